@@ -1,0 +1,82 @@
+"""Train a PyTorch script on any device: `from anytrain import Accelerator`.
+
+Names are loaded when they are first used, so that `import anytrain` is quick and loads no torch.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from anytrain._version import __version__
+from anytrain.core import environment as _environment
+
+# libtorch reads the variable when it is loaded: setting it after `import torch` does nothing.
+_environment.enable_mps_fallback()
+
+_ACCELERATOR = "anytrain.doors.accelerator"
+_LAUNCH = "anytrain.doors.launch"
+_HOMES = {
+    "Accelerator": _ACCELERATOR,
+    "AcceleratorState": _ACCELERATOR,
+    "AutocastKwargs": _ACCELERATOR,
+    "DataLoaderConfiguration": _ACCELERATOR,
+    "DistributedDataParallelKwargs": _ACCELERATOR,
+    "DistributedType": _ACCELERATOR,
+    "GradScalerKwargs": _ACCELERATOR,
+    "GradientAccumulationPlugin": _ACCELERATOR,
+    "GradientState": _ACCELERATOR,
+    "InitProcessGroupKwargs": _ACCELERATOR,
+    "PartialState": _ACCELERATOR,
+    "ProfileKwargs": _ACCELERATOR,
+    "ProjectConfiguration": _ACCELERATOR,
+    "debug_launcher": _LAUNCH,
+    "find_executable_batch_size": _ACCELERATOR,
+    "get_logger": _ACCELERATOR,
+    "notebook_launcher": _LAUNCH,
+    "release_memory": _ACCELERATOR,
+    "set_seed": _ACCELERATOR,
+    "skip_first_batches": _ACCELERATOR,
+    "synchronize_rng_states": _ACCELERATOR,
+    "tqdm": _ACCELERATOR,
+}
+
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 -- the table above is the one list of names
+
+if TYPE_CHECKING:
+    from anytrain.doors.accelerator import (
+        Accelerator,
+        AcceleratorState,
+        AutocastKwargs,
+        DataLoaderConfiguration,
+        DistributedDataParallelKwargs,
+        DistributedType,
+        GradientAccumulationPlugin,
+        GradientState,
+        GradScalerKwargs,
+        InitProcessGroupKwargs,
+        PartialState,
+        ProfileKwargs,
+        ProjectConfiguration,
+        find_executable_batch_size,
+        get_logger,
+        release_memory,
+        set_seed,
+        skip_first_batches,
+        synchronize_rng_states,
+        tqdm,
+    )
+    from anytrain.doors.launch import debug_launcher, notebook_launcher
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'anytrain' has no attribute {name!r}")
+    value = getattr(import_module(_HOMES[name]), name)
+    setattr(sys.modules[__name__], name, value)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,1 @@
+"""The `anytrain` command, one file per subcommand."""

@@ -1,0 +1,1 @@
+"""Other libraries' module names over our doors: re-exports and refusals."""

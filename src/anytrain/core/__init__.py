@@ -1,0 +1,1 @@
+"""Plain values every floor shares. Nothing here imports torch."""

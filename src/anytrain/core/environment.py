@@ -1,0 +1,140 @@
+"""Read the environment once, into one frozen value.
+
+Names of our own come first, then the ones that HF Accelerate's launcher and users set, so that
+a job written for it keeps its settings. What `anytrain launch` decided travels to the children
+under LAUNCH_PREFIX and beats what a user exported.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from anytrain.core.errors import BadInput
+from anytrain.core.plan import Wish, Wishes
+
+LAUNCH_PREFIX = "ANYTRAIN_LAUNCH_"
+
+_NAMES = {
+    "device": ("ANYTRAIN_DEVICE",),
+    "precision": ("ANYTRAIN_MIXED_PRECISION", "ACCELERATE_MIXED_PRECISION"),
+    "accumulation": (
+        "ANYTRAIN_GRADIENT_ACCUMULATION_STEPS",
+        "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    ),
+    "compile": ("ANYTRAIN_DYNAMO_BACKEND", "ACCELERATE_DYNAMO_BACKEND"),
+    "downcast_bf16": ("ANYTRAIN_DOWNCAST_BF16", "ACCELERATE_DOWNCAST_BF16"),
+    "stall_s": ("ANYTRAIN_STALL_S",),
+}
+_TRUE = ("1", "true", "yes", "on", "y", "t")
+_FALSE = ("", "0", "false", "no", "off", "n", "f")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where this process stands among its peers, as its launcher said."""
+
+    rank: int = 0
+    local_rank: int = 0
+    size: int = 1
+    local_size: int = 1
+    launcher: str = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """Everything anytrain takes from environment variables."""
+
+    wishes: Wishes
+    place: Place
+    beats: str | None
+    """The folder where a launcher of ours reads each rank's last sign of life."""
+    debug: bool
+
+
+def read(environ: Mapping[str, str] | None = None) -> Environment:
+    """Return what the environment says now; `environ` stands in for it in tests."""
+    env = os.environ if environ is None else environ
+    return Environment(
+        wishes=_wishes(env),
+        place=_place(env),
+        beats=env.get("ANYTRAIN_BEATS"),
+        debug=flag(env, "ANYTRAIN_DEBUG") or flag(env, "ACCELERATE_DEBUG_MODE"),
+    )
+
+
+def enable_mps_fallback() -> None:
+    """On macOS, let ops that mps lacks run on the CPU, unless the user has said otherwise."""
+    if sys.platform == "darwin" and "torch" not in sys.modules:
+        os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+
+
+def flag(env: Mapping[str, str], name: str) -> bool:
+    """Return a yes-or-no variable, refusing what is neither."""
+    value = env.get(name, "").strip().lower()
+    if value in _TRUE:
+        return True
+    if value in _FALSE:
+        return False
+    raise BadInput(
+        f"Cannot read {name}={env[name]!r}.",
+        why="it is a yes-or-no variable.",
+        fix=f"set {name}=1 or {name}=0, or unset it.",
+    )
+
+
+def launch_variables(wishes: Wishes) -> dict[str, str]:
+    """Return the variables that carry a launcher's options to its children."""
+    chosen = {name: getattr(wishes, name) for name in _NAMES}
+    return {LAUNCH_PREFIX + name.upper(): w.value for name, w in chosen.items() if w is not None}
+
+
+def _wishes(env: Mapping[str, str]) -> Wishes:
+    launched = Wishes(**{name: _launch_option(env, name) for name in _NAMES})
+    exported = Wishes(**{name: _first(env, names) for name, names in _NAMES.items()})
+    if exported.device is None and flag(env, "ACCELERATE_USE_CPU"):
+        cpu = Wishes(device=Wish("cpu", "environment variable ACCELERATE_USE_CPU"))
+        exported = exported.over(cpu)
+    return launched.over(exported)
+
+
+def _launch_option(env: Mapping[str, str], name: str) -> Wish | None:
+    value = env.get(LAUNCH_PREFIX + name.upper())
+    return Wish(value, "launch option") if value else None
+
+
+def _first(env: Mapping[str, str], names: tuple[str, ...]) -> Wish | None:
+    for name in names:
+        if env.get(name):
+            return Wish(env[name], f"environment variable {name}")
+    return None
+
+
+def _place(env: Mapping[str, str]) -> Place:
+    """Read torchrun's variables, else srun's; neither means one process."""
+    if "RANK" in env and "WORLD_SIZE" in env:
+        rank, size = _int(env, "RANK"), _int(env, "WORLD_SIZE")
+        local_rank = _int(env, "LOCAL_RANK", rank)
+        return Place(rank, local_rank, size, _int(env, "LOCAL_WORLD_SIZE", size), "torchrun")
+    # SLURM_NTASKS is also set in an sbatch script that runs plain python: only srun sets PROCID
+    # together with a step, and only a step of several tasks is a world.
+    if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env and _int(env, "SLURM_NTASKS", 1) > 1:
+        size = _int(env, "SLURM_NTASKS")
+        local = _int(env, "SLURM_NTASKS_PER_NODE", size)
+        return Place(_int(env, "SLURM_PROCID"), _int(env, "SLURM_LOCALID"), size, local, "srun")
+    return Place()
+
+
+def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
+    if name not in env and default is not None:
+        return default
+    try:
+        return int(env[name])
+    except (KeyError, ValueError):
+        raise BadInput(
+            f"Cannot read {name}={env.get(name)!r}.",
+            why="the launcher's variables must be whole numbers, and all there.",
+            fix="start the job with `anytrain launch`, torchrun or srun, or unset them.",
+        ) from None

@@ -1,0 +1,57 @@
+"""Errors that say what happened, why, and what to do.
+
+`why` and `fix` are required, so a lazy message does not type-check. Each class is also the
+built-in error that people already catch for that kind of mistake.
+"""
+
+from __future__ import annotations
+
+
+class AnytrainError(Exception):
+    """Say what happened, why, and what to do about it."""
+
+    def __init__(self, what: str, *, why: str, fix: str) -> None:
+        super().__init__(what)
+        self.what, self.why, self.fix = what, why, fix
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  why: {self.why}\n  fix: {self.fix}"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.what, self.why, self.fix)
+
+
+def _rebuild(kind: type[AnytrainError], what: str, why: str, fix: str) -> AnytrainError:
+    return kind(what, why=why, fix=fix)
+
+
+class BadInput(AnytrainError, ValueError):
+    """An argument, option or variable has a value that cannot work."""
+
+
+class BadType(AnytrainError, TypeError):
+    """An argument has a type that cannot work."""
+
+
+class Unsupported(AnytrainError, NotImplementedError):
+    """anytrain knows the wish and does not do it."""
+
+
+class DeviceBroken(AnytrainError, RuntimeError):
+    """An accelerator is present and fails; taking the CPU instead would hide it."""
+
+
+class WrongOrder(AnytrainError, RuntimeError):
+    """A call came before the one it needs, or after the one that ends it."""
+
+
+class PeerLost(AnytrainError, RuntimeError):
+    """Another rank died, or stopped answering."""
+
+
+class CheckpointError(AnytrainError, RuntimeError):
+    """A checkpoint could not be written, or must not be loaded."""
+
+
+class Notice(UserWarning):
+    """Something the user should know and need not stop for."""

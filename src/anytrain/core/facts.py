@@ -1,0 +1,57 @@
+"""What is known about the machine and the job before anything is decided."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A backend that can be used, with the sentence that proves it."""
+
+    because: str
+    num_devices: int
+
+
+@dataclass(frozen=True, slots=True)
+class NotFound:
+    """A backend that cannot be used.
+
+    `broken` means the hardware is there and something fails: taking another device without a
+    word would hide it.
+    """
+
+    because: str
+    broken: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What one device can truly do, found by trying."""
+
+    backend: str
+    device: str
+    name: str
+    dtypes: tuple[str, ...]
+    memory_bytes: int | None = None
+    process_group: str | None = None
+    scales_gradients: bool = False
+    """Whether fp16's loss scaling runs on this device."""
+    fuses_optimizer: bool = False
+    """Whether torch's fused optimizers run here, which skip a bad step on the device."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobFacts:
+    """What is known of the job: nothing yet for a loop that the user keeps."""
+
+    own_loop: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes in use now, at the peak, and in all; None where the device does not tell."""
+
+    used_bytes: int | None
+    peak_bytes: int | None
+    total_bytes: int | None

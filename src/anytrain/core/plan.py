@@ -1,0 +1,202 @@
+"""Decide once: wishes and facts in, one frozen Plan out.
+
+INVARIANT: `resolve` is pure, and every choice says why. Which wish wins is settled here too:
+an argument beats a launch option, which beats the environment, which beats the automatic choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from anytrain.core.errors import BadInput, Unsupported
+from anytrain.core.facts import Capabilities, JobFacts
+
+PRECISIONS = ("no", "bf16", "fp16")
+_DTYPE_OF = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A value and the reason for it."""
+
+    value: str
+    because: str
+
+    def __str__(self) -> str:
+        return self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What somebody asked for, and where they said it."""
+
+    value: str
+    source: str
+
+    def __str__(self) -> str:
+        return f"{self.value!r} ({self.source})"
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """Everything a user may ask for that the machine has a say in; None means automatic."""
+
+    device: Wish | None = None
+    precision: Wish | None = None
+    accumulation: Wish | None = None
+    compile: Wish | None = None
+    downcast_bf16: Wish | None = None
+    stall_s: Wish | None = None
+
+    def over(self, lower: Wishes) -> Wishes:
+        """Return these wishes, with `lower`'s where these are silent."""
+        return Wishes(*(getattr(self, f.name) or getattr(lower, f.name) for f in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Everything that was decided before the first step, each with its reason."""
+
+    device: Choice
+    precision: Choice
+    strategy: Choice
+    step: Choice
+    accumulation: Choice
+    guard: Choice
+
+    def reasons(self) -> Mapping[str, Choice]:
+        """Return the choices by name, in the order they were made."""
+        return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+def wish(value: object, source: str) -> Wish | None:
+    """Return a Wish, or None where nothing was asked for.
+
+    >>> wish("bf16", "argument")
+    Wish(value='bf16', source='argument')
+    >>> wish(None, "argument") is None
+    True
+    """
+    return None if value is None else Wish(str(getattr(value, "value", value)), source)
+
+
+def whole_number(asked: Wish | None, what: str, default: int) -> Choice:
+    """Return a count of at least one, or refuse the wish."""
+    if asked is None:
+        return Choice(str(default), "default")
+    try:
+        number = int(asked.value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise BadInput(
+            f"Cannot use {what}={asked.value}.",
+            why=f"the {asked.source} must be a whole number of at least 1.",
+            fix=f"pass {what}=1 or more.",
+        )
+    return Choice(str(number), asked.source)
+
+
+def check_precision(asked: Wish | None) -> None:
+    """Refuse a precision that no device could give."""
+    if asked is None or asked.value in (*PRECISIONS, "fp32", "auto"):
+        return
+    if asked.value == "fp8":
+        raise Unsupported(
+            "Cannot train in fp8.",
+            why="fp8 needs Transformer Engine, torchao or MS-AMP, and anytrain has no fp8 recipe.",
+            fix='pass mixed_precision="bf16", which every device that has fp8 computes in.',
+        )
+    raise BadInput(
+        f"Unknown mixed precision {asked}.",
+        why=f"known values are {', '.join(map(repr, PRECISIONS))} and 'auto'.",
+        fix='pass mixed_precision="no", "bf16", "fp16" or "auto".',
+    )
+
+
+def resolve(wishes: Wishes, machine: Capabilities, job: JobFacts, world_size: int) -> Plan:
+    """Decide everything about a run. Pure: the same facts give the same Plan."""
+    check_precision(wishes.precision)
+    _check_world(machine, world_size)
+    _check_downcast(wishes.downcast_bf16, machine)
+    return Plan(
+        device=_device(wishes, machine),
+        precision=_precision(wishes.precision, machine),
+        strategy=_strategy(machine, world_size),
+        step=_step(wishes.compile, job),
+        accumulation=whole_number(wishes.accumulation, "gradient_accumulation_steps", 1),
+        guard=_guard(machine),
+    )
+
+
+def _device(wishes: Wishes, machine: Capabilities) -> Choice:
+    why = "automatic: first found of tpu, xla, cuda, mps, cpu"
+    return Choice(machine.device, wishes.device.source if wishes.device else why)
+
+
+def _precision(asked: Wish | None, machine: Capabilities) -> Choice:
+    if asked is None:
+        return Choice("no", "default: float32, as the peers do; ask for bf16 or auto")
+    if asked.value == "auto":
+        if "bfloat16" in machine.dtypes:
+            return Choice("bf16", f"auto: {machine.device} computes in bfloat16")
+        return Choice("no", f"auto: {machine.device} does not compute in bfloat16")
+    value = "no" if asked.value == "fp32" else asked.value
+    if _DTYPE_OF[value] not in machine.dtypes:
+        raise _impossible(value, machine, f"it computes in {' and '.join(machine.dtypes)}")
+    if value == "fp16" and not machine.scales_gradients:
+        raise _impossible(value, machine, "no gradient scaler runs there")
+    return Choice(value, asked.source)
+
+
+def _impossible(precision: str, machine: Capabilities, why: str) -> BadInput:
+    return BadInput(
+        f"Cannot train in {precision} on {machine.backend!r}.",
+        why=f"{machine.device} is {machine.name}; {why}.",
+        fix='pass mixed_precision="bf16" or "auto", or choose another device.',
+    )
+
+
+def _strategy(machine: Capabilities, world_size: int) -> Choice:
+    if world_size == 1:
+        return Choice("solo", "one process")
+    return Choice("ddp", f"{world_size} processes over {machine.process_group}")
+
+
+def _step(asked: Wish | None, job: JobFacts) -> Choice:
+    if asked is not None and asked.value.lower() != "no":
+        return Choice("compiled", f"{asked.source}: torch.compile with {asked.value.lower()}")
+    return Choice("eager", "your own loop" if job.own_loop else "default")
+
+
+def _guard(machine: Capabilities) -> Choice:
+    if machine.backend == "cpu":
+        return Choice("host", "reading a flag on the CPU waits for nothing")
+    if machine.fuses_optimizer:
+        return Choice("device", "the fused optimizer skips a non-finite step by itself")
+    return Choice("host", f"no fused optimizer on {machine.backend}: one flag is read a step")
+
+
+def _check_world(machine: Capabilities, world_size: int) -> None:
+    if world_size > 1 and machine.process_group is None:
+        raise BadInput(
+            f"Cannot train with {world_size} processes on {machine.backend!r}.",
+            why=f"no process group serves {machine.backend}: gloo and nccl do not know it.",
+            fix="start one process, or use CPU processes: `anytrain launch --cpu "
+            f"--num_processes {world_size}`.",
+        )
+
+
+def _check_downcast(asked: Wish | None, machine: Capabilities) -> None:
+    if asked is None or asked.value.lower() in ("false", "no", "0"):
+        return
+    if machine.backend != "xla":
+        tpu = machine.backend == "tpu"
+        raise BadInput(
+            f"Cannot use downcast_bf16 on {machine.backend!r}.",
+            why="torch_tpu has no XLA_DOWNCAST_BF16: its float32 matmuls already run in bfloat16."
+            if tpu
+            else "it maps float32 to bfloat16 inside torch_xla's compiler, on TPUs alone.",
+            fix='pass mixed_precision="bf16", or drop downcast_bf16.',
+        )

@@ -1,0 +1,1 @@
+"""What trains: data, steps, checkpoints, and what `prepare` returns."""

@@ -1,0 +1,1 @@
+"""What it runs on: devices, processes, and the ties between them."""

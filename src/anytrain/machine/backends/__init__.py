@@ -1,0 +1,1 @@
+"""One file per vendor, found through the table in `probe`."""

@@ -1,0 +1,1 @@
+"""Processes that train together. The only floor that talks to torch.distributed."""

@@ -1,0 +1,153 @@
+"""The processes of one job, seen from one of them.
+
+INVARIANT: a world of one obeys the same laws as a world of many, so callers never test the size.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Literal, Protocol, TypeVar
+
+import torch
+from torch import nn
+
+T = TypeVar("T")
+ReduceOp = Literal["sum", "mean", "max"]
+
+
+class Board(Protocol):
+    """A key-value side channel among the ranks that never touches a device."""
+
+    def post(self, key: str, value: str) -> None:
+        """Publish a value for every rank to read."""
+
+    def read(self, key: str) -> str | None:
+        """Return what was posted under the key, or None; never wait."""
+
+
+class World(Protocol):
+    """Rank, size, and the collective operations."""
+
+    @property
+    def rank(self) -> int: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def size(self) -> int: ...
+    @property
+    def local_size(self) -> int: ...
+    @property
+    def transport(self) -> str | None:
+        """gloo, nccl, tpu_dist; None in a world of one."""
+
+    @property
+    def board(self) -> Board: ...
+
+    def reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """Return the sum, mean or maximum over the ranks, on every rank."""
+
+    def gather(self, value: torch.Tensor) -> torch.Tensor:
+        """Return every rank's tensor (equal shapes), joined along the first dimension."""
+
+    def gather_object(self, value: T) -> list[T]:
+        """Return every rank's value, in rank order."""
+
+    def broadcast(self, value: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Return `source`'s tensor on every rank; shapes must agree."""
+
+    def broadcast_object(self, value: T, source: int = 0) -> T:
+        """Return `source`'s value on every rank."""
+
+    def barrier(self, why: str) -> None:
+        """Wait for every rank; `why` is shown if one of them does not come."""
+
+    def mark(self, step: int, doing: str) -> None:
+        """Leave word of where this rank is, for whoever explains its death or its stall."""
+
+    def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
+        """Return the model with its gradients averaged over the ranks in backward."""
+
+    def original(self, model: nn.Module) -> nn.Module:
+        """Return what was given to `replicate`."""
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Leave gradients local inside the block."""
+
+    def join(self, models: list[nn.Module]) -> AbstractContextManager[None]:
+        """Let ranks run out of batches at different times inside the block."""
+
+    def close(self) -> None:
+        """Leave the job; a world of one has nothing to leave."""
+
+
+class LocalBoard:
+    """The board of a world of one."""
+
+    def __init__(self) -> None:
+        self._posted: dict[str, str] = {}
+
+    def post(self, key: str, value: str) -> None:
+        """Publish a value."""
+        self._posted[key] = value
+
+    def read(self, key: str) -> str | None:
+        """Return what was posted under the key, or None."""
+        return self._posted.get(key)
+
+
+class Solo:
+    """The world of one."""
+
+    rank = 0
+    local_rank = 0
+    size = 1
+    local_size = 1
+    transport = None
+
+    def __init__(self) -> None:
+        self.board: Board = LocalBoard()
+
+    def reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """Return the value: the sum, mean and maximum over one rank."""
+        return value.clone()
+
+    def gather(self, value: torch.Tensor) -> torch.Tensor:
+        """Return the value; a scalar becomes one element, as it would among many."""
+        return value.clone().reshape(1) if value.ndim == 0 else value.clone()
+
+    def gather_object(self, value: T) -> list[T]:
+        """Return the value in a list."""
+        return [value]
+
+    def broadcast(self, value: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Return the value."""
+        return value
+
+    def broadcast_object(self, value: T, source: int = 0) -> T:
+        """Return the value."""
+        return value
+
+    def barrier(self, why: str) -> None:
+        """Return at once: everyone is here."""
+
+    def mark(self, step: int, doing: str) -> None:
+        """Do nothing: nobody watches a world of one."""
+
+    def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
+        """Return the model itself."""
+        return model
+
+    def original(self, model: nn.Module) -> nn.Module:
+        """Return the model itself."""
+        return model
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Do nothing: there is nobody to wait for."""
+        return nullcontext()
+
+    def join(self, models: list[nn.Module]) -> AbstractContextManager[None]:
+        """Do nothing: nobody else runs out."""
+        return nullcontext()
+
+    def close(self) -> None:
+        """Do nothing."""

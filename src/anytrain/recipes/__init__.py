@@ -1,0 +1,1 @@
+"""Ready jobs: ordinary users of the doors."""
