@@ -42,7 +42,7 @@ _HOMES = {
     "tqdm": _ACCELERATOR,
 }
 
-__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 -- the table above is the one list of names
+__all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
     from anytrain.doors.accelerator import (
