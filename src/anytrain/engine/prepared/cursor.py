@@ -1,0 +1,84 @@
+"""Where a loop stands: which loaders are open, and whether this batch ends an update."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Walked(Protocol):
+    """A loader as the cursor sees it."""
+
+    end_of_dataloader: bool
+    remainder: int
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulation:
+    """How many batches make one update, and what happens around its end."""
+
+    num_steps: int = 1
+    adjust_scheduler: bool = True
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+
+
+class Cursor:
+    """One session's place in its loop.
+
+    `sync` is read by the optimizer, the scheduler and the model: a batch that does not end an
+    update leaves parameters, schedule and gradients alone.
+    """
+
+    def __init__(self, accumulation: Accumulation) -> None:
+        self.accumulation = accumulation
+        self.sync = True
+        self.micro = 0
+        self.updates = 0
+        self._open: list[weakref.ref[Walked]] = []
+
+    def next_micro(self) -> bool:
+        """Count one more batch; return whether it ends an update."""
+        if self.accumulation.sync_with_dataloader and self.at_end:
+            self.micro = 0
+            self.sync = True
+        else:
+            self.micro += 1
+            self.sync = self.micro % self.accumulation.num_steps == 0
+        return self.sync
+
+    @property
+    def loader(self) -> Walked | None:
+        """The innermost loader being walked."""
+        while self._open:
+            loader = self._open[-1]()
+            if loader is not None:
+                return loader
+            self._open.pop()
+        return None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether the innermost loader is at its last batch."""
+        loader = self.loader
+        return loader is not None and loader.end_of_dataloader
+
+    @property
+    def remainder(self) -> int:
+        """How many samples of the last round are no repeats; -1 where nobody knows."""
+        loader = self.loader
+        return -1 if loader is None else loader.remainder
+
+    def enter(self, loader: Walked) -> None:
+        """Note that a loader is being walked."""
+        self._open.append(weakref.ref(loader))
+
+    def leave(self, loader: Walked) -> None:
+        """Note that a loader is done or was left early."""
+        self._open = [ref for ref in self._open if ref() is not loader and ref() is not None]
+
+    @property
+    def open_loaders(self) -> list[Walked]:
+        """The loaders being walked, outermost first."""
+        return [loader for ref in self._open if (loader := ref()) is not None]

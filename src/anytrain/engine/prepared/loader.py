@@ -1,0 +1,374 @@
+"""A data loader that yields this rank's batches, on the device, and knows its last one.
+
+It looks one batch ahead, so that the loop learns of the end before it is there. The position it
+reports is that of the batch handed out, not of the ones read ahead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from anytrain.core.errors import BadInput
+from anytrain.engine import rng
+from anytrain.engine.data.dispatch import dispatch
+from anytrain.engine.data.shard import SkipBatchSampler
+from anytrain.engine.prepared.cursor import Cursor
+from anytrain.engine.tree import map_tensors
+from anytrain.machine.backends.base import Backend
+from anytrain.machine.parallel.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Put batches where they are computed."""
+
+    backend: Backend
+    device: torch.device
+    non_blocking: bool = False
+
+    def __call__(self, batch: Any) -> Any:
+        """Return the batch on the device."""
+        place, device, non_blocking = self.backend.place, self.device, self.non_blocking
+        if not isinstance(batch, (dict, list, tuple, torch.Tensor)) and hasattr(batch, "to"):
+            return batch.to(device)
+        return map_tensors(lambda tensor: place(tensor, device, non_blocking), batch)
+
+
+@dataclass(slots=True)
+class Walk:
+    """What the loader needs besides the batches."""
+
+    cursor: Cursor
+    world: World
+    backend: Backend
+    device: torch.device
+    placement: Placement | None
+    rng_types: tuple[str, ...] = ()
+    generator: torch.Generator | None = None
+    dispatching: bool = False
+    split_batches: bool = False
+    slice_fn: Callable[..., Any] | None = None
+
+
+class PreparedLoader(DataLoader[Any]):
+    """A prepared data loader; everything it does not define is the loader's below."""
+
+    base_dataloader: DataLoader[Any]
+    walk: Walk
+    end_of_dataloader: bool
+    remainder: int
+    iteration: int
+    _drop_last: bool
+    _taken: int
+    _at_start: dict[str, Any] | None
+    _resume: dict[str, Any] | None
+
+    def __init__(self, base: DataLoader[Any], walk: Walk, drop_last: bool) -> None:
+        # DataLoader.__init__ is not called: `base` is the loader, this one only walks it.
+        self.__dict__.update(
+            base_dataloader=base,
+            walk=walk,
+            end_of_dataloader=False,
+            remainder=-1,
+            iteration=0,
+            _drop_last=drop_last,
+            _taken=0,
+            _at_start=None,
+            _resume=None,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "base_dataloader":  # not yet set: a copy or an unpickled one is being made
+            raise AttributeError(name)
+        return getattr(self.base_dataloader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__setattr__(self if name in self.__dict__ else self.base_dataloader, name, value)
+
+    @property
+    def device(self) -> torch.device | None:
+        """Where batches arrive; None where they are left on the host."""
+        return self.walk.placement.device if self.walk.placement else None
+
+    def __len__(self) -> int:
+        length, each = len(self.base_dataloader), self._rounds_per_batch()
+        return length // each if self._drop_last else -(-length // each)
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator
+        return self.walk_from(None)
+
+    def walk_from(self, skip: int | None) -> Iterator[Any]:
+        """Yield the epoch's batches after the first `skip`; None takes a restored position."""
+        walk, resume = self.walk, self._resume
+        self._begin()
+        self.set_epoch(self.iteration)
+        walk.cursor.enter(self)
+        try:
+            taken = skip if skip is not None else resume["taken"] if resume else 0
+            batches = self._after(taken, resume)
+            current = next(batches, _NOTHING)
+            while current is not _NOTHING:
+                if walk.placement is not None:
+                    current = walk.placement(current)
+                following = next(batches, _NOTHING)
+                if following is _NOTHING:
+                    self._finish()
+                self._taken = taken = taken + 1
+                yield current
+                current = following
+            self.iteration += 1
+            self._taken = 0
+            self._at_start = None
+        finally:
+            walk.cursor.leave(self)
+
+    def _begin(self) -> None:
+        """Start an epoch: share the order, and note the generators it is drawn from."""
+        self._resume = None
+        self._taken = 0
+        self.end_of_dataloader = False
+        self.remainder = self._expected_remainder()
+        walk = self.walk
+        if walk.rng_types:
+            rng.share(walk.rng_types, walk.world, walk.backend, walk.device, walk.generator)
+        self._at_start = {
+            "torch": torch.get_rng_state(),
+            "generator": None if walk.generator is None else walk.generator.get_state(),
+        }
+
+    def _after(self, taken: int, resume: dict[str, Any] | None) -> Iterator[Any]:
+        """Return the epoch's batches less the first ones, in the order a checkpoint names.
+
+        Making the iterator draws from torch's generator, so after a resume the generators are
+        set to the epoch's start first, and back to what the checkpoint restored last.
+        """
+        if not taken and resume is None:
+            return self._batches(self.base_dataloader)
+        now = torch.get_rng_state()
+        if resume is not None:
+            self._at_start = resume["at_start"]
+            torch.set_rng_state(resume["at_start"]["torch"])
+            if self.walk.generator is not None and resume["at_start"]["generator"] is not None:
+                self.walk.generator.set_state(resume["at_start"]["generator"])
+        base = skipping(self.base_dataloader, taken * self._rounds_per_batch())
+        batches = self._batches(self.base_dataloader if base is None else base)
+        first = next(batches, _NOTHING)  # draws the permutation
+        for _ in range(taken if base is None else 0):
+            first = next(batches, _NOTHING)
+        if resume is not None:
+            torch.set_rng_state(now)
+        return _chain(first, batches)
+
+    def _batches(self, base: DataLoader[Any]) -> Iterator[Any]:
+        walk = self.walk
+        if not walk.dispatching:
+            return iter(base)
+        return dispatch(
+            iter(base),
+            walk.world,
+            walk.device,
+            split_batches=walk.split_batches,
+            drop_last=self._drop_last,
+            slice_fn=walk.slice_fn,
+            report=self._note_remainder,
+        )
+
+    def _rounds_per_batch(self) -> int:
+        """How many batches of the loader below make one that is handed out."""
+        return self.walk.world.size if self.walk.dispatching and not self.walk.split_batches else 1
+
+    def _finish(self) -> None:
+        self.end_of_dataloader = True
+        exact = getattr(self._source(), "remainder", None)
+        if exact is not None:
+            self.remainder = exact
+
+    def _source(self) -> Any:
+        """What knows how the samples were dealt."""
+        if isinstance(self.dataset, IterableDataset):
+            return self.dataset
+        return self.batch_sampler if self.batch_sampler is not None else self.sampler
+
+    def _note_remainder(self, remainder: int) -> None:
+        self.remainder = remainder
+
+    def _expected_remainder(self) -> int:
+        if self._drop_last:
+            return -1
+        try:
+            return self.total_dataset_length % self.total_batch_size
+        except (TypeError, AttributeError, NotImplementedError, ZeroDivisionError):
+            return -1  # a stream that does not know its length
+
+    @property
+    def total_batch_size(self) -> int:
+        """The number of samples of one batch over all ranks."""
+        source: Any = self._source()
+        if source is None or not hasattr(source, "batch_size"):
+            source = self.base_dataloader
+        size = int(source.batch_size)
+        if self.walk.dispatching:
+            return size if self.walk.split_batches else size * self.walk.world.size
+        if getattr(source, "split_batches", False):
+            return size
+        return size * int(_innermost(source, "num_processes", 1))
+
+    @property
+    def total_dataset_length(self) -> int:
+        """The number of samples over all ranks."""
+        dataset: Any = self.dataset
+        return int(getattr(dataset, "total_dataset_length", None) or len(dataset))
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next, in whatever takes one."""
+        self.iteration = epoch
+        seen: set[int] = set()
+        for part in (self.batch_sampler, self.sampler, self.dataset):
+            while part is not None and id(part) not in seen:
+                seen.add(id(part))
+                if hasattr(part, "set_epoch"):
+                    part.set_epoch(epoch)
+                part = getattr(part, "batch_sampler", None) or getattr(part, "sampler", None)
+
+    def get_sampler(self) -> Any:
+        """Return the sampler of single indices."""
+        return getattr(self._source(), "sampler", None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position: the epoch, the batches handed out, the epoch's generators."""
+        return {
+            "iteration": self.iteration,
+            "taken": self._taken,
+            "at_start": self._at_start,
+            "num_processes": self.walk.world.size,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue, at the next walk, after the batches that `state` counts."""
+        self.iteration = state["iteration"]
+        mid_epoch = state["at_start"] is not None and not self._ended(state)
+        self._resume = state if mid_epoch else None
+        if not mid_epoch and state["at_start"] is not None:
+            self.iteration += 1
+
+    def _ended(self, state: dict[str, Any]) -> bool:
+        """Whether the last batch had been handed out: what is left of that epoch is nothing."""
+        try:
+            return bool(state["taken"] >= len(self))
+        except TypeError:
+            return False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PreparedLoader, (self.base_dataloader, self.walk, self._drop_last)
+
+
+class SkippedLoader(DataLoader[Any]):
+    """A prepared loader less its first batches, for one resumed epoch."""
+
+    def __init__(self, loader: PreparedLoader, num_batches: int) -> None:
+        self.__dict__.update(loader=loader, num_batches=num_batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.loader, name, value)
+
+    def __len__(self) -> int:
+        return max(0, int(len(self.loader)) - int(self.num_batches))
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator
+        walked: Iterator[Any] = self.loader.walk_from(self.num_batches)
+        return walked
+
+
+_NOTHING = object()
+
+
+def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
+    if first is not _NOTHING:
+        yield first
+        yield from rest
+
+
+def _innermost(source: Any, name: str, default: Any) -> Any:
+    while source is not None:
+        if hasattr(source, name):
+            return getattr(source, name)
+        source = getattr(source, "batch_sampler", None)
+    return default
+
+
+def rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
+    """Return a loader like the given one but for `changes`."""
+    kept = (
+        "num_workers",
+        "collate_fn",
+        "pin_memory",
+        "timeout",
+        "worker_init_fn",
+        "multiprocessing_context",
+        "generator",
+        "prefetch_factor",
+        "persistent_workers",
+        "pin_memory_device",
+        "in_order",
+    )
+    options = {name: getattr(loader, name) for name in kept if hasattr(loader, name)}
+    options["dataset"] = loader.dataset
+    options.update(changes)
+    return DataLoader(**options)
+
+
+def skipping(loader: DataLoader[Any], num_batches: int) -> DataLoader[Any] | None:
+    """Return a loader without its first batches, whose samples are never loaded.
+
+    None where that cannot be: a stream can only be read and dropped.
+    """
+    if isinstance(loader.dataset, IterableDataset):
+        return None
+    if loader.batch_sampler is not None:
+        return rebuild(loader, batch_sampler=SkipBatchSampler(loader.batch_sampler, num_batches))
+    if hasattr(loader.sampler, "batch_size"):  # a batch sampler in the sampler's place
+        batches = SkipBatchSampler(loader.sampler, num_batches)
+        return rebuild(loader, sampler=batches, batch_size=None)
+    return None
+
+
+def skip_first_batches(loader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+    """Return the loader less its first batches, for the first epoch after a resume."""
+    if num_batches < 0:
+        raise BadInput(
+            f"Cannot skip {num_batches} batches.",
+            why="the number of batches to skip counts from 0.",
+            fix="pass how many batches of the epoch were already trained on.",
+        )
+    if isinstance(loader, PreparedLoader):
+        return SkippedLoader(loader, num_batches)
+    skipped = skipping(loader, num_batches)
+    if skipped is not None:
+        return skipped
+    return rebuild(
+        loader,
+        dataset=_Dropped(loader.dataset, num_batches * (loader.batch_size or 1)),
+        batch_size=loader.batch_size,
+        drop_last=loader.drop_last,
+    )
+
+
+class _Dropped(IterableDataset[Any]):
+    """A stream less its first samples."""
+
+    def __init__(self, dataset: Any, num_samples: int) -> None:
+        self.dataset, self.num_samples = dataset, num_samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.dataset), self.num_samples, None)

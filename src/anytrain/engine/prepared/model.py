@@ -1,0 +1,83 @@
+"""A model on its device, in its precision, tied to the other ranks' copies.
+
+In one process and full precision `prepare(model) is model`. Mixed precision replaces `forward`
+on the instance, once and reversibly: the only patch in the house.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytrain.engine.precision import Precision, to_float32
+from anytrain.machine.parallel.world import World
+
+_ORIGINAL = "_anytrain_original_forward"
+
+
+def cast_forward(model: nn.Module, precision: Precision) -> None:
+    """Run the model's forward under autocast and return its outputs in float32."""
+    if not precision.is_mixed or _ORIGINAL in model.__dict__:
+        return
+    original = model.forward
+
+    @wraps(original)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        with precision.autocast():
+            outputs = original(*args, **kwargs)
+        return to_float32(outputs)
+
+    had_own = "forward" in model.__dict__
+    model.__dict__[_ORIGINAL] = original if had_own else None
+    model.__dict__["forward"] = forward
+
+
+def restore_forward(model: nn.Module) -> None:
+    """Undo `cast_forward`."""
+    if _ORIGINAL in model.__dict__:
+        original = model.__dict__.pop(_ORIGINAL)
+        del model.__dict__["forward"]
+        if original is not None:
+            model.__dict__["forward"] = original
+
+
+def move(model: nn.Module, device: torch.device) -> dict[int, nn.Parameter]:
+    """Put the model on the device; return the parameters that had to be made anew, by old id."""
+    before = list(model.parameters())
+    model.to(device)
+    after = list(model.parameters())
+    return {id(old): new for old, new in zip(before, after, strict=True) if old is not new}
+
+
+def unwrap(
+    model: nn.Module, world: World, *, keep_forward: bool = True, keep_compiled: bool = True
+) -> nn.Module:
+    """Return the model that was given to `prepare`."""
+    compiled: nn.Module | None = None
+    if hasattr(model, "_orig_mod"):
+        compiled, model = model, model._orig_mod  # type: ignore[assignment]  # torch.compile's wrapper
+    inner = world.original(model)
+    if hasattr(inner, "_orig_mod"):
+        compiled, inner = inner, inner._orig_mod  # type: ignore[assignment]  # torch.compile's wrapper
+    if not keep_forward:
+        restore_forward(inner)
+    if keep_compiled and compiled is not None:
+        compiled._orig_mod = inner
+        return compiled
+    return inner
+
+
+def holds_device_map(model: nn.Module) -> bool:
+    """Whether the model was already spread over several devices by its loader."""
+    spread = getattr(model, "hf_device_map", None)
+    return bool(spread) and len(set(spread.values())) > 1
+
+
+def compiled(model: nn.Module, backend: str) -> Callable[..., Any]:
+    """Return the model compiled by torch, with the given backend."""
+    result: Callable[..., Any] = torch.compile(model, backend=backend)
+    return result

@@ -1,0 +1,1 @@
+"""One training step, and what keeps a bad one from doing harm."""

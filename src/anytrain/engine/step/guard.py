@@ -1,0 +1,257 @@
+"""Keep a non-finite gradient from touching anything.
+
+INVARIANT: a step whose gradient is not finite changes no parameter, moment, step count or
+schedule position, in any precision. On an accelerator with a fused optimizer the device decides
+and nobody waits; elsewhere one flag is read, which on the CPU waits for nothing.
+"""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+
+from anytrain.core.errors import Notice
+
+Closure = Callable[[], Any] | None
+
+
+class Guard(Protocol):
+    """What stands between gradients and an optimizer's update."""
+
+    def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
+        """Run the update where the gradient is finite."""
+
+    def veto(self, norm: torch.Tensor) -> None:
+        """Take a gradient norm computed elsewhere into account."""
+
+    @property
+    def skipped(self) -> torch.Tensor:
+        """1 where the last update was skipped, else 0."""
+
+    @property
+    def num_skipped(self) -> int:
+        """How many updates were skipped so far; reads the device."""
+
+
+def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Return the gradients that the next update would use."""
+    return [
+        parameter.grad
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    ]
+
+
+class HostGuard:
+    """Read one flag, then update or not."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._found = torch.zeros(1, device=device)
+        self._one = torch.ones(1, device=device)
+        self._veto: torch.Tensor | None = None
+        self._last = False
+        self._count = 0
+
+    def veto(self, norm: torch.Tensor) -> None:
+        """Take a gradient norm computed elsewhere into account."""
+        self._veto = norm
+
+    def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
+        """Run the update where the gradient is finite."""
+        if closure is not None:
+            return self._update_by_closure(optimizer, closure)
+        if self._is_bad(gradients(optimizer)):
+            self._note()
+            return None
+        self._last = False
+        return optimizer.step()
+
+    def _is_bad(self, grads: list[torch.Tensor]) -> bool:
+        veto, self._veto = self._veto, None
+        if veto is not None and not torch.isfinite(veto):
+            return True
+        return has_nonfinite(grads, self._found, self._one)
+
+    def _update_by_closure(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
+        """Undo an update that went wrong: its gradients exist only inside it."""
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        before = [p.detach().clone() for p in held]
+        state = copy.deepcopy(optimizer.state_dict())
+        result = optimizer.step(closure)
+        if has_nonfinite([p.detach() for p in held], self._found, self._one):
+            with torch.no_grad():
+                for parameter, value in zip(held, before, strict=True):
+                    parameter.copy_(value)
+            optimizer.load_state_dict(state)
+            self._note()
+        else:
+            self._last = False
+        return result
+
+    def _note(self) -> None:
+        self._last = True
+        self._count += 1
+        if self._count == 1:
+            warn_of_skip()
+
+    @property
+    def skipped(self) -> torch.Tensor:
+        """1 where the last update was skipped, else 0."""
+        return self._found.new_full((1,), float(self._last))
+
+    @property
+    def num_skipped(self) -> int:
+        """How many updates were skipped so far."""
+        return self._count
+
+
+class DeviceGuard:
+    """Hand the flag to a fused optimizer, which skips the update on the device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._found = torch.zeros(1, device=device)
+        self._one = torch.ones(1, device=device)
+        self._total = torch.zeros(1, device=device)
+        self._veto: torch.Tensor | None = None
+
+    def veto(self, norm: torch.Tensor) -> None:
+        """Take a gradient norm computed elsewhere into account."""
+        self._veto = norm
+
+    def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
+        """Run the update; the device leaves everything alone where the gradient is not finite."""
+        grads = gradients(optimizer)
+        mark_nonfinite(grads, self._found, self._one)
+        if self._veto is not None:
+            self._found.copy_(torch.maximum(self._found, (~torch.isfinite(self._veto)).float()))
+            self._veto = None
+        self._total.add_(self._found)
+        fused: Any = optimizer
+        fused.grad_scale, fused.found_inf = None, self._found
+        try:
+            return optimizer.step(closure)
+        finally:
+            del fused.grad_scale, fused.found_inf
+
+    @property
+    def skipped(self) -> torch.Tensor:
+        """1 where the last update was skipped, else 0."""
+        return self._found
+
+    @property
+    def num_skipped(self) -> int:
+        """How many updates were skipped so far; waits for the device."""
+        return int(self._total.item())
+
+
+class ScaledGuard:
+    """fp16: undo the loss scale, skip what overflowed, and adapt the scale, on the device."""
+
+    def __init__(self, scaler: torch.amp.GradScaler, device: torch.device, fused: bool) -> None:
+        self._scaler = scaler
+        self._inner: Guard = DeviceGuard(device) if fused else _QuietHostGuard(device)
+        self._unscaled = False
+        self._found = torch.zeros(1, device=device)
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Undo the loss scale, once per update, so that clipping sees true gradients."""
+        if not self._unscaled:
+            scale = self._scaler._get_scale_async()
+            if scale is not None:
+                inverse = scale.double().reciprocal().float().reshape(1)
+                mark_nonfinite(gradients(optimizer), self._found, inverse)
+            self._unscaled = True
+
+    def veto(self, norm: torch.Tensor) -> None:
+        """Take a gradient norm computed elsewhere into account."""
+        self._inner.veto(norm)
+
+    def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
+        """Run the update where nothing overflowed, then grow or shrink the scale."""
+        self.unscale(optimizer)
+        self._unscaled = False
+        # A NaN times any scale stays NaN: what unscaling found, the inner guard finds again.
+        result = self._inner.update(optimizer, closure)
+        self._adapt()
+        return result
+
+    def _adapt(self) -> None:
+        scaler: Any = self._scaler
+        if not scaler.is_enabled() or scaler._scale is None:
+            return
+        torch._amp_update_scale_(
+            scaler._scale,
+            scaler._growth_tracker,
+            torch.maximum(self._found, self._inner.skipped),
+            scaler.get_growth_factor(),
+            scaler.get_backoff_factor(),
+            scaler.get_growth_interval(),
+        )
+        self._found.zero_()
+
+    @property
+    def skipped(self) -> torch.Tensor:
+        """1 where the last update was skipped, else 0."""
+        return self._inner.skipped
+
+    @property
+    def num_skipped(self) -> int:
+        """How many updates were skipped so far."""
+        return self._inner.num_skipped
+
+
+class _QuietHostGuard(HostGuard):
+    """fp16's scale starts too high on purpose: its first skips are no news."""
+
+    def _note(self) -> None:
+        self._last = True
+        self._count += 1
+
+
+def mark_nonfinite(grads: list[torch.Tensor], found: torch.Tensor, factor: torch.Tensor) -> None:
+    """Set `found` to 1 if any value is not finite, and multiply every gradient by `factor`."""
+    found.zero_()
+    for group in _by_device([g for grad in grads for g in _dense(grad)]):
+        if group[0].device == found.device:
+            torch._amp_foreach_non_finite_check_and_unscale_(group, found, factor)
+        else:
+            there = found.to(group[0].device)
+            torch._amp_foreach_non_finite_check_and_unscale_(group, there, factor.to(there.device))
+            found.copy_(torch.maximum(found, there.to(found.device)))
+
+
+def has_nonfinite(grads: list[torch.Tensor], found: torch.Tensor, one: torch.Tensor) -> bool:
+    """Whether any value is not finite; reads one flag."""
+    mark_nonfinite(grads, found, one)
+    return bool(found.item())
+
+
+def _by_device(grads: list[torch.Tensor]) -> list[list[torch.Tensor]]:
+    if not grads or all(grad.device == grads[0].device for grad in grads):
+        return [grads] if grads else []
+    groups: dict[torch.device, list[torch.Tensor]] = {}
+    for grad in grads:
+        groups.setdefault(grad.device, []).append(grad)
+    return list(groups.values())
+
+
+def _dense(grad: torch.Tensor) -> list[torch.Tensor]:
+    """Return the values to look at: a sparse gradient's, a complex one's parts."""
+    if grad.is_sparse:
+        grad = grad._values()
+    return [torch.view_as_real(grad)] if grad.is_complex() else [grad]
+
+
+def warn_of_skip() -> None:
+    """Say once that an update was left out."""
+    warnings.warn(
+        "An update was skipped: its gradient held a NaN or an infinity. No parameter, optimizer "
+        "state or schedule position changed. Later ones are counted (num_skipped_steps).",
+        Notice,
+        stacklevel=4,
+    )

@@ -1,0 +1,108 @@
+"""Walk the tensors of a batch, whatever it is made of.
+
+A tree is a tensor, or a list, tuple, named tuple or mapping of trees; other leaves pass through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from anytrain.core.errors import BadInput, BadType
+
+Leaf = Callable[[torch.Tensor], Any]
+
+
+def map_tensors(function: Leaf, tree: Any, *, skip_keys: tuple[str, ...] = ()) -> Any:
+    """Return the same tree with `function` applied to each tensor.
+
+    >>> map_tensors(lambda t: t * 2, {"a": torch.tensor(1), "b": ["x", torch.tensor(2)]})
+    {'a': tensor(2), 'b': ['x', tensor(4)]}
+    """
+    if isinstance(tree, torch.Tensor):
+        return function(tree)
+    if isinstance(tree, Mapping):
+        # Items outside the tree's own type's reach (BatchEncoding, ModelOutput) survive by type().
+        return _like(
+            tree,
+            {
+                key: value if key in skip_keys else map_tensors(function, value)
+                for key, value in tree.items()
+            },
+        )
+    if isinstance(tree, (list, tuple)):
+        return _like(tree, [map_tensors(function, value) for value in tree])
+    return tree
+
+
+def _like(original: Any, values: Any) -> Any:
+    """Return `values` in the container type of `original`."""
+    kind = type(original)
+    if kind is dict or kind is list:
+        return values
+    if isinstance(original, tuple) and hasattr(original, "_fields"):
+        return kind(*values)
+    return kind(values)
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield every leaf of the tree, tensor or not, in order."""
+    if isinstance(tree, Mapping):
+        for value in tree.values():
+            yield from leaves(value)
+    elif isinstance(tree, (list, tuple)):
+        for value in tree:
+            yield from leaves(value)
+    else:
+        yield tree
+
+
+def is_all_tensors(tree: Any) -> bool:
+    """Whether every leaf is a tensor (an empty tree is)."""
+    return all(isinstance(leaf, torch.Tensor) for leaf in leaves(tree))
+
+
+def require_tensors(tree: Any, doing: str) -> None:
+    """Refuse a tree with leaves that are no tensors."""
+    for leaf in leaves(tree):
+        if not isinstance(leaf, torch.Tensor):
+            raise BadType(
+                f"Cannot {doing} a {type(leaf).__name__}.",
+                why="it takes tensors, or nested lists, tuples and dicts of tensors.",
+                fix="pass tensors, or use `gather_object` for other values.",
+            )
+
+
+def batch_size(tree: Any) -> int | None:
+    """Return the length of the first tensor's first dimension; None where there is none.
+
+    >>> batch_size({"ids": torch.zeros(3, 7)})
+    3
+    """
+    for leaf in leaves(tree):
+        if isinstance(leaf, torch.Tensor) and leaf.ndim > 0:
+            return int(leaf.shape[0])
+    return None
+
+
+def rows(tree: Any, part: slice) -> Any:
+    """Return the given rows of every tensor."""
+    return map_tensors(lambda tensor: tensor[part], tree)
+
+
+def join_rows(trees: list[Any], dim: int = 0) -> Any:
+    """Return one tree whose tensors are the given trees' tensors, one after the other."""
+    first = trees[0]
+    if isinstance(first, torch.Tensor):
+        return torch.cat(trees, dim=dim)
+    if isinstance(first, Mapping):
+        return _like(first, {key: join_rows([t[key] for t in trees], dim) for key in first})
+    if isinstance(first, (list, tuple)):
+        return _like(first, [join_rows([t[i] for t in trees], dim) for i in range(len(first))])
+    raise BadInput(
+        f"Cannot join batches that hold a {type(first).__name__}.",
+        why="joining needs tensors, or nested lists, tuples and dicts of tensors.",
+        fix="return tensors alone from the collate function, or pass dispatch_batches=False.",
+    )
