@@ -1,0 +1,79 @@
+"""What every test gets: a world put back as it was, and honest skips."""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+import needs
+
+# Children inherit it too: two gloo processes with two threads each would fight over two cores.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+@pytest.fixture(autouse=True)
+def _environment_put_back() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    if dict(os.environ) != before:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _random_state_put_back() -> Iterator[None]:
+    import numpy
+    import torch
+
+    python, legacy, cpu = random.getstate(), numpy.random.get_state(), torch.get_rng_state()
+    yield
+    random.setstate(python)
+    numpy.random.set_state(legacy)
+    torch.set_rng_state(cpu)
+
+
+@pytest.fixture(autouse=True)
+def _no_run_left_behind() -> Iterator[None]:
+    yield
+    current = sys.modules.get("anytrain.engine.assemble.current")
+    if current is not None:
+        current.clear()
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
+@pytest.fixture
+def needs_tool() -> Callable[[str], str]:
+    """Skip unless the named command or module is here; return where a command lies."""
+    return needs.tool
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu") is not None:
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device here: torch.cuda.is_available() is False")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    needs.refuse_absent_tool(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Iterator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    needs.refuse_absent_tool(report)
+    return report

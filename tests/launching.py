@@ -1,0 +1,121 @@
+"""Run a script as one process or as several gloo processes, and get what it printed.
+
+Import it as `from launching import launch, run_script`; tests/ is on the path.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+# A child must not think that it belongs to the job of whoever runs the tests.
+_NOT_INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+_OURS = ("ANYTRAIN_", "ACCELERATE_", "SLURM_", "TORCHELASTIC_")
+
+
+def launch(
+    script: str,
+    nprocs: int,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run the script's text under torch's own launcher, with `nprocs` CPU processes."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nprocs)]
+    return _run(launcher, script, args, env, timeout, check)
+
+
+def run_script(
+    script: str,
+    *args: object,
+    env: Mapping[str, str] | None = None,
+    timeout: float = 120,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run the script's text in one plain python process."""
+    return _run([], script, args, env, timeout, check)
+
+
+def run_command(
+    command: Sequence[object],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    timeout: float = 120,
+    check: bool = True,
+) -> subprocess.CompletedProcess[str]:
+    """Run a command in a session of its own, and leave none of its processes behind.
+
+    With `check`, a failure raises an AssertionError that shows everything it printed.
+    """
+    words = [str(word) for word in command]
+    process = subprocess.Popen(
+        words,
+        env=child_environment(env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        out, err = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        _end_session(process.pid)
+        out, err = process.communicate()
+        raise AssertionError(_told(words, f"ran past {timeout} s", out, err)) from None
+    finally:
+        _end_session(process.pid)
+    if check and process.returncode != 0:
+        raise AssertionError(_told(words, f"exited {process.returncode}", out, err))
+    return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+
+def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return this environment without any launcher's variables, with one thread a process."""
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in _NOT_INHERITED and not name.startswith(_OURS)
+    }
+    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(more or {})}
+
+
+@contextmanager
+def script_file(text: str) -> Iterator[Path]:
+    """Give the path of a script with this text, in a folder of its own."""
+    with tempfile.TemporaryDirectory(prefix="anytrain-test-") as folder:
+        path = Path(folder, "script.py")
+        path.write_text(textwrap.dedent(text), encoding="utf-8")
+        yield path
+
+
+def _run(
+    launcher: list[str],
+    script: str,
+    args: Sequence[object],
+    env: Mapping[str, str] | None,
+    timeout: float,
+    check: bool,
+) -> subprocess.CompletedProcess[str]:
+    with script_file(script) as path:
+        command = [sys.executable, *launcher, path, *args]
+        return run_command(command, env=env, cwd=path.parent, timeout=timeout, check=check)
+
+
+def _end_session(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _told(words: list[str], what: str, out: str, err: str) -> str:
+    return f"{' '.join(words)}\n{what}\n--- stdout\n{out}\n--- stderr\n{err}"
