@@ -45,29 +45,33 @@ _HOMES = {
 __all__ = ["__version__", *_HOMES]
 
 if TYPE_CHECKING:
+    # `as` makes a name public for type checkers, which cannot read a computed __all__.
     from anytrain.doors.accelerator import (
-        Accelerator,
-        AcceleratorState,
-        AutocastKwargs,
-        DataLoaderConfiguration,
-        DistributedDataParallelKwargs,
-        DistributedType,
-        GradientAccumulationPlugin,
-        GradientState,
-        GradScalerKwargs,
-        InitProcessGroupKwargs,
-        PartialState,
-        ProfileKwargs,
-        ProjectConfiguration,
-        find_executable_batch_size,
-        get_logger,
-        release_memory,
-        set_seed,
-        skip_first_batches,
-        synchronize_rng_states,
-        tqdm,
+        Accelerator as Accelerator,
+        AcceleratorState as AcceleratorState,
+        AutocastKwargs as AutocastKwargs,
+        DataLoaderConfiguration as DataLoaderConfiguration,
+        DistributedDataParallelKwargs as DistributedDataParallelKwargs,
+        DistributedType as DistributedType,
+        GradientAccumulationPlugin as GradientAccumulationPlugin,
+        GradientState as GradientState,
+        GradScalerKwargs as GradScalerKwargs,
+        InitProcessGroupKwargs as InitProcessGroupKwargs,
+        PartialState as PartialState,
+        ProfileKwargs as ProfileKwargs,
+        ProjectConfiguration as ProjectConfiguration,
+        find_executable_batch_size as find_executable_batch_size,
+        get_logger as get_logger,
+        release_memory as release_memory,
+        set_seed as set_seed,
+        skip_first_batches as skip_first_batches,
+        synchronize_rng_states as synchronize_rng_states,
+        tqdm as tqdm,
     )
-    from anytrain.doors.launch import debug_launcher, notebook_launcher
+    from anytrain.doors.launch import (
+        debug_launcher as debug_launcher,
+        notebook_launcher as notebook_launcher,
+    )
 
 
 def __getattr__(name: str) -> Any:

@@ -1,0 +1,37 @@
+"""Turn sentence pairs into tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.utils.data import Dataset
+
+from anytrain.recipes.demo.grammar import Pair, vocabulary
+
+LONGEST = 10  # words in the longest sentence of the grammar
+PADDING = 0
+
+
+class PairSet(Dataset[dict[str, torch.Tensor]]):
+    """Sentence pairs as rows of word numbers, padded to one length."""
+
+    def __init__(self, pairs: Sequence[Pair]) -> None:
+        number = {word: index for index, word in enumerate(vocabulary(), start=PADDING + 1)}
+        self.first = _rows([pair.first for pair in pairs], number)
+        self.second = _rows([pair.second for pair in pairs], number)
+        self.same = torch.tensor([float(pair.same) for pair in pairs])
+
+    def __len__(self) -> int:
+        return len(self.same)
+
+    def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+        return {"first": self.first[index], "second": self.second[index], "same": self.same[index]}
+
+
+def _rows(sentences: Sequence[str], number: dict[str, int]) -> torch.Tensor:
+    rows = torch.full((len(sentences), LONGEST), PADDING)
+    for row, sentence in zip(rows, sentences, strict=True):
+        words = [number[word] for word in sentence.split()]
+        row[: len(words)] = torch.tensor(words)
+    return rows
