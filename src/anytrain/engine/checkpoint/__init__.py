@@ -42,7 +42,7 @@ What each call promises:
 - `save(path, snapshot, *, world=None)` and `load(path, *, world=None)` at module level do the
   same for a folder anywhere.
 - `check(state, "scheduler")` raises the same CheckpointError early, at registration.
-- `Snapshot.models` takes modules, `model_state(module, weights=..., name=...)` where hooks have
+- `Snapshot.models` takes modules, `model_state(module, weights)` where hooks have
   changed the weights, or plain state dicts. The first becomes `model.safetensors` and
   `config.json`, so `AutoModel.from_pretrained(folder)` works; the next `model_1.safetensors`.
 - `Snapshot.finite` names the parts that must hold no NaN or infinity ("optimizer" and every
@@ -79,7 +79,23 @@ _HOMES = {
     "verify": "catalog",
 }
 
-__all__ = sorted(_HOMES)
+__all__ = [
+    "Loaded",
+    "Newest",
+    "PassedOver",
+    "Retention",
+    "SaveFailed",
+    "Saved",
+    "Snapshot",
+    "Store",
+    "Writer",
+    "check",
+    "load",
+    "load_weights",
+    "model_state",
+    "save",
+    "verify",
+]
 
 if TYPE_CHECKING:
     from anytrain.engine.checkpoint.catalog import Newest, PassedOver, verify

@@ -1,0 +1,159 @@
+"""Which checkpoints a folder holds, which are whole, and which is the newest of those.
+
+INVARIANT: what `newest_whole` names is whole, whatever instruction the process died on.
+Reads only, and needs no torch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from anytrain.engine.checkpoint import files, manifest
+from anytrain.engine.checkpoint.claims import claims_in
+from anytrain.engine.checkpoint.files import Damaged
+from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest
+
+_HASHING_THREADS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A file of a checkpoint that is not what it should be."""
+
+    file: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.file}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A checkpoint's folder, with its manifest or with what is wrong about that."""
+
+    name: str
+    path: Path
+    manifest: Manifest | None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """A newer checkpoint that was not taken, the file at fault, and why."""
+
+    path: Path
+    file: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.path} was passed over: {self.file}: {self.why}"
+
+
+@dataclass(frozen=True, slots=True)
+class Newest:
+    """The newest whole checkpoint, None if there is none, and what was passed over for it."""
+
+    path: Path | None
+    manifest: Manifest | None = None
+    passed_over: tuple[PassedOver, ...] = ()
+
+
+def entries(root: Path) -> list[Entry]:
+    """Return the checkpoints in a folder, newest first; those without a manifest come last."""
+    if not root.is_dir():
+        return []
+    names = sorted(e.name for e in os.scandir(root) if e.is_dir() and not e.name.startswith("."))
+    found = [_entry(name, root / name) for name in names if _looks_like_one(root / name)]
+    found += [_entry(c.name, c.path) for c in claims_in(root) if is_stranded(root, c.name, c.path)]
+    return sorted(found, key=_age)
+
+
+def newest_whole(root: Path) -> Newest:
+    """Return the newest checkpoint whose every file matches its manifest."""
+    passed_over: list[PassedOver] = []
+    for entry in sorted(entries(root), key=lambda e: e.manifest is not None):
+        problems = verify(entry.path) if entry.manifest else [entry.problem]
+        first = problems[0] if problems else None
+        if first is not None:
+            passed_over.append(PassedOver(entry.path, first.file, first.why))
+            continue
+        return Newest(entry.path, entry.manifest, tuple(passed_over))
+    return Newest(None, None, tuple(passed_over))
+
+
+def verify(path: Path) -> list[Problem]:
+    """Return everything that is wrong with a checkpoint; reads and hashes every file."""
+    try:
+        contents = manifest.read(path)
+    except Damaged as damage:
+        return [Problem(damage.file, damage.why)]
+
+    def problem(name: str) -> Problem | None:
+        try:
+            files.check_file(path, name, contents.files[name])
+        except Damaged as damage:
+            return Problem(damage.file, damage.why)
+        return None
+
+    # hashlib lets other threads run while it hashes, so several files share several cores.
+    with ThreadPoolExecutor(_HASHING_THREADS) as threads:
+        return [found for found in threads.map(problem, sorted(contents.files)) if found]
+
+
+def looks_whole(entry: Entry) -> bool:
+    """Whether the manifest is good and every file has its size; hashes nothing."""
+    if entry.manifest is None:
+        return False
+    try:
+        for name, expected in entry.manifest.files.items():
+            files.check_size(entry.path, name, expected)
+    except Damaged:
+        return False
+    return True
+
+
+def unlisted(path: Path, listed: Sequence[str] | frozenset[str]) -> list[str]:
+    """Return the files in a checkpoint's folder that its manifest does not know."""
+    return [name for name in files.names_in(path) if name not in listed and name != MANIFEST]
+
+
+def locate(path: Path) -> Path:
+    """Return where a checkpoint is now.
+
+    Where two names can't be swapped in one step, a process that died between the two renames
+    of an overwrite left the earlier checkpoint under a hidden name.
+    """
+    if path.exists() or not path.parent.is_dir():
+        return path
+    stranded = [c for c in claims_in(path.parent) if is_stranded(path.parent, c.name, c.path)]
+    return next((claim.path for claim in stranded if claim.name == path.name), path)
+
+
+def is_stranded(root: Path, name: str, path: Path) -> bool:
+    """Whether a hidden folder is a replaced checkpoint whose successor never came."""
+    return path.name.startswith(f".{name}.replaced-") and not (root / name).exists()
+
+
+def _entry(name: str, path: Path) -> Entry:
+    try:
+        return Entry(name, path, manifest.read(path))
+    except Damaged as damage:
+        return Entry(name, path, None, Problem(damage.file, damage.why))
+
+
+def _looks_like_one(path: Path) -> bool:
+    try:
+        held = os.listdir(path)
+    except OSError:
+        return True  # it will be reported as unreadable
+    return MANIFEST in held or any(name.endswith(".safetensors") for name in held)
+
+
+def _age(entry: Entry) -> tuple[bool, int, str]:
+    if entry.manifest is None:
+        return (True, 0, entry.name)
+    return (False, -entry.manifest.created_ns, entry.name)

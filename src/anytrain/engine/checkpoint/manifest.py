@@ -1,0 +1,202 @@
+"""What a checkpoint says of itself: its files, their checksums, and what they hold.
+
+The manifest is written last and checks itself too: its bytes must be exactly what writing its
+contents again gives, and they carry their own checksum.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anytrain.engine.checkpoint.files import DIGEST_BYTES, Damaged, Fingerprint, read_small
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+KIND = "anytrain checkpoint"
+_MOST_BYTES = 256 << 20
+_HEX = frozenset("0123456789abcdef")
+
+
+@dataclass(frozen=True, slots=True)
+class PartFiles:
+    """Where one part's document and tensors are."""
+
+    document: str
+    tensors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFiles:
+    """Where one model's tensors are, and which names share another's tensor."""
+
+    tensors: tuple[str, ...]
+    ties: Mapping[str, str] = field(default_factory=dict)
+    extra: PartFiles | None = None
+    """What the state dict holds besides tensors."""
+    beside: tuple[str, ...] = ()
+    """Files that make the folder loadable elsewhere: config.json, the index of the shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The contents of manifest.json."""
+
+    step: int
+    created_ns: int
+    world_size: int
+    files: Mapping[str, Fingerprint]
+    models: tuple[ModelFiles, ...] = ()
+    parts: Mapping[str, PartFiles] = field(default_factory=dict)
+    rank_parts: Mapping[str, tuple[PartFiles, ...]] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    meta: Any = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of all files but the manifest."""
+        return sum(file.num_bytes for file in self.files.values())
+
+
+def to_bytes(manifest: Manifest) -> bytes:
+    """Return the bytes of manifest.json."""
+    contents = _contents(manifest)
+    return _dump({**contents, "blake2b": _digest(contents)})
+
+
+def read(folder: Path) -> Manifest:
+    """Return the folder's manifest, or raise Damaged with the reason."""
+    raw = read_small(folder, MANIFEST, _MOST_BYTES)
+    try:
+        contents = json.loads(raw)
+        digest = contents.pop("blake2b")
+        if contents.get("kind") != KIND:
+            raise Damaged(MANIFEST, "it is not an anytrain manifest")
+        if contents["format"] != FORMAT:
+            raise Damaged(
+                MANIFEST, f"its format {contents['format']!r} is not known here: {FORMAT}"
+            )
+        if digest != _digest(contents) or raw != _dump({**contents, "blake2b": digest}):
+            raise Damaged(MANIFEST, "its bytes changed: its own checksum does not match")
+        return _from_contents(contents)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(MANIFEST, f"it cannot be read: {type(error).__name__}: {error}") from error
+
+
+def check_name(name: str) -> str:
+    """Return a file's name if it stays inside its folder, or raise Damaged.
+
+    >>> check_name("unet/model.safetensors")
+    'unet/model.safetensors'
+    """
+    parts = name.split("/") if isinstance(name, str) else [""]
+    odd = any(part in ("", ".", "..") for part in parts) or "\\" in str(name) or "\0" in str(name)
+    if odd or Path(name).is_absolute() or parts[0].endswith(":"):
+        raise Damaged(MANIFEST, f"it names {name!r}, which is not a file inside the folder")
+    return name
+
+
+def _contents(manifest: Manifest) -> dict[str, Any]:
+    return {
+        "kind": KIND,
+        "format": FORMAT,
+        "step": manifest.step,
+        "created_ns": manifest.created_ns,
+        "world_size": manifest.world_size,
+        "files": {
+            name: {"bytes": file.num_bytes, "blake2b": file.blake2b}
+            for name, file in manifest.files.items()
+        },
+        "models": [
+            {
+                "tensors": list(model.tensors),
+                "ties": dict(model.ties),
+                "extra": _part_contents(model.extra) if model.extra else None,
+                "beside": list(model.beside),
+            }
+            for model in manifest.models
+        ],
+        "parts": {name: _part_contents(part) for name, part in manifest.parts.items()},
+        "rank_parts": {
+            name: [_part_contents(part) for part in parts]
+            for name, parts in manifest.rank_parts.items()
+        },
+        "metrics": {
+            name: value if math.isfinite(value) else str(value)
+            for name, value in manifest.metrics.items()
+        },
+        "meta": manifest.meta,
+        "versions": dict(manifest.versions),
+    }
+
+
+def _part_contents(part: PartFiles) -> dict[str, Any]:
+    return {"document": part.document, "tensors": list(part.tensors)}
+
+
+def _from_contents(contents: Mapping[str, Any]) -> Manifest:
+    files = {check_name(name): _fingerprint(file) for name, file in contents["files"].items()}
+    folded = [name.casefold() for name in files]
+    if MANIFEST in folded or len(set(folded)) != len(folded):
+        raise Damaged(MANIFEST, "it names a file twice, or itself")
+    manifest = Manifest(
+        step=int(contents["step"]),
+        created_ns=int(contents["created_ns"]),
+        world_size=int(contents["world_size"]),
+        files=files,
+        models=tuple(_model(model) for model in contents["models"]),
+        parts={name: _part(part) for name, part in contents["parts"].items()},
+        rank_parts={
+            name: tuple(_part(part) for part in parts)
+            for name, parts in contents["rank_parts"].items()
+        },
+        metrics={name: float(value) for name, value in contents["metrics"].items()},
+        meta=contents["meta"],
+        versions=contents["versions"],
+    )
+    for name in _named(manifest):
+        if name not in files:
+            raise Damaged(MANIFEST, f"it uses {name!r} and lists no such file")
+    return manifest
+
+
+def _fingerprint(contents: Mapping[str, Any]) -> Fingerprint:
+    size, digest = contents["bytes"], contents["blake2b"]
+    if type(size) is not int or size < 0 or len(digest) != 2 * DIGEST_BYTES or set(digest) - _HEX:
+        raise ValueError("a file's size or checksum has no meaning")
+    return Fingerprint(size, digest)
+
+
+def _part(contents: Mapping[str, Any]) -> PartFiles:
+    return PartFiles(contents["document"], tuple(contents["tensors"]))
+
+
+def _model(contents: Mapping[str, Any]) -> ModelFiles:
+    return ModelFiles(
+        tensors=tuple(contents["tensors"]),
+        ties=contents["ties"],
+        extra=_part(contents["extra"]) if contents["extra"] else None,
+        beside=tuple(contents["beside"]),
+    )
+
+
+def _named(manifest: Manifest) -> list[str]:
+    parts = [*manifest.parts.values(), *(p for ps in manifest.rank_parts.values() for p in ps)]
+    parts += [model.extra for model in manifest.models if model.extra]
+    names = [name for part in parts for name in (part.document, *part.tensors)]
+    return names + [name for model in manifest.models for name in (*model.tensors, *model.beside)]
+
+
+def _digest(contents: Mapping[str, Any]) -> str:
+    return hashlib.blake2b(_dump(contents), digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _dump(contents: Mapping[str, Any]) -> bytes:
+    text = json.dumps(contents, indent=1, allow_nan=False)
+    return text.encode("ascii") + b"\n"

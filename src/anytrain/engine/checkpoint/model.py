@@ -1,0 +1,150 @@
+"""A model's weights as files that others can load, and back into a model."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytrain.core.errors import CheckpointError, Notice
+from anytrain.engine.checkpoint.encode import identity, oddity
+from anytrain.engine.checkpoint.tensors import CODES
+
+
+@dataclass(frozen=True, slots=True)
+class ModelState:
+    """What of a model goes into a checkpoint."""
+
+    weights: Mapping[str, Any]
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Texts by file name, which let other libraries build the model: config.json."""
+    buffers: frozenset[str] = frozenset()
+    """Weights that no optimizer moves: a mask may hold infinities."""
+    aliases: frozenset[str] = frozenset()
+    """Names that the model itself calls copies of another."""
+
+
+def model_state(model: nn.Module, weights: Mapping[str, Any] | None = None) -> ModelState:
+    """Return what to save of a model; `weights` stands in for its state dict."""
+    state = model.state_dict() if weights is None else weights
+    return ModelState(
+        weights=state,
+        beside=_beside(model),
+        buffers=frozenset(name for name, _ in model.named_buffers()) & frozenset(state),
+        aliases=frozenset(_aliases(model)),
+    )
+
+
+def split(state: ModelState) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, Any]]:
+    """Return the tensors to store once each, the ties to them, and what is no plain tensor."""
+    tensors: dict[str, torch.Tensor] = {}
+    extra: dict[str, Any] = {}
+    groups: dict[tuple[object, ...], list[str]] = {}
+    for name, value in state.weights.items():
+        if isinstance(value, torch.Tensor) and oddity(value) is None and value.dtype in CODES:
+            groups.setdefault(identity(value), []).append(name)
+        else:
+            extra[name] = value
+    ties: dict[str, str] = {}
+    for names in groups.values():
+        kept = next((name for name in names if name not in state.aliases), names[0])
+        tensors[kept] = state.weights[kept].detach()
+        ties.update({name: kept for name in names if name != kept})
+    return {name: tensors[name] for name in state.weights if name in tensors}, ties, extra
+
+
+def load_weights(
+    model: nn.Module, weights: Mapping[str, Any], *, strict: bool = True, source: str = "the file"
+) -> tuple[list[str], list[str]]:
+    """Put weights into a model, and return the names it missed and those it has no place for.
+
+    Everything is checked before the first weight is touched. With `strict` a missing or an
+    unexpected name is an error; a shape that does not fit always is. A name that shares its
+    tensor with another is not missed when the other is there.
+    """
+    own = model.state_dict()
+    missing = _missing(own, weights)
+    unexpected = [name for name in weights if name not in own]
+    wrong = [
+        f"{name} is {tuple(value.shape)} in {source} and {tuple(own[name].shape)} in the model"
+        for name, value in weights.items()
+        if isinstance(value, torch.Tensor) and name in own and value.shape != own[name].shape
+    ]
+    if wrong or (strict and (missing or unexpected)):
+        raise _unfit(model, source, missing if strict else [], unexpected if strict else [], wrong)
+    _notice_casts(own, weights, source)
+    model.load_state_dict(dict(weights), strict=False)
+    return missing, unexpected
+
+
+def _beside(model: nn.Module) -> dict[str, str]:
+    texts = {}
+    config = _json_of(getattr(model, "config", None))
+    if config is not None:
+        dtype = getattr(model, "dtype", None)
+        config["architectures"] = [type(model).__name__]
+        if isinstance(dtype, torch.dtype):
+            config["dtype"] = str(dtype).removeprefix("torch.")
+        texts["config.json"] = config
+    generation = _json_of(getattr(model, "generation_config", None))
+    if generation is not None:
+        texts["generation_config.json"] = generation
+    return {name: json.dumps(text, indent=2, sort_keys=True) + "\n" for name, text in texts.items()}
+
+
+def _json_of(config: object) -> dict[str, Any] | None:
+    """Return a config of the transformers kind as its own JSON says it."""
+    to_json = getattr(config, "to_json_string", None)
+    found = json.loads(to_json()) if callable(to_json) else None
+    return found if isinstance(found, dict) else None
+
+
+def _aliases(model: nn.Module) -> list[str]:
+    """Return the names that a transformers model fills from another when it is loaded."""
+    tied = getattr(model, "all_tied_weights_keys", None) or getattr(model, "_tied_weights_keys", [])
+    return [str(name) for name in tied or []]
+
+
+def _missing(own: Mapping[str, Any], weights: Mapping[str, Any]) -> list[str]:
+    given = {identity(own[n]) for n in weights if isinstance(own.get(n), torch.Tensor)}
+    return [
+        name
+        for name, value in own.items()
+        if name not in weights
+        and not (isinstance(value, torch.Tensor) and identity(value) in given)
+    ]
+
+
+def _notice_casts(own: Mapping[str, Any], weights: Mapping[str, Any], source: str) -> None:
+    casts = {
+        (value.dtype, own[name].dtype)
+        for name, value in weights.items()
+        if isinstance(value, torch.Tensor) and name in own and value.dtype != own[name].dtype
+    }
+    for found, wanted in sorted(casts, key=str):
+        text = f"{source} holds {found} where the model has {wanted}: the weights are converted."
+        warnings.warn(text, Notice, stacklevel=3)
+
+
+def _unfit(
+    model: nn.Module, source: str, missing: list[str], unexpected: list[str], wrong: list[str]
+) -> CheckpointError:
+    reasons = [f"{source} lacks {_listed(missing)}"] if missing else []
+    reasons += [f"the model has no {_listed(unexpected)}"] if unexpected else []
+    reasons += [_listed(wrong)] if wrong else []
+    return CheckpointError(
+        f"Cannot load {source} into {type(model).__name__}.",
+        why="; ".join(reasons) + ".",
+        fix="build the model as it was when it was saved, or pass strict=False if names may "
+        "differ.",
+    )
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

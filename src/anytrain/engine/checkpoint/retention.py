@@ -1,0 +1,68 @@
+"""Which checkpoints to keep."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from anytrain.core.errors import BadInput
+from anytrain.engine.checkpoint.catalog import Entry, looks_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """Keep the newest, the best, and every Nth; the default keeps everything.
+
+    `keep_last` counts the newest. `metric` keeps the `keep_best` best by that metric as well,
+    greater or lower being better. `keep_every` keeps each whose step it divides, for good.
+    """
+
+    keep_last: int | None = None
+    metric: str | None = None
+    greater_is_better: bool = False
+    keep_best: int = 1
+    keep_every: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("keep_last", "keep_best", "keep_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise BadInput(
+                    f"Cannot use {name}={value}.",
+                    why="the newest whole checkpoint and the best one are never removed.",
+                    fix=f"pass {name}=1 or more, or leave it out to keep everything.",
+                )
+
+
+def doomed(found: Sequence[Entry], rule: Retention) -> list[Entry]:
+    """Return the checkpoints that the rule lets go, oldest first.
+
+    Only whole ones count, and only whole ones go: a damaged one is left for its owner to see.
+    """
+    if rule.keep_last is None:
+        return []
+    whole = [entry for entry in found if looks_whole(entry)]
+    kept = {entry.path for entry in whole[: rule.keep_last]}
+    kept |= {entry.path for entry in best(whole, rule)}
+    return [e for e in reversed(whole) if e.path not in kept and not _is_milestone(e, rule)]
+
+
+def best(found: Sequence[Entry], rule: Retention) -> list[Entry]:
+    """Return the best checkpoints by the rule's metric, best first; a NaN is never best."""
+    if rule.metric is None:
+        return []
+    scored = [(_score(entry, rule.metric), entry) for entry in found]
+    valid = [(score, entry) for score, entry in scored if not math.isnan(score)]
+    valid.sort(key=lambda pair: -pair[0] if rule.greater_is_better else pair[0])
+    return [entry for _, entry in valid[: rule.keep_best]]
+
+
+def _score(entry: Entry, metric: str) -> float:
+    return entry.manifest.metrics.get(metric, math.nan) if entry.manifest else math.nan
+
+
+def _is_milestone(entry: Entry, rule: Retention) -> bool:
+    if rule.keep_every is None or entry.manifest is None:
+        return False
+    return entry.manifest.step % rule.keep_every == 0

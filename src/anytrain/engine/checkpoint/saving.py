@@ -1,0 +1,405 @@
+"""One save: a hidden folder, its files, the manifest, one rename.
+
+The order is the trick. Data files, each on the disk before the next step; then the manifest;
+then one rename to the final name. Whoever dies on the way leaves a hidden folder and the
+earlier checkpoints as they were.
+
+Every rank takes every step, and the ranks exchange how each step went before the next, so that
+all of them give the same answer.
+"""
+
+from __future__ import annotations
+
+import errno
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+
+from anytrain._version import __version__
+from anytrain.core.errors import CheckpointError
+from anytrain.engine.checkpoint import catalog, claims, files, manifest
+from anytrain.engine.checkpoint.files import Damaged, Fingerprint
+from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest, PartFiles
+from anytrain.engine.checkpoint.outcome import FailureKind, Saved, SaveFailed
+from anytrain.engine.checkpoint.retention import Retention, doomed
+from anytrain.engine.checkpoint.snapshot import Contents, Snapshot, SnapshotSource, lay_out
+
+Exchange: TypeAlias = Callable[[str, Any], list[Any]]
+"""Give a step's name and a JSON-able value, get every rank's value in rank order."""
+
+_Report: TypeAlias = dict[str, Any]
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_SPARE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a save goes, and which rank of how many takes part in it."""
+
+    root: Path
+    name: str
+    rank: int
+    world_size: int
+    most_shard_bytes: int
+    retention: Retention
+
+    @property
+    def target(self) -> Path:
+        """The checkpoint's final path."""
+        return self.root / self.name
+
+
+@dataclass
+class Job:
+    """A save that is laid out and not yet written."""
+
+    place: Place
+    folder: Path
+    contents: Contents
+    began: float
+
+
+def prepare(place: Place, source: SnapshotSource, exchange: Exchange) -> Job | SaveFailed:
+    """Open the hidden folder, take the snapshot, and see that there is room for it."""
+    began = time.monotonic()
+    opened = _on_rank_0(place, "folder", lambda: _opened(place), exchange)
+    if "failure" in opened:
+        return _failure(place, opened["failure"])
+    folder = place.root / opened["folder"]
+    taken: list[Contents] = []
+
+    def take() -> _Report:
+        if not folder.is_dir():
+            return {"failure": _not_shared(place)}
+        snapshot = source if isinstance(source, Snapshot) else source(folder)
+        taken.append(lay_out(snapshot, place.rank, place.most_shard_bytes))
+        return {"bytes": taken[0].num_bytes, "rank_parts": sorted(taken[0].rank_parts)}
+
+    try:
+        reports = _agreed(place, "taken", take, exchange)
+        failure = _first_failure(reports) or _room(place, reports, exchange)
+    except BaseException:
+        discard(place, folder)
+        raise
+    if failure:
+        discard(place, folder)
+        return _failure(place, failure)
+    return Job(place, folder, taken[0], began)
+
+
+def write(job: Job, exchange: Exchange) -> Saved | SaveFailed:
+    """Write this rank's files, and commit once every rank has written its own."""
+    place, contents = job.place, job.contents
+    try:
+        reports = _agreed(place, "written", lambda: _write_files(job), exchange)
+        failure = _first_failure(reports)
+        if failure:
+            discard(place, job.folder)
+            return _failure(place, failure)
+        result = _on_rank_0(place, "committed", lambda: _commit(job, reports), exchange)
+    except BaseException:
+        discard(place, job.folder)
+        raise
+    finally:
+        claims.let_go(job.folder)
+    if "failure" in result:
+        return _failure(place, result["failure"])
+    return Saved(
+        path=place.target,
+        step=contents.step,
+        num_bytes=result["num_bytes"],
+        seconds=time.monotonic() - job.began,
+        removed=tuple(place.root / name for name in result["removed"]),
+        notes=tuple(result["notes"]),
+    )
+
+
+def discard(place: Place, folder: Path) -> None:
+    """Remove the hidden folder; what can't be removed now is cleared by a later save."""
+    claims.let_go(folder)
+    if place.rank == 0 and folder.exists():
+        with suppress(OSError):
+            files.remove_tree(folder)
+
+
+# Steps that the ranks take together.
+
+
+def _agreed(
+    place: Place, step: str, action: Callable[[], _Report], exchange: Exchange
+) -> list[_Report]:
+    """Do a step here, and return how it went on every rank; an error on one is one on all."""
+    try:
+        report = action()
+    except Exception as error:
+        exchange(step, {"error": f"{type(error).__name__}: {error}"})
+        raise
+    reports = exchange(step, report)
+    for rank, theirs in enumerate(reports):
+        if "error" in theirs:
+            raise CheckpointError(
+                f"Cannot save the checkpoint {place.target}.",
+                why=f"rank {rank} stopped with {theirs['error']}",
+                fix=f"see rank {rank}'s own error; nothing was saved.",
+            )
+    return reports
+
+
+def _on_rank_0(
+    place: Place, step: str, action: Callable[[], _Report], exchange: Exchange
+) -> _Report:
+    return _agreed(place, step, action if place.rank == 0 else dict, exchange)[0]
+
+
+def _first_failure(reports: Sequence[_Report]) -> _Report | None:
+    return next((report["failure"] for report in reports if "failure" in report), None)
+
+
+# Before writing.
+
+
+def _opened(place: Place) -> _Report:
+    """Make the hidden folder; say its name, or why there is none."""
+    try:
+        files.make_folders(place.root)
+        claims.clear_abandoned(place.root)
+        taken = _occupied(place)
+        if taken:
+            return {"failure": taken}
+        folder = place.root / claims.hidden_name(place.name, "saving")
+        claims.hold(folder)
+        files.make_folder(folder)
+    except OSError as error:
+        return {"failure": _disk_failure(place, error)}
+    return {"folder": folder.name}
+
+
+def _occupied(place: Place) -> _Report | None:
+    """Refuse to replace what is no checkpoint of ours."""
+    target = place.target
+    if target.is_symlink() or (target.exists() and not target.is_dir()):
+        held = "a link" if target.is_symlink() else "a file"
+    elif target.is_dir() and any(target.iterdir()) and not (target / MANIFEST).exists():
+        held = "a folder with other files"
+    else:
+        return None
+    return _told(
+        "occupied",
+        f"Cannot save the checkpoint {target}.",
+        f"there is {held} of that name, and saving there would destroy it.",
+        "choose another name, or move what is there.",
+    )
+
+
+def _room(place: Place, reports: Sequence[_Report], exchange: Exchange) -> _Report | None:
+    """Agree that the ranks hold the same parts and that the disk has room for them all."""
+    if any(report["rank_parts"] != reports[0]["rank_parts"] for report in reports):
+        raise CheckpointError(
+            f"Cannot save the checkpoint {place.target}.",
+            why="the ranks name different parts of their own: "
+            + "; ".join(f"rank {r}: {t['rank_parts']}" for r, t in enumerate(reports)),
+            fix="register the same objects on every rank.",
+        )
+    needed = sum(report["bytes"] for report in reports) + _SPARE_BYTES
+    return _on_rank_0(place, "room", lambda: _enough(place, needed), exchange).get("failure")
+
+
+def _enough(place: Place, needed: int) -> _Report:
+    try:
+        free = files.free_bytes(place.root)
+    except OSError as error:
+        return {"failure": _disk_failure(place, error)}
+    if free >= needed:
+        return {}
+    why = f"it needs {needed:,} bytes and {place.root} has {free:,} left."
+    return {"failure": _space_failure(place, why)}
+
+
+# Writing.
+
+
+def _write_files(job: Job) -> _Report:
+    """Write this rank's files; report their fingerprints, or what kept one from being written."""
+    place, contents = job.place, job.contents
+    for guard in contents.guards:
+        broken = guard.broken()
+        if broken:
+            return {"failure": _nonfinite_failure(place, guard.file.name, *broken)}
+    written = {}
+    try:
+        for file in contents.files:
+            written[file.name] = asdict(files.write_file(job.folder / file.name, file.chunks()))
+    except OSError as error:
+        return {"failure": _disk_failure(place, error)}
+    own = {name: asdict(part) for name, part in contents.rank_parts.items()}
+    return {"files": written, "rank_parts": own}
+
+
+def _commit(job: Job, reports: Sequence[_Report]) -> _Report:
+    """Seal the folder with its manifest and give it its name."""
+    place = job.place
+    try:
+        sealed = _seal(job, reports)
+        replaced = _put_in_place(job)
+    except (OSError, Damaged) as error:
+        discard(place, job.folder)
+        return {"failure": _disk_failure(place, error)}
+    try:
+        files.sync_folder(place.root)
+    except OSError as error:  # the earlier one stays too: nobody knows which name is on the disk
+        return {"failure": _disk_failure(place, error)}
+    removed, notes = _tidy(place, replaced)
+    return {"num_bytes": sealed.num_bytes, "removed": removed, "notes": notes}
+
+
+def _seal(job: Job, reports: Sequence[_Report]) -> Manifest:
+    place, contents, folder = job.place, job.contents, job.folder
+    listed = {n: Fingerprint(**f) for report in reports for n, f in report["files"].items()}
+    for name in files.names_in(folder):  # what hooks have written
+        if name not in listed:
+            listed[manifest.check_name(name)] = files.adopt_file(folder, name)
+    sealed = Manifest(
+        step=contents.step,
+        created_ns=_now_ns(place.root),
+        world_size=place.world_size,
+        files=listed,
+        models=tuple(contents.models),
+        parts=contents.parts,
+        rank_parts={
+            name: tuple(_part(report["rank_parts"][name]) for report in reports)
+            for name in contents.rank_parts
+        },
+        metrics=contents.metrics,
+        meta=contents.meta,
+        versions={
+            "anytrain": __version__,
+            "python": platform.python_version(),
+            "torch": str(torch.__version__),
+        },
+    )
+    _keep_unlisted(place.target, folder, frozenset(listed))
+    files.write_file(folder / MANIFEST, [manifest.to_bytes(sealed)])
+    for inner in sorted({(folder / name).parent for name in listed}, reverse=True):
+        files.sync_folder(inner)
+    files.sync_folder(folder)
+    return sealed
+
+
+def _keep_unlisted(target: Path, folder: Path, listed: frozenset[str]) -> None:
+    """Take what others put beside an earlier checkpoint of this name into its successor."""
+    if not target.is_dir():
+        return
+    try:
+        known = frozenset(manifest.read(target).files)
+    except Damaged:
+        known = frozenset()
+    names = catalog.unlisted(target, known | listed)
+    files.link_tree(target, folder, names)
+
+
+def _put_in_place(job: Job) -> Path | None:
+    """Rename the folder to its final name; return where an earlier one of that name is now."""
+    target, folder = job.place.target, job.folder
+    if not target.is_dir() or not any(target.iterdir()):
+        files.rename(folder, target)
+        return None
+    if files.exchange(folder, target):
+        return folder
+    aside = target.with_name(claims.hidden_name(target.name, "replaced"))
+    files.rename(target, aside)
+    try:
+        files.rename(folder, target)
+    except OSError:
+        files.rename(aside, target)
+        raise
+    return aside
+
+
+def _tidy(place: Place, replaced: Path | None) -> tuple[list[str], list[str]]:
+    """Remove what the new checkpoint makes superfluous; failing to is only worth a note."""
+    removed: list[str] = []
+    notes: list[str] = []
+    if replaced is not None:
+        try:
+            files.remove_tree(replaced)
+        except OSError as error:
+            notes.append(f"cannot remove the earlier {place.name}: {error}")
+    if place.retention.keep_last is None:
+        return removed, notes
+    for entry in doomed(catalog.entries(place.root), place.retention):
+        if entry.path == place.target:
+            continue
+        try:
+            claims.remove(entry.path)
+            removed.append(entry.path.name)
+        except OSError as error:
+            notes.append(f"cannot remove {entry.path}: {error}")
+    return removed, notes
+
+
+def _now_ns(root: Path) -> int:
+    """Return the time, later than every checkpoint's there, whatever the clock was set to."""
+    stamps = [e.manifest.created_ns for e in catalog.entries(root) if e.manifest]
+    return max(time.time_ns(), max(stamps, default=0) + 1)
+
+
+def _part(contents: Mapping[str, Any]) -> PartFiles:
+    return PartFiles(contents["document"], tuple(contents["tensors"]))
+
+
+# What failed, in words.
+
+
+def _failure(place: Place, told: Mapping[str, Any]) -> SaveFailed:
+    return SaveFailed(path=place.target, **told)
+
+
+def _told(kind: FailureKind, what: str, why: str, fix: str) -> _Report:
+    return {"kind": kind, "what": what, "why": why, "fix": fix}
+
+
+def _disk_failure(place: Place, error: OSError | Damaged) -> _Report:
+    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+        return _space_failure(place, f"the disk said: {error.strerror}.")
+    why = f"{error.file}: {error.why}" if isinstance(error, Damaged) else str(error)
+    return _told(
+        "disk",
+        f"The checkpoint {place.target} was not saved; the earlier ones are untouched.",
+        f"rank {place.rank}: {why}.",
+        "see that the disk is there and writable; the next save tries again.",
+    )
+
+
+def _space_failure(place: Place, why: str) -> _Report:
+    return _told(
+        "space",
+        f"No room to save the checkpoint {place.target}; the earlier ones are untouched.",
+        why,
+        "free some space; the next save tries again. `anytrain checkpoint prune` removes old "
+        "checkpoints.",
+    )
+
+
+def _nonfinite_failure(place: Place, file: str, tensor: str, value: str) -> _Report:
+    return _told(
+        "nonfinite",
+        f"The checkpoint {place.target} was not saved: it would be poisoned.",
+        f"{tensor} (in {file}) holds {value}.",
+        "resume from the newest checkpoint, which is finite; lower the learning rate or clip the "
+        "gradients.",
+    )
+
+
+def _not_shared(place: Place) -> _Report:
+    return _told(
+        "not-shared",
+        f"Cannot save the checkpoint {place.target}.",
+        f"rank {place.rank} does not see the folder that rank 0 made in {place.root}.",
+        "save to a filesystem that all machines share.",
+    )

@@ -1,0 +1,222 @@
+"""What one save holds, and the files it becomes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
+
+from anytrain.core.errors import BadInput
+from anytrain.engine.checkpoint.encode import encode, to_json
+from anytrain.engine.checkpoint.files import Buffer
+from anytrain.engine.checkpoint.finite import nonfinite
+from anytrain.engine.checkpoint.manifest import MANIFEST, ModelFiles, PartFiles
+from anytrain.engine.checkpoint.model import ModelState, model_state, split
+from anytrain.engine.checkpoint.tensors import TensorFile, shards
+
+MOST_SHARD_BYTES = 5 * 10**9
+_PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+_METADATA = {"format": "pt"}
+
+AnyModel: TypeAlias = nn.Module | ModelState | Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """Everything that one checkpoint holds, as the objects themselves say it.
+
+    Models and parts are the same on every rank and are written by rank 0; a rank's own parts
+    are written by each. `finite` names the parts that must hold no NaN or infinity; None means
+    those that are called optimizer.
+    """
+
+    step: int
+    models: Sequence[AnyModel] = ()
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    rank_parts: Mapping[str, Any] = field(default_factory=dict)
+    meta: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    finite: Sequence[str] | None = None
+
+
+SnapshotSource: TypeAlias = Snapshot | Callable[[Path], Snapshot]
+
+
+@dataclass
+class TextFile:
+    """A file of text to be written."""
+
+    name: str
+    data: bytes
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that the file takes."""
+        return len(self.data)
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Yield the file's bytes."""
+        yield self.data
+
+
+@dataclass
+class Guard:
+    """Tensors of one file that must be finite, and those that must hold no NaN."""
+
+    file: TensorFile
+    finite: frozenset[str]
+    not_nan: frozenset[str] = frozenset()
+
+    def broken(self) -> tuple[str, str] | None:
+        """Return the first tensor that breaks the rule, and what it holds."""
+        return nonfinite(self.file.tensors, self.finite, self.not_nan)
+
+
+@dataclass
+class Contents:
+    """The files that this rank writes, and what they are for."""
+
+    step: int
+    meta: Any
+    metrics: dict[str, float]
+    texts: list[TextFile] = field(default_factory=list)
+    tensors: list[TensorFile] = field(default_factory=list)
+    guards: list[Guard] = field(default_factory=list)
+    models: list[ModelFiles] = field(default_factory=list)
+    parts: dict[str, PartFiles] = field(default_factory=dict)
+    rank_parts: dict[str, PartFiles] = field(default_factory=dict)
+
+    @property
+    def files(self) -> list[TextFile | TensorFile]:
+        """Every file, in the order of writing."""
+        return [*self.texts, *self.tensors]
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that this rank is about to write."""
+        return sum(file.num_bytes for file in self.files)
+
+
+def lay_out(snapshot: Snapshot, rank: int, most_bytes: int = MOST_SHARD_BYTES) -> Contents:
+    """Return what this rank writes; CheckpointError names a value that no file can hold."""
+    contents = Contents(
+        step=int(snapshot.step),
+        meta=_plain_meta(snapshot.meta),
+        metrics={str(name): float(value) for name, value in snapshot.metrics.items()},
+    )
+    for name in (*snapshot.parts, *snapshot.rank_parts):
+        _check_part_name(name)
+    if rank == 0:
+        for index, model in enumerate(snapshot.models):
+            contents.models.append(_add_model(contents, model, index, most_bytes))
+        for name, state in snapshot.parts.items():
+            guarded = _is_guarded(name, snapshot.finite)
+            contents.parts[name] = _add_part(contents, name, name, state, most_bytes, guarded)
+    for name, state in snapshot.rank_parts.items():
+        stem = f"{name}-rank{rank}"
+        contents.rank_parts[name] = _add_part(contents, stem, name, state, most_bytes)
+    _check_distinct(contents)
+    return contents
+
+
+def _add_part(
+    contents: Contents, stem: str, name: str, state: Any, most_bytes: int, guarded: bool = False
+) -> PartFiles:
+    encoded = encode(state, name)
+    document = f"{stem}.json"
+    contents.texts.append(TextFile(document, to_json(encoded.document)))
+    if not encoded.tensors:
+        return PartFiles(document)
+    made = shards(stem, encoded.tensors, most_bytes, _METADATA)
+    contents.tensors += made
+    if guarded:
+        contents.guards += [Guard(file, frozenset(file.tensors)) for file in made]
+    return PartFiles(document, tuple(file.name for file in made))
+
+
+def _add_model(contents: Contents, model: AnyModel, index: int, most_bytes: int) -> ModelFiles:
+    state = _state_of(model)
+    ending = f"_{index}" if index else ""
+    tensors, ties, extra = split(state)
+    made = shards(f"model{ending}", tensors, most_bytes, _METADATA)
+    contents.tensors += made
+    for file in made:
+        held = frozenset(file.tensors)
+        contents.guards.append(Guard(file, held - state.buffers, held & state.buffers))
+    beside = [TextFile(_numbered(n, ending), t.encode()) for n, t in state.beside.items()]
+    if len(made) > 1:
+        beside.append(TextFile(f"model{ending}.safetensors.index.json", _index(made)))
+    contents.texts += beside
+    name = f"model{ending}-extra"
+    return ModelFiles(
+        tensors=tuple(file.name for file in made),
+        ties=ties,
+        extra=_add_part(contents, name, f"model{ending}", extra, most_bytes) if extra else None,
+        beside=tuple(file.name for file in beside),
+    )
+
+
+def _state_of(model: AnyModel) -> ModelState:
+    if isinstance(model, ModelState):
+        return model
+    return model_state(model) if isinstance(model, nn.Module) else ModelState(model)
+
+
+def _numbered(name: str, ending: str) -> str:
+    stem, dot, kind = name.partition(".")
+    return f"{stem}{ending}{dot}{kind}"
+
+
+def _index(made: Sequence[TensorFile]) -> bytes:
+    """Return the index that transformers reads to find a tensor among the shards."""
+    tensors: list[torch.Tensor] = [t for file in made for t in file.tensors.values()]
+    total = {
+        "total_size": sum(tensor.nbytes for tensor in tensors),
+        "total_parameters": sum(tensor.numel() for tensor in tensors),
+    }
+    weight_map = {name: file.name for file in made for name in file.tensors}
+    contents = {"metadata": total, "weight_map": weight_map}
+    return json.dumps(contents, indent=2, sort_keys=True).encode() + b"\n"
+
+
+def _plain_meta(meta: Mapping[str, Any]) -> Any:
+    encoded = encode(dict(meta), "meta")
+    if encoded.tensors:
+        raise BadInput(
+            f"Cannot put the tensor {next(iter(encoded.tensors))!r} into meta.",
+            why="meta is kept in the manifest, which is text.",
+            fix="make it a part of its own: Snapshot(parts={...}).",
+        )
+    return encoded.document
+
+
+def _is_guarded(name: str, finite: Sequence[str] | None) -> bool:
+    return name.startswith("optimizer") if finite is None else name in finite
+
+
+def _check_part_name(name: str) -> None:
+    if not isinstance(name, str) or not _PART_NAME.fullmatch(name):
+        raise BadInput(
+            f"Cannot name a part {name!r}.",
+            why="it becomes a file's name: letters, digits, '.', '-' and '_', no dot first.",
+            fix="choose a plain name, such as 'optimizer_1'.",
+        )
+
+
+def _check_distinct(contents: Contents) -> None:
+    """Refuse two files of one name, also where the filesystem knows no upper case."""
+    seen = {MANIFEST}
+    for file in contents.files:
+        if file.name.casefold() in seen:
+            raise BadInput(
+                f"Two parts of the checkpoint would be written to {file.name!r}.",
+                why="models, parts and a rank's parts share one folder.",
+                fix="rename one of the parts.",
+            )
+        seen.add(file.name.casefold())

@@ -1,0 +1,112 @@
+"""Tensors to safetensors bytes and back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from anytrain.engine.checkpoint import layout
+from anytrain.engine.checkpoint.files import Buffer, Damaged
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
+    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "C64": torch.complex64,
+}
+CODES = {dtype: code for code, dtype in DTYPES.items()}
+
+
+@dataclass
+class TensorFile:
+    """A safetensors file to be written."""
+
+    name: str
+    tensors: dict[str, torch.Tensor]
+    metadata: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes that the file takes, give or take its header."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def chunks(self) -> Iterator[Buffer]:
+        """Yield the file's bytes; a tensor on a device is fetched when its turn comes."""
+        entries = [
+            layout.Entry(name, CODES[tensor.dtype], tuple(tensor.shape))
+            for name, tensor in self.tensors.items()
+        ]
+        head, placed = layout.header(entries, self.metadata)
+        yield head
+        for entry in placed:
+            if entry.num_bytes:
+                yield to_bytes(self.tensors[entry.name])
+
+
+def to_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the tensor's bytes in C order; a plain tensor on the host is not copied."""
+    flat = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).numpy().data
+
+
+def read(data: bytearray, name: str) -> dict[str, torch.Tensor]:
+    """Return the tensors in a file's bytes; Damaged if it is no safetensors file.
+
+    Each gets memory of its own, aligned as torch aligns it: some CPU kernels take another path,
+    with another last bit, for data that starts at an odd address.
+    """
+    try:
+        entries, _ = layout.parse(data)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(name, f"it is not a safetensors file: {error}") from error
+    return {entry.name: _tensor(data, entry) for entry in entries}
+
+
+def shards(
+    stem: str,
+    tensors: Mapping[str, torch.Tensor],
+    most_bytes: int,
+    metadata: Mapping[str, str] | None = None,
+) -> list[TensorFile]:
+    """Return the files that hold the tensors, none above `most_bytes` unless one tensor is.
+
+    One file is `stem.safetensors`; several are `stem-00001-of-00003.safetensors` and so on.
+    """
+    groups: list[dict[str, torch.Tensor]] = [{}]
+    room = most_bytes
+    for name, tensor in tensors.items():
+        if tensor.nbytes > room and groups[-1]:
+            groups.append({})
+            room = most_bytes
+        groups[-1][name] = tensor
+        room -= tensor.nbytes
+    count = len(groups)
+    names = [f"{stem}-{i + 1:05}-of-{count:05}.safetensors" for i in range(count)]
+    names = names if count > 1 else [f"{stem}.safetensors"]
+    return [TensorFile(n, g, metadata or {}) for n, g in zip(names, groups, strict=True)]
+
+
+def _tensor(data: bytearray, entry: layout.Entry) -> torch.Tensor:
+    dtype = DTYPES[entry.dtype]
+    if not entry.num_bytes:
+        return torch.empty(entry.shape, dtype=dtype)
+    count = entry.num_bytes // dtype.itemsize
+    flat = torch.frombuffer(data, dtype=dtype, count=count, offset=entry.start)
+    return flat.reshape(entry.shape).clone()
