@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from anytrain.core.errors import BadInput
-from anytrain.core.plan import Wish, Wishes
+from anytrain.core.plan import Choice, Wish, Wishes
 
 LAUNCH_PREFIX = "ANYTRAIN_LAUNCH_"
 
@@ -28,6 +28,30 @@ _NAMES = {
     "downcast_bf16": ("ANYTRAIN_DOWNCAST_BF16", "ACCELERATE_DOWNCAST_BF16"),
     "stall_s": ("ANYTRAIN_STALL_S",),
 }
+MPS_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+_OURS = ("ANYTRAIN_", "ACCELERATE_")
+_OTHERS = (
+    "CUDA_VISIBLE_DEVICES",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "NCCL_DEBUG",
+    MPS_FALLBACK,
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+    "PJRT_DEVICE",
+    "XLA_USE_BF16",
+    "XLA_DOWNCAST_BF16",
+    "TORCH_DEVICE_BACKEND_AUTOLOAD",
+    "OMP_NUM_THREADS",
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_PROCID",
+    "SLURM_NTASKS",
+)
 _TRUE = ("1", "true", "yes", "on", "y", "t")
 _FALSE = ("", "0", "false", "no", "off", "n", "f")
 
@@ -52,6 +76,7 @@ class Environment:
     beats: str | None
     """The folder where a launcher of ours reads each rank's last sign of life."""
     debug: bool
+    log_level: str | None
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -62,13 +87,50 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         place=_place(env),
         beats=env.get("ANYTRAIN_BEATS"),
         debug=flag(env, "ANYTRAIN_DEBUG") or flag(env, "ACCELERATE_DEBUG_MODE"),
+        log_level=env.get("ANYTRAIN_LOG_LEVEL") or env.get("ACCELERATE_LOG_LEVEL"),
     )
+
+
+def variable(name: str) -> str | None:
+    """Return one variable that another library reads; None where it is not set."""
+    return os.environ.get(name)
+
+
+def relevant(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return the variables that are set and change what a run does, by name."""
+    env = os.environ if environ is None else environ
+    return {name: env[name] for name in sorted(env) if name.startswith(_OURS) or name in _OTHERS}
+
+
+_torch_came_first = False
 
 
 def enable_mps_fallback() -> None:
     """On macOS, let ops that mps lacks run on the CPU, unless the user has said otherwise."""
-    if sys.platform == "darwin" and "torch" not in sys.modules:
-        os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+    global _torch_came_first
+    _torch_came_first = "torch" in sys.modules
+    if sys.platform == "darwin" and not _torch_came_first:
+        os.environ.setdefault(MPS_FALLBACK, "1")
+
+
+def torch_came_first() -> bool:
+    """Whether torch was imported before anytrain, which is too late for its variables."""
+    return _torch_came_first
+
+
+def mps_fallback() -> Choice:
+    """Return whether torch runs ops that mps lacks on the CPU ("on", "off"), and why.
+
+    libtorch reads the variable once, when it is loaded: what counts is which came first.
+    """
+    value = os.environ.get(MPS_FALLBACK)
+    if value is None and _torch_came_first:
+        return Choice("off", f"torch was imported before anytrain, without {MPS_FALLBACK}=1")
+    if value is None or value.strip() in ("", "0"):
+        return Choice("off", f"{MPS_FALLBACK} is {'not set' if value is None else repr(value)}")
+    if _torch_came_first:
+        return Choice("on", f"{MPS_FALLBACK}={value}, if it was set before torch was imported")
+    return Choice("on", f"{MPS_FALLBACK}={value} was set before torch was imported")
 
 
 def flag(env: Mapping[str, str], name: str) -> bool:

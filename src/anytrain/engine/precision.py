@@ -14,13 +14,31 @@ from anytrain.engine.tree import map_tensors
 _DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
+class LossScale:
+    """fp16's loss scale, with the value that the last backward used.
+
+    The scale adapts after an update; another optimizer's gradients may still wait in the old one.
+    """
+
+    def __init__(self, scaler: torch.amp.GradScaler) -> None:
+        self.scaler = scaler
+        self.used: torch.Tensor | None = None
+
+    def __call__(self, loss: torch.Tensor) -> torch.Tensor:
+        """Return the loss times the scale."""
+        scaled: torch.Tensor = self.scaler.scale(loss)
+        if self.scaler._scale is not None:
+            self.used = self.scaler._scale.clone()
+        return scaled
+
+
 @dataclass(frozen=True, slots=True)
 class Precision:
     """How one session computes."""
 
     name: str
     device_type: str
-    scaler: torch.amp.GradScaler | None = None
+    scale: LossScale | None = None
     autocast_options: Mapping[str, Any] | None = None
 
     def autocast(self, options: Mapping[str, Any] | None = None) -> AbstractContextManager[Any]:
@@ -46,8 +64,10 @@ def build(
     autocast_options: Mapping[str, Any] | None = None,
 ) -> Precision:
     """Return the precision; fp16 comes with a loss scale that is kept on the device."""
-    scaler = torch.amp.GradScaler(device_type, **(scaler_options or {})) if name == "fp16" else None
-    return Precision(name, device_type, scaler, autocast_options)
+    scale = None
+    if name == "fp16":
+        scale = LossScale(torch.amp.GradScaler(device_type, **(scaler_options or {})))
+    return Precision(name, device_type, scale, autocast_options)
 
 
 def to_float32(tree: Any) -> Any:

@@ -6,7 +6,7 @@ on the instance, once and reversibly: the only patch in the house.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from functools import wraps
 from typing import Any
 
@@ -73,11 +73,12 @@ def unwrap(
 
 def holds_device_map(model: nn.Module) -> bool:
     """Whether the model was already spread over several devices by its loader."""
-    spread = getattr(model, "hf_device_map", None)
-    return bool(spread) and len(set(spread.values())) > 1
+    spread = getattr(model, "hf_device_map", None) or {}
+    return len(set(spread.values())) > 1
 
 
-def compiled(model: nn.Module, backend: str) -> Callable[..., Any]:
-    """Return the model compiled by torch, with the given backend."""
-    result: Callable[..., Any] = torch.compile(model, backend=backend)
-    return result
+def compiled(model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
+    """Return the model compiled by torch."""
+    result: Any = torch.compile(model, **options)
+    prepared: nn.Module = result
+    return prepared

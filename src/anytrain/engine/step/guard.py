@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from anytrain.core.errors import Notice
+from anytrain.engine.precision import LossScale
 
 Closure = Callable[[], Any] | None
 
@@ -152,20 +153,18 @@ class DeviceGuard:
 class ScaledGuard:
     """fp16: undo the loss scale, skip what overflowed, and adapt the scale, on the device."""
 
-    def __init__(self, scaler: torch.amp.GradScaler, device: torch.device, fused: bool) -> None:
-        self._scaler = scaler
+    def __init__(self, scale: LossScale, device: torch.device, fused: bool) -> None:
+        self._scale = scale
         self._inner: Guard = DeviceGuard(device) if fused else _QuietHostGuard(device)
         self._unscaled = False
-        self._found = torch.zeros(1, device=device)
+        self._scratch = torch.zeros(1, device=device)
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Undo the loss scale, once per update, so that clipping sees true gradients."""
-        if not self._unscaled:
-            scale = self._scaler._get_scale_async()
-            if scale is not None:
-                inverse = scale.double().reciprocal().float().reshape(1)
-                mark_nonfinite(gradients(optimizer), self._found, inverse)
-            self._unscaled = True
+        if not self._unscaled and self._scale.used is not None:
+            inverse = self._scale.used.reciprocal().reshape(1)  # powers of two: exact
+            mark_nonfinite(gradients(optimizer), self._scratch, inverse)
+        self._unscaled = True
 
     def veto(self, norm: torch.Tensor) -> None:
         """Take a gradient norm computed elsewhere into account."""
@@ -175,24 +174,22 @@ class ScaledGuard:
         """Run the update where nothing overflowed, then grow or shrink the scale."""
         self.unscale(optimizer)
         self._unscaled = False
-        # A NaN times any scale stays NaN: what unscaling found, the inner guard finds again.
+        # Infinity times any scale stays infinite: the inner guard finds what overflowed.
         result = self._inner.update(optimizer, closure)
         self._adapt()
         return result
 
     def _adapt(self) -> None:
-        scaler: Any = self._scaler
-        if not scaler.is_enabled() or scaler._scale is None:
-            return
-        torch._amp_update_scale_(
-            scaler._scale,
-            scaler._growth_tracker,
-            torch.maximum(self._found, self._inner.skipped),
-            scaler.get_growth_factor(),
-            scaler.get_backoff_factor(),
-            scaler.get_growth_interval(),
-        )
-        self._found.zero_()
+        scaler: Any = self._scale.scaler
+        if scaler.is_enabled() and scaler._scale is not None:
+            torch._amp_update_scale_(
+                scaler._scale,
+                scaler._growth_tracker,
+                self._inner.skipped,
+                scaler.get_growth_factor(),
+                scaler.get_backoff_factor(),
+                scaler.get_growth_interval(),
+            )
 
     @property
     def skipped(self) -> torch.Tensor:

@@ -5,6 +5,7 @@ INVARIANT: a world of one obeys the same laws as a world of many, so callers nev
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -44,7 +45,10 @@ class World(Protocol):
     def board(self) -> Board: ...
 
     def reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """Return the sum, mean or maximum over the ranks, on every rank."""
+        """Return the sum, mean or maximum over the ranks, on every rank.
+
+        Booleans are counted; the mean of whole numbers is a float.
+        """
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
         """Return every rank's tensor (equal shapes), joined along the first dimension."""
@@ -72,6 +76,9 @@ class World(Protocol):
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Leave gradients local inside the block."""
+
+    def sync_next_backward(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Average the gradients of the next backward, though its forward ran under no_sync."""
 
     def join(self, models: list[nn.Module]) -> AbstractContextManager[None]:
         """Let ranks run out of batches at different times inside the block."""
@@ -104,11 +111,19 @@ class Solo:
     local_size = 1
     transport = None
 
-    def __init__(self) -> None:
+    def __init__(self, mark: Callable[[int, str], None] | None = None) -> None:
         self.board: Board = LocalBoard()
+        self._mark = mark
 
     def reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """Return the value: the sum, mean and maximum over one rank."""
+        """Return the value: the sum, mean and maximum over one rank.
+
+        As among many, booleans are counted and the mean of whole numbers is a float.
+        """
+        if value.dtype is torch.bool and op != "max":
+            value = value.long()
+        if op == "mean" and not (value.is_floating_point() or value.is_complex()):
+            return value / 1
         return value.clone()
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
@@ -131,7 +146,9 @@ class Solo:
         """Return at once: everyone is here."""
 
     def mark(self, step: int, doing: str) -> None:
-        """Do nothing: nobody watches a world of one."""
+        """Leave word for the launcher, if there is one: nobody else watches a world of one."""
+        if self._mark is not None:
+            self._mark(step, doing)
 
     def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
         """Return the model itself."""
@@ -143,6 +160,10 @@ class Solo:
 
     def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
         """Do nothing: there is nobody to wait for."""
+        return nullcontext()
+
+    def sync_next_backward(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Do nothing: there is nobody to average with."""
         return nullcontext()
 
     def join(self, models: list[nn.Module]) -> AbstractContextManager[None]:

@@ -1,0 +1,544 @@
+"""`Accelerator`: your loop, our tools.
+
+Each method hands over to the room that does the work; none decides anything about hardware.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytrain.core.errors import WrongOrder
+from anytrain.core.plan import Plan
+from anytrain.doors.accelerator import construct
+from anytrain.doors.accelerator.memory import release_memory
+from anytrain.doors.accelerator.options import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    DynamoBackend,
+    GradientAccumulationPlugin,
+    PrecisionType,
+    ProfileKwargs,
+    ProjectConfiguration,
+    RNGType,
+    TorchDynamoPlugin,
+    changed,
+    check_flags,
+    sort_handlers,
+)
+from anytrain.doors.accelerator.processes import ProcessView
+from anytrain.doors.accelerator.refused import refuse_plugins
+from anytrain.doors.accelerator.saving import Saving
+from anytrain.doors.accelerator.states import AcceleratorState, GradientState
+from anytrain.doors.accelerator.unlike import UnlikeAccelerate
+from anytrain.engine import collect
+from anytrain.engine.assemble import current
+from anytrain.engine.assemble.run import Run, num_skipped, unscale, veto
+from anytrain.engine.assemble.session import Session, session
+from anytrain.engine.prepared.loader import skip_first_batches
+from anytrain.engine.prepared.optimizer import PreparedOptimizer
+from anytrain.engine.recording import trackers
+from anytrain.engine.recording.profile import profile
+from anytrain.engine.step.eager import EagerStep, check_loss
+from anytrain.engine.tree import is_all_tensors, map_tensors
+
+
+class Accelerator(ProcessView, Saving, UnlikeAccelerate):
+    """Run a training loop on whatever device and processes there are."""
+
+    def __init__(
+        self,
+        device_placement: bool = True,
+        split_batches: bool | None = None,
+        mixed_precision: PrecisionType | str | None = None,
+        gradient_accumulation_steps: int | None = None,
+        cpu: bool = False,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        rng_types: list[str | RNGType] | None = None,
+        log_with: Any = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        step_scheduler_with_optimizer: bool = True,
+        kwargs_handlers: list[Any] | None = None,
+        dynamo_backend: DynamoBackend | str | None = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        deepspeed_plugins: Any = None,
+        parallelism_config: Any = None,
+        downcast_bf16: bool | None = None,
+    ) -> None:
+        refuse_plugins(
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            deepspeed_plugins=deepspeed_plugins,
+            parallelism_config=parallelism_config,
+        )
+        check_flags(device_placement=device_placement, cpu=cpu)
+        handlers = sort_handlers(kwargs_handlers)
+        plugin = construct.accumulation_plugin(
+            gradient_accumulation_steps, gradient_accumulation_plugin
+        )
+        dynamo = dynamo_plugin or TorchDynamoPlugin(backend=dynamo_backend)
+        loaders = dataloader_config or DataLoaderConfiguration()
+        if split_batches is not None:
+            loaders.split_batches = split_batches
+        self.dataloader_config = loaders
+        self.project_configuration = project_config or ProjectConfiguration()
+        if project_dir is not None:
+            self.project_configuration.set_directories(project_dir)
+        self._log_with = trackers.resolve(log_with, self.logging_dir)
+        found = session(
+            construct.wishes(
+                cpu=cpu,
+                mixed_precision=mixed_precision,
+                accumulation=plugin.num_steps,
+                dynamo=dynamo,
+                downcast_bf16=downcast_bf16,
+            ),
+            construct.session_options(plugin, handlers),
+        )
+        self._run = Run(
+            found,
+            construct.run_options(
+                device_placement=device_placement,
+                loaders=loaders,
+                rng_types=rng_types,
+                handlers=handlers,
+                dynamo=dynamo,
+                step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+            ),
+        )
+        self._profile_options = handlers.get(ProfileKwargs) or ProfileKwargs()
+        self._registered: list[Any] = []
+        self._save_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
+        self._load_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
+        self._trackers: trackers.Trackers | None = None
+        self._triggered = False
+        current.take(found)
+
+    # -- what was decided ---------------------------------------------------------------------
+
+    @property
+    def _session(self) -> Session:
+        return self._run.session
+
+    @property
+    def plan(self) -> Plan:
+        """Everything that was decided, each with its reason."""
+        return self._session.plan
+
+    @property
+    def state(self) -> AcceleratorState:
+        """This run, as HF's state object shows it."""
+        view: AcceleratorState = AcceleratorState._of(self._session)
+        return view
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Where this run's loop stands between two updates."""
+        return GradientState._of(self._session.cursor)
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision in force: no, bf16 or fp16."""
+        return self._session.plan.precision.value
+
+    @property
+    def scaler(self) -> torch.amp.GradScaler | None:
+        """fp16's loss scaler; None in other precisions."""
+        scale = self._session.precision.scale
+        return None if scale is None else scale.scaler
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether several devices train together."""
+        return self.use_distributed
+
+    @property
+    def data_parallel_rank(self) -> int:
+        """This process's rank: every process holds a replica."""
+        return self.process_index
+
+    @property
+    def device_placement(self) -> bool:
+        """Whether prepared objects are put on the device."""
+        return self._run.options.device_placement
+
+    @property
+    def step_scheduler_with_optimizer(self) -> bool:
+        """Whether prepared schedulers move with their optimizer."""
+        return self._run.options.step_scheduler_with_optimizer
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether each batch is cut among the processes."""
+        return self.dataloader_config.split_batches
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether the main process reads for all."""
+        return self.dataloader_config.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether the last round is filled from the start."""
+        return self.dataloader_config.even_batches
+
+    @even_batches.setter
+    def even_batches(self, value: bool) -> None:
+        self.dataloader_config.even_batches = value
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Whether shuffling is a function of seed and epoch alone."""
+        return self.dataloader_config.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool:
+        """Whether batches travel while the host goes on."""
+        return self.dataloader_config.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """What was asked; a prepared loader always knows its position."""
+        return self.dataloader_config.use_stateful_dataloader
+
+    @property
+    def project_dir(self) -> str | None:
+        """The run's folder."""
+        return self.project_configuration.project_dir
+
+    @property
+    def logging_dir(self) -> str | None:
+        """The trackers' folder."""
+        return self.project_configuration.logging_dir
+
+    @property
+    def save_iteration(self) -> int:
+        """The number of the next automatically named checkpoint."""
+        return self.project_configuration.iteration
+
+    # -- prepare ------------------------------------------------------------------------------
+
+    def prepare(self, *args: Any, device_placement: list[bool | None] | None = None) -> Any:
+        """Return models, optimizers, loaders and schedulers ready for this run, in their order."""
+        return self._run.prepare(args, device_placement)
+
+    def prepare_model(
+        self,
+        model: nn.Module,
+        device_placement: bool | None = None,
+        evaluation_mode: bool = False,
+    ) -> nn.Module:
+        """Return the model on its device, in its precision, tied to the other ranks'."""
+        return self._run.model(model, device_placement, evaluation_mode=evaluation_mode)
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> PreparedOptimizer:
+        """Return the optimizer, guarded and bound to accumulated steps."""
+        return self._run.optimizer(optimizer, device_placement)
+
+    def prepare_data_loader(
+        self,
+        data_loader: Any,
+        device_placement: bool | None = None,
+        slice_fn_for_dispatch: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Return the loader, dealt to this rank."""
+        return self._run.loader(data_loader, device_placement, slice_fn_for_dispatch)
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """Return the scheduler, moving with its optimizer."""
+        return self._run.scheduler(scheduler)
+
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> nn.Module:
+        """Return the model that was given to `prepare`."""
+        return self._run.unwrap(
+            model, keep_forward=keep_fp32_wrapper, keep_compiled=keep_torch_compile
+        )
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Return the model's weights, under the names of the model given to `prepare`."""
+        if unwrap:
+            model = self._run.unwrap(model, keep_forward=True, keep_compiled=False)
+        return model.state_dict()
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """Return the loader less its first batches, for the first epoch after a resume."""
+        return skip_first_batches(dataloader, num_batches)
+
+    # -- the step -----------------------------------------------------------------------------
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Add the loss's gradients, averaged over the batches of one update."""
+        found = self._session
+        if "gradient" not in kwargs:
+            check_loss(loss)
+        cursor = found.cursor
+        found.world.mark(cursor.updates, "backward")
+        if cursor.accumulation.num_steps != 1:
+            loss = loss / cursor.accumulation.num_steps
+        if found.precision.scale is not None:
+            loss = found.precision.scale(loss)
+        loss.backward(**kwargs)
+
+    def step(
+        self,
+        loss_fn: Callable[[nn.Module, Any], torch.Tensor],
+        max_grad_norm: float | None = None,
+    ) -> EagerStep:
+        """Return one function that runs the whole step on a batch: `out = step(batch)`.
+
+        `loss_fn(model, batch)` returns the loss. The prepared model, optimizers and schedulers
+        are used; accumulation and clipping are taken care of.
+        """
+        if len(self._run.models) != 1 or not self._run.optimizers:
+            raise WrongOrder(
+                f"Cannot make a step from {len(self._run.models)} models and "
+                f"{len(self._run.optimizers)} optimizers.",
+                why="the step trains one prepared model with its prepared optimizers.",
+                fix="call prepare(model, optimizer, ...) first; write the loop out for several.",
+            )
+        return EagerStep(
+            loss_fn,
+            self._run.models[0],
+            self.accumulate,
+            self.backward,
+            lambda: self._clip_all(max_grad_norm),
+            tuple(self._run.optimizers),
+            tuple(self._run.schedulers),
+        )
+
+    def _clip_all(self, max_norm: float | None) -> torch.Tensor | None:
+        if max_norm is None or not self.sync_gradients:
+            return None
+        return self.clip_grad_norm_(self._run.models[0].parameters(), max_norm)
+
+    @contextmanager
+    def accumulate(self, *models: nn.Module) -> Iterator[None]:
+        """Let gradients add up inside the block until the update is due."""
+        cursor = self._session.cursor
+        if cursor.next_micro() or cursor.accumulation.sync_each_batch:
+            yield
+            return
+        with ExitStack() as stack:
+            for model in models:
+                stack.enter_context(self._session.world.no_sync(model))
+            yield
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Leave gradients local inside the block."""
+        return self._session.world.no_sync(model)
+
+    @staticmethod
+    def trigger_sync_in_backward(model: nn.Module) -> Any:
+        """Average the gradients of the next backward although the forward was under no_sync."""
+        found = current.get()
+        assert found is not None
+        return found.world.sync_next_backward(model)
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this batch ends an update."""
+        return self._session.cursor.sync
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self._session.cursor.sync = value
+
+    @property
+    def gradient_accumulation_steps(self) -> int:
+        """How many batches make one update."""
+        return self._session.cursor.accumulation.num_steps
+
+    @gradient_accumulation_steps.setter
+    def gradient_accumulation_steps(self, steps: int) -> None:
+        cursor = self._session.cursor
+        cursor.accumulation = replace(cursor.accumulation, num_steps=steps)
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Undo fp16's loss scale now, so that gradients can be looked at."""
+        chosen = self._run.optimizers if optimizer is None else optimizer
+        unscale(list(chosen) if isinstance(chosen, (list, tuple)) else [chosen])
+
+    def clip_grad_norm_(
+        self,
+        parameters: Iterable[torch.Tensor] | torch.Tensor,
+        max_norm: float,
+        norm_type: float = 2,
+    ) -> torch.Tensor:
+        """Clip the gradients to a norm; return the norm they had, on the device."""
+        unscale(self._run.optimizers)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
+        veto(self._run.optimizers, norm)
+        return norm
+
+    def clip_grad_value_(
+        self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float
+    ) -> None:
+        """Clip each gradient value."""
+        unscale(self._run.optimizers)
+        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+
+    def autocast(
+        self, autocast_handler: AutocastKwargs | None = None
+    ) -> AbstractContextManager[Any]:
+        """Return the context that the planned precision computes in."""
+        return self._session.precision.autocast(changed(autocast_handler))
+
+    @property
+    def optimizer_step_was_skipped(self) -> bool:
+        """Whether the last update was left out because its gradient was not finite."""
+        return any(optimizer.step_was_skipped for optimizer in self._run.optimizers)
+
+    @property
+    def num_skipped_steps(self) -> int:
+        """How many updates were left out so far; reads the device."""
+        return num_skipped(self._run.optimizers)
+
+    @contextmanager
+    def join_uneven_inputs(
+        self, joinables: list[Any], even_batches: bool | None = None
+    ) -> Iterator[None]:
+        """Let ranks run out of batches at different times inside the block."""
+        with self._run.evenness(even_batches) as even:
+            if even or not self.use_distributed:
+                yield
+            else:
+                with self._session.world.join(joinables):
+                    yield
+
+    # -- collectives --------------------------------------------------------------------------
+
+    def gather(self, tensor: Any) -> Any:
+        """Return every rank's tensors, joined along the first dimension."""
+        return collect.gather(tensor, self._session.world, check=self.debug)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """Gather, without the samples that were repeated to fill the last round."""
+        as_objects = use_gather_object or not is_all_tensors(input_data)
+        world, cursor = self._session.world, self._session.cursor
+        if as_objects:
+            data = collect.gather_objects(input_data, world)
+        else:
+            data = collect.gather(input_data, world, check=self.debug)
+        if world.size == 1 or not cursor.at_end or cursor.remainder <= 0:
+            return data
+        kept = cursor.remainder
+        return data[:kept] if as_objects else map_tensors(lambda t: t[:kept], data)
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Return the sum or mean of every tensor over the ranks."""
+        return collect.reduce(tensor, self._session.world, reduction, scale)
+
+    def pad_across_processes(
+        self, tensor: Any, dim: int = 0, pad_index: Any = 0, pad_first: bool = False
+    ) -> Any:
+        """Return the tensors padded to the longest rank's size along `dim`."""
+        return collect.pad_across(tensor, self._session.world, dim, pad_index, pad_first)
+
+    def set_trigger(self) -> None:
+        """Raise a flag that `check_trigger` sees on every process."""
+        self._triggered = True
+
+    def check_trigger(self) -> bool:
+        """Whether any process raised the flag since the last check; lowers it."""
+        raised = any(self._session.world.gather_object(self._triggered))
+        self._triggered = False if raised else self._triggered
+        return raised
+
+    # -- the end ------------------------------------------------------------------------------
+
+    def free_memory(self, *objects: Any) -> list[None]:
+        """Let go of every prepared object and give memory back."""
+        self._run.forget()
+        return release_memory(*objects)
+
+    def clear(self, *objects: Any) -> list[None]:
+        """Do what `free_memory` does."""
+        return self.free_memory(*objects)
+
+    def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[Any]:
+        """Profile the block with torch's profiler."""
+        return profile(profile_handler or self._profile_options, self.process_index)
+
+    def init_trackers(
+        self,
+        project_name: str,
+        config: dict[str, Any] | None = None,
+        init_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Start the trackers of `log_with`."""
+        self._trackers = trackers.Trackers(
+            self._log_with, self.logging_dir, is_main=self.is_main_process
+        )
+        self._trackers.start(project_name, config, init_kwargs or {})
+
+    @property
+    def trackers(self) -> list[Any]:
+        """The trackers that are running."""
+        return [] if self._trackers is None else list(self._trackers)
+
+    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
+        """Return a running tracker, or the library's own object below it."""
+        if self._trackers is None:
+            raise WrongOrder(
+                f"Cannot get the tracker {name!r}.",
+                why="no tracker was started.",
+                fix=f'pass Accelerator(log_with="{name}") and call init_trackers() first.',
+            )
+        return self._trackers.get(name, unwrap)
+
+    def log(
+        self,
+        values: dict[str, Any],
+        step: int | None = None,
+        log_kwargs: dict[str, Any] | None = None,
+    ) -> None:
+        """Log to every running tracker, from the main process."""
+        if self._trackers is not None:
+            self._trackers.log(values, step, log_kwargs or {})
+
+    def end_training(self) -> None:
+        """Finish the trackers, leave the process group, and clear the current run."""
+        if self._trackers is not None:
+            self._trackers.finish()
+        self._session.world.close()
+        if current.get() is self._session:
+            current.clear()
+
+    @property
+    def _models(self) -> list[nn.Module]:
+        return self._run.models
+
+    @property
+    def _optimizers(self) -> list[PreparedOptimizer]:
+        return self._run.optimizers
+
+    @property
+    def _schedulers(self) -> list[Any]:
+        return list(self._run.schedulers)
+
+    @property
+    def _dataloaders(self) -> list[Any]:
+        return list(self._run.loaders)
+
+    @property
+    def _custom_objects(self) -> list[Any]:
+        return self._registered

@@ -1,0 +1,104 @@
+"""Give memory back, and find the batch size that fits."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from anytrain.core.errors import BadInput, BadType
+from anytrain.engine.assemble import current
+from anytrain.machine.backends import probe
+from anytrain.machine.backends.base import Backend
+
+
+def release_memory(*objects: Any) -> list[None]:
+    """Drop the objects and give cached device memory back; assign the result to their names.
+
+    >>> a, b = [0] * 3, [1] * 3
+    >>> a, b = release_memory(a, b)
+    >>> a is None and b is None
+    True
+    """
+    num_objects = len(objects)
+    del objects
+    _release(_backend())
+    return [None] * num_objects
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    reduce_batch_size_fn: Callable[[], int] | None = None,
+) -> Callable[..., Any]:
+    """Decorate a function of a batch size: on out-of-memory it is called again with less.
+
+    The size is halved, or set by `reduce_batch_size_fn`. Memory is freed before each try, and
+    the size that worked is where the next call starts.
+    """
+    if function is None:
+        return functools.partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            reduce_batch_size_fn=reduce_batch_size_fn,
+        )
+    if starting_batch_size < 1:
+        raise BadInput(
+            f"Cannot start with a batch size of {starting_batch_size}.",
+            why="there is nothing below it to try.",
+            fix="pass starting_batch_size=1 or more.",
+        )
+    found: Callable[..., Any] = function
+    learnt = starting_batch_size
+
+    @functools.wraps(found)
+    def with_batch_size(*args: Any, **kwargs: Any) -> Any:
+        nonlocal learnt
+        _check_call(found, args)
+        backend = _backend()
+        while True:
+            _release(backend)
+            try:
+                return found(learnt, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001 -- re-raised unless it is out of memory
+                if not _is_out_of_memory(backend, error):
+                    raise
+            learnt = reduce_batch_size_fn() if reduce_batch_size_fn is not None else learnt // 2
+            if learnt < 1:
+                raise BadInput(
+                    "No executable batch size found, reached zero.",
+                    why="even a batch of one sample runs out of memory.",
+                    fix="use a smaller model or shorter samples, gradient checkpointing, or bf16.",
+                )
+
+    return with_batch_size
+
+
+def _is_out_of_memory(backend: Backend, error: BaseException) -> bool:
+    """Ask the backend; a user's own words count too, as the peers' wrappers raise plain errors."""
+    return backend.is_out_of_memory(error) or (
+        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+    )
+
+
+def _check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    parameters = list(inspect.signature(function).parameters)
+    if len(parameters) < len(args) + 1:
+        shown = ", ".join(f"{name}={value}" for name, value in zip(parameters[1:], args[1:]))  # noqa: B905 -- the lengths differ, that is the mistake
+        raise BadType(
+            f"Batch size was passed into `{function.__name__}` as the first argument when called.",
+            why="find_executable_batch_size passes it by itself.",
+            fix=f"remove this as the decorator already does so: `{function.__name__}({shown})`.",
+        )
+
+
+def _backend() -> Backend:
+    found = current.get()
+    return probe.choose(None) if found is None else found.backend
+
+
+def _release(backend: Backend) -> None:
+    gc.collect()
+    backend.release()

@@ -1,0 +1,290 @@
+"""The options people know from HF Accelerate: small dataclasses and enums."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+
+from anytrain.core.errors import BadInput
+from anytrain.engine.recording.profile import ProfileOptions
+
+
+class _Word(StrEnum):
+    """An enum whose members are the strings that users type."""
+
+    @classmethod
+    def list(cls) -> list[str]:
+        """Return the values."""
+        return [str(member.value) for member in cls]
+
+
+class DistributedType(_Word):
+    """What kind of world a script runs in."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    XLA = "XLA"
+    # Named so that scripts which compare with them run; anytrain never is one of them.
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_XPU = "MULTI_XPU"
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_NEURON = "MULTI_NEURON"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    MEGATRON_LM = "MEGATRON_LM"
+    TPU = "XLA"
+
+
+class PrecisionType(_Word):
+    """The precisions by name."""
+
+    NO = "no"
+    FP8 = "fp8"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+
+class RNGType(_Word):
+    """Random generators that can be kept the same on every rank."""
+
+    TORCH = "torch"
+    CUDA = "cuda"
+    XLA = "xla"
+    GENERATOR = "generator"
+
+
+class LoggerType(_Word):
+    """Trackers by name."""
+
+    ALL = "all"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+    MLFLOW = "mlflow"
+    JSONL = "jsonl"
+    CSV = "csv"
+    AIM = "aim"
+    COMETML = "comet_ml"
+    CLEARML = "clearml"
+    DVCLIVE = "dvclive"
+    SWANLAB = "swanlab"
+
+
+class DynamoBackend(_Word):
+    """Compilers by name; NO means none."""
+
+    NO = "NO"
+    EAGER = "EAGER"
+    AOT_EAGER = "AOT_EAGER"
+    INDUCTOR = "INDUCTOR"
+    CUDAGRAPHS = "CUDAGRAPHS"
+    ONNXRT = "ONNXRT"
+    TENSORRT = "TENSORRT"
+    TVM = "TVM"
+
+
+class DDPCommunicationHookType(_Word):
+    """How gradients are packed while they travel."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
+
+
+class KwargsHandler:
+    """A dataclass of options that can tell which of them differ from the default."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return every option."""
+        return copy.deepcopy(self.__dict__)
+
+    def to_kwargs(self) -> dict[str, Any]:
+        """Return the options that were changed."""
+        default = type(self)().to_dict()
+        return {name: value for name, value in self.to_dict().items() if default[name] != value}
+
+
+@dataclass
+class DataLoaderConfiguration:
+    """How `prepare` treats data loaders."""
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = False
+    data_seed: int | None = None
+    non_blocking: bool = False
+    use_stateful_dataloader: bool = False
+
+
+@dataclass
+class GradientAccumulationPlugin(KwargsHandler):
+    """How many batches make one update."""
+
+    num_steps: int | None = None
+    adjust_scheduler: bool = True
+    sync_with_dataloader: bool = True
+    sync_each_batch: bool = False
+
+
+@dataclass
+class ProjectConfiguration:
+    """Where a run keeps its files."""
+
+    project_dir: str | None = None
+    logging_dir: str | None = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+    iteration: int = 0
+    save_on_each_node: bool = False
+
+    def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
+        """Set the project's folder, and the logs' where none was given."""
+        self.project_dir = None if project_dir is None else os.fspath(project_dir)
+        if self.logging_dir is None:
+            self.logging_dir = self.project_dir
+
+    def __post_init__(self) -> None:
+        if self.total_limit is not None and self.total_limit < 1:
+            raise BadInput(
+                f"Cannot keep total_limit={self.total_limit} checkpoints.",
+                why="a run that keeps none cannot be resumed.",
+                fix="pass total_limit=1 or more, or None to keep all.",
+            )
+        self.set_directories(self.project_dir)
+
+
+@dataclass
+class AutocastKwargs(KwargsHandler):
+    """Options of torch.autocast."""
+
+    enabled: bool = True
+    cache_enabled: bool | None = None
+
+
+@dataclass
+class DistributedDataParallelKwargs(KwargsHandler):
+    """Options of DistributedDataParallel."""
+
+    dim: int = 0
+    broadcast_buffers: bool = True
+    bucket_cap_mb: int = 25
+    find_unused_parameters: bool = False
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool = False
+    static_graph: bool = False
+    comm_hook: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_wrapper: DDPCommunicationHookType = DDPCommunicationHookType.NO
+    comm_state_option: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class GradScalerKwargs(KwargsHandler):
+    """Options of fp16's loss scale."""
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    enabled: bool = True
+
+
+@dataclass
+class InitProcessGroupKwargs(KwargsHandler):
+    """How the ranks find each other; `backend` None is the device's own transport."""
+
+    backend: str | None = None
+    init_method: str | None = None
+    timeout: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        if self.timeout is not None and self.timeout.total_seconds() <= 0:
+            raise BadInput(
+                f"Cannot wait {self.timeout} for the other ranks.",
+                why="a timeout must be longer than nothing.",
+                fix="pass timeout=timedelta(minutes=30).",
+            )
+
+
+@dataclass
+class TorchDynamoPlugin(KwargsHandler):
+    """Options of torch.compile."""
+
+    backend: DynamoBackend | str | None = None
+    mode: str | None = None
+    fullgraph: bool = False
+    dynamic: bool | None = None
+    options: dict[str, Any] | None = None
+    disable: bool = False
+
+
+@dataclass
+class ProfileKwargs(KwargsHandler, ProfileOptions):
+    """Options of torch's profiler."""
+
+
+HANDLERS = (
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
+)
+
+
+def sort_handlers(handlers: list[Any] | None) -> dict[type, Any]:
+    """Return the handlers by kind, refusing what is none and what comes twice."""
+    found: dict[type, Any] = {}
+    for handler in handlers or []:
+        kind = next((k for k in HANDLERS if isinstance(handler, k)), None)
+        if kind is None:
+            raise BadInput(
+                f"Unknown handler {type(handler).__name__} in kwargs_handlers.",
+                why=f"known are {', '.join(k.__name__ for k in HANDLERS)}.",
+                fix="drop it; fp8 recipes in particular have no device to serve here.",
+            )
+        if kind in found:
+            raise BadInput(
+                f"Cannot take two {kind.__name__} in kwargs_handlers.",
+                why="which of the two should count is not said.",
+                fix="pass one.",
+            )
+        found[kind] = handler
+    return found
+
+
+def changed(handler: Any) -> dict[str, Any]:
+    """Return the options that a handler sets; nothing where there is no handler."""
+    return {} if handler is None else handler.to_kwargs()
+
+
+def plain(options: dict[str, Any]) -> dict[str, Any]:
+    """Return options with enum members as the strings they stand for."""
+    return {name: getattr(value, "value", value) for name, value in options.items()}
+
+
+def check_flags(**flags: Callable[..., Any] | Any) -> None:
+    """Refuse a yes-or-no argument that is neither."""
+    for name, value in flags.items():
+        if not isinstance(value, bool):
+            raise BadInput(
+                f"Cannot use {name}={value!r}.",
+                why=f"{name} is a yes-or-no argument.",
+                fix=f"pass {name}=True or {name}=False.",
+            )
+
+
+def loader_fields() -> tuple[str, ...]:
+    """Return the names of what a DataLoaderConfiguration holds."""
+    return tuple(f.name for f in fields(DataLoaderConfiguration))

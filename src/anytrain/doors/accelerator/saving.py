@@ -1,0 +1,159 @@
+"""The part of `Accelerator` that writes and reads files."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from anytrain.core.errors import BadInput, CheckpointError, Notice
+from anytrain.doors.accelerator.options import ProjectConfiguration
+from anytrain.engine import checkpoint
+from anytrain.engine.assemble import snapshot
+from anytrain.engine.assemble.run import Run
+from anytrain.engine.checkpoint.export import export_model, export_object
+
+Place = str | os.PathLike[str]
+
+
+class Saving:
+    """Checkpoints, exported models, and what is registered with them."""
+
+    project_configuration: ProjectConfiguration
+    _run: Run
+    _registered: list[Any]
+    _save_hooks: OrderedDict[int, Callable[..., None]]
+    _load_hooks: OrderedDict[int, Callable[..., None]]
+
+    def save_state(
+        self, output_dir: Place | None = None, safe_serialization: bool = True, **unused: Any
+    ) -> str:
+        """Write the whole run to a folder that is whole or absent; return its path.
+
+        Where there is no room, or a weight is not finite, a notice says so, the previous
+        checkpoint stays, and training goes on.
+        """
+        store, name = self._store_for(output_dir, saving=True)
+        hooks = list(self._save_hooks.values())
+        outcome = store.save(
+            name,
+            lambda folder: snapshot.take(self._run, self._registered, hooks, folder),
+            world=self._run.session.world,
+        )
+        if isinstance(outcome, checkpoint.SaveFailed):
+            warnings.warn(str(outcome), Notice, stacklevel=2)
+        else:
+            self.project_configuration.iteration += 1
+        return os.fspath(store.root / name)
+
+    def load_state(self, input_dir: Place | None = None, **unused: Any) -> None:
+        """Put a saved run back; without a folder, the newest whole checkpoint of the project."""
+        world = self._run.session.world
+        if input_dir is None:
+            store, _ = self._store_for(None, saving=False)
+            newest = store.newest_whole(world=world)
+            for damage in newest.passed_over:
+                warnings.warn(f"Passed over a damaged checkpoint: {damage}", Notice, stacklevel=2)
+            if newest.path is None:
+                raise CheckpointError(
+                    f"There is no whole checkpoint in {store.root}.",
+                    why="nothing was saved there yet, or all of it is damaged.",
+                    fix="pass the folder to load_state(), or start afresh.",
+                )
+            loaded = store.load(newest, world=world)
+        else:
+            loaded = checkpoint.load(self._existing(input_dir), world=world)
+        hooks = list(self._load_hooks.values())
+        snapshot.restore(self._run, self._registered, loaded, hooks)
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Save and restore these too: anything with state_dict() and load_state_dict()."""
+        for obj in objects:
+            snapshot.check_registered(obj)
+        self._registered.extend(objects)
+
+    def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(models, weights, output_dir)` before each save."""
+        handle = RemovableHandle(self._save_hooks)
+        self._save_hooks[handle.id] = hook
+        return handle
+
+    def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
+        """Call `hook(models, input_dir)` before each load."""
+        handle = RemovableHandle(self._load_hooks)
+        self._load_hooks[handle.id] = hook
+        return handle
+
+    def save_model(
+        self,
+        model: nn.Module,
+        save_directory: Place,
+        max_shard_size: int | str = "10GB",
+        safe_serialization: bool = True,
+    ) -> None:
+        """Write the model's weights alone, in shards, from the main process."""
+        if Path(save_directory).is_file():
+            raise BadInput(
+                f"Cannot save a model to {os.fspath(save_directory)}.",
+                why="it is a file, and a model is saved to a folder.",
+                fix="pass a folder.",
+            )
+        world = self._run.session.world
+        if world.rank == 0:
+            export_model(
+                self._run.unwrap(model, keep_forward=True, keep_compiled=False),
+                Path(save_directory),
+                max_shard_size=max_shard_size,
+                safe_serialization=safe_serialization,
+            )
+        world.barrier("saving the model")
+
+    def save(self, obj: Any, f: Place, safe_serialization: bool = False) -> None:
+        """Write an object from the main process (from each machine's, if so configured)."""
+        world = self._run.session.world
+        each = self.project_configuration.save_on_each_node
+        if (world.local_rank if each else world.rank) == 0:
+            export_object(obj, Path(f), safe_serialization=safe_serialization)
+
+    def _store_for(self, folder: Place | None, *, saving: bool) -> tuple[checkpoint.Store, str]:
+        """Return the store and the name that a folder means; automatic names count up."""
+        config = self.project_configuration
+        if config.automatic_checkpoint_naming or folder is None:
+            if config.project_dir is None:
+                raise BadInput(
+                    "Cannot tell where checkpoints are.",
+                    why="no folder was passed, and the Accelerator has no project_dir.",
+                    fix="pass a folder, or Accelerator(project_dir=..., project_config="
+                    "ProjectConfiguration(automatic_checkpoint_naming=True)).",
+                )
+            root = Path(config.project_dir) / "checkpoints"
+            keep = checkpoint.Retention(keep_last=config.total_limit)
+            name = f"checkpoint_{config.iteration}"
+            if saving and (root / name).exists():
+                raise BadInput(
+                    f"Checkpoint {root / name} exists already.",
+                    why="another run's checkpoints are in this project folder, or this one was "
+                    "resumed without setting the iteration.",
+                    fix="pass ProjectConfiguration(iteration=N) with the next free number, or "
+                    "another project_dir.",
+                )
+            return checkpoint.Store(root, retention=keep), name
+        path = Path(folder)
+        return checkpoint.Store(path.parent), path.name
+
+    @staticmethod
+    def _existing(folder: Place) -> Path:
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise BadInput(
+                f"Cannot load {path}.",
+                why="there is no such folder.",
+                fix="pass the folder that save_state() returned.",
+            )
+        return path

@@ -1,0 +1,282 @@
+"""`PartialState`, `AcceleratorState` and `GradientState`: views of the current run.
+
+They hold nothing. A new run replaces what they see; `end_training` clears it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from anytrain.core.errors import WrongOrder
+from anytrain.core.plan import Wishes, wish
+from anytrain.doors.accelerator.options import GradientAccumulationPlugin, RNGType
+from anytrain.doors.accelerator.processes import ProcessView
+from anytrain.doors.accelerator.refused import refuse_plugins
+from anytrain.engine import rng
+from anytrain.engine.assemble import current
+from anytrain.engine.assemble.session import Session, SessionOptions, session
+from anytrain.engine.prepared.cursor import Cursor
+
+
+def live_session(wishes: Wishes | None = None, options: SessionOptions | None = None) -> Session:
+    """Return the current run's session; open one where there is none."""
+    found = current.get()
+    if found is None:
+        found = session(wishes or Wishes(), options)
+        current.take(found)
+    return found
+
+
+class _View(ProcessView):
+    """A view of the current run, or of the run it was given."""
+
+    _own: Session | None = None
+
+    @property
+    def _session(self) -> Session:
+        found = self._own or current.get()
+        if found is None:
+            raise WrongOrder(
+                f"There is no run for {type(self).__name__} to show.",
+                why="the run was ended by end_training() or _reset_state().",
+                fix=f"make a new Accelerator() or {type(self).__name__}().",
+            )
+        return found
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there is a run to show."""
+        return (self._own or current.get()) is not None
+
+    @property
+    def fork_launched(self) -> bool:
+        """Whether the processes were forked: anytrain starts fresh ones."""
+        return False
+
+    @classmethod
+    def _of(cls, own: Session) -> Any:
+        view = cls.__new__(cls)
+        view._own = own
+        return view
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Forget the current run."""
+        current.clear()
+
+    def destroy_process_group(self, group: Any = None) -> None:
+        """Leave the job's process group."""
+        self._session.world.close()
+
+    def __repr__(self) -> str:
+        state = self._session
+        return (
+            f"Distributed environment: {self.distributed_type}\n"
+            f"Num processes: {self.num_processes}\n"
+            f"Process index: {self.process_index}\n"
+            f"Local process index: {self.local_process_index}\n"
+            f"Device: {state.device}\n"
+            f"Mixed precision type: {state.plan.precision}\n"
+        )
+
+
+class PartialState(_View):
+    """Where this process stands, before or beside an Accelerator."""
+
+    def __init__(self, cpu: bool = False, **kwargs: Any) -> None:
+        cpu = kwargs.pop("_cpu", cpu)
+        live_session(
+            Wishes(device=wish("cpu" if cpu else None, "argument cpu=True")),
+            SessionOptions(process_group=kwargs),
+        )
+
+    @property
+    def default_device(self) -> Any:
+        """The device that a process without peers would take."""
+        return self._session.device
+
+    def set_device(self) -> None:
+        """Make this process's device the current one."""
+        self._session.backend.device(self._session.world.local_rank)
+
+
+class AcceleratorState(_View):
+    """Where this process stands, with its precision."""
+
+    def __init__(
+        self,
+        mixed_precision: str | None = None,
+        cpu: bool = False,
+        dynamo_plugin: Any = None,
+        deepspeed_plugin: Any = None,
+        fsdp_plugin: Any = None,
+        torch_tp_plugin: Any = None,
+        megatron_lm_plugin: Any = None,
+        parallelism_config: Any = None,
+        _from_accelerator: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        refuse_plugins(
+            deepspeed_plugin=deepspeed_plugin,
+            fsdp_plugin=fsdp_plugin,
+            torch_tp_plugin=torch_tp_plugin,
+            megatron_lm_plugin=megatron_lm_plugin,
+            parallelism_config=parallelism_config,
+        )
+        live_session(
+            Wishes(
+                device=wish("cpu" if cpu else None, "argument cpu=True"),
+                precision=wish(mixed_precision, "argument mixed_precision"),
+                compile=wish(getattr(dynamo_plugin, "backend", None), "argument dynamo_plugin"),
+            ),
+            SessionOptions(process_group=kwargs),
+        )
+
+    @property
+    def mixed_precision(self) -> str:
+        """The precision in force: no, bf16 or fp16."""
+        return self._session.plan.precision.value
+
+    @property
+    def plan(self) -> Any:
+        """Everything that was decided, each with its reason."""
+        return self._session.plan
+
+    is_fsdp2 = False
+    deepspeed_plugin = None
+
+    def get_deepspeed_plugin(self, name: str) -> Any:
+        """Refuse: there is no DeepSpeed here."""
+        refuse_plugins(deepspeed_plugin=name)
+
+    def select_deepspeed_plugin(self, name: str | None = None) -> None:
+        """Refuse: there is no DeepSpeed here."""
+        refuse_plugins(deepspeed_plugin=name or "deepspeed")
+
+
+class GradientState:
+    """Where the loop stands between two updates."""
+
+    _own: Cursor | None = None
+
+    def __init__(
+        self, gradient_accumulation_plugin: GradientAccumulationPlugin | None = None
+    ) -> None:
+        cursor = live_session().cursor
+        if gradient_accumulation_plugin is not None:
+            plugin = gradient_accumulation_plugin
+            cursor.accumulation = replace(
+                cursor.accumulation,
+                num_steps=plugin.num_steps or 1,
+                adjust_scheduler=plugin.adjust_scheduler,
+                sync_with_dataloader=plugin.sync_with_dataloader,
+                sync_each_batch=plugin.sync_each_batch,
+            )
+
+    @classmethod
+    def _of(cls, cursor: Cursor) -> GradientState:
+        view = cls.__new__(cls)
+        view._own = cursor
+        return view
+
+    @property
+    def _cursor(self) -> Cursor:
+        return self._own or live_session().cursor
+
+    @property
+    def initialized(self) -> bool:
+        """Whether there is a run to show."""
+        return (self._own or current.get()) is not None
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether this batch ends an update."""
+        return self._cursor.sync
+
+    @sync_gradients.setter
+    def sync_gradients(self, value: bool) -> None:
+        self._cursor.sync = value
+
+    def _set_sync_gradients(self, value: bool) -> None:
+        self._cursor.sync = value
+
+    @property
+    def num_steps(self) -> int:
+        """How many batches make one update."""
+        return self._cursor.accumulation.num_steps
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """Whether schedulers count the batches between updates."""
+        return self._cursor.accumulation.adjust_scheduler
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether the last batch of a loader always ends an update."""
+        return self._cursor.accumulation.sync_with_dataloader
+
+    @property
+    def plugin_kwargs(self) -> dict[str, Any]:
+        """The accumulation's options."""
+        steps = self._cursor.accumulation
+        names = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
+        return {name: getattr(steps, name) for name in names}
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the loop is at the loader's last batch."""
+        return self._cursor.at_end
+
+    @property
+    def remainder(self) -> int:
+        """How many samples of the last round are no repeats; -1 where nobody knows."""
+        return self._cursor.remainder
+
+    @property
+    def active_dataloader(self) -> Any:
+        """The innermost loader being walked."""
+        return self._cursor.loader
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a loader is being walked."""
+        return self._cursor.loader is not None
+
+    @property
+    def dataloader_references(self) -> list[Any]:
+        """None, then the loaders being walked, outermost first."""
+        return [None, *self._cursor.open_loaders]
+
+    @property
+    def is_xla_gradients_synced(self) -> bool:
+        """Whether gradients were averaged: they are, in backward."""
+        return True
+
+    @staticmethod
+    def _reset_state() -> None:
+        """Forget where the loop stands."""
+        found = current.get()
+        if found is not None:
+            found.cursor = Cursor(type(found.cursor.accumulation)())
+
+    def __repr__(self) -> str:
+        return (
+            f"Sync Gradients: {self.sync_gradients}\n"
+            f"At end of current dataloader: {self.end_of_dataloader}\n"
+            f"Extra samples added: {self.remainder}\n"
+            f"Gradient accumulation plugin: {self.plugin_kwargs}\n"
+        )
+
+
+def set_seed(seed: int, device_specific: bool = False, deterministic: bool = False) -> None:
+    """Seed python, numpy and torch; `device_specific` adds the rank."""
+    offset = live_session().world.rank if device_specific else 0
+    rng.seed_everything(seed + offset, deterministic=deterministic)
+
+
+def synchronize_rng_states(rng_types: list[str | RNGType], generator: Any = None) -> None:
+    """Give every rank the main process's generator states."""
+    found = live_session()
+    kinds = [str(kind) for kind in rng_types]
+    rng.share(kinds, found.world, found.backend, found.device, generator)

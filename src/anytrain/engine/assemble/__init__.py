@@ -1,0 +1,1 @@
+"""Put the rooms together: the only place that calls constructors."""

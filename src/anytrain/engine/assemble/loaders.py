@@ -1,0 +1,143 @@
+"""Make a data loader yield this rank's batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+
+from anytrain.core.errors import BadInput
+from anytrain.engine.assemble.session import Session
+from anytrain.engine.data.seeded import SeedableRandomSampler
+from anytrain.engine.data.shard import BatchSamplerShard, IterableDatasetShard, check_split
+from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk, rebuild
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderOptions:
+    """How loaders are dealt; the fields are those of the door's DataLoaderConfiguration."""
+
+    split_batches: bool = False
+    dispatch_batches: bool | None = None
+    even_batches: bool = True
+    use_seedable_sampler: bool = False
+    data_seed: int | None = None
+    non_blocking: bool = False
+    rng_types: tuple[str, ...] = ("generator",)
+
+
+def prepare_loader(
+    loader: DataLoader[Any],
+    session: Session,
+    options: LoaderOptions,
+    *,
+    place: bool,
+    slice_fn: Callable[..., Any] | None = None,
+) -> PreparedLoader:
+    """Return the loader dealt to this rank, its batches placed on the device."""
+    world = session.world
+    streams = isinstance(loader.dataset, IterableDataset)
+    dispatching = _dispatching(options, place, streams) and world.size > 1
+    size = loader.batch_size
+    if size is None:
+        size = getattr(_batch_sampler(loader), "batch_size", None)
+    if options.split_batches and world.size > 1:
+        check_split(size, world.size)
+    drop_last = bool(loader.drop_last or getattr(_batch_sampler(loader), "drop_last", False))
+    base, generator = _seeded(loader, options), None
+    if world.size > 1 and not dispatching:
+        base, generator = _sharded(base, session, options)
+    walk = Walk(
+        cursor=session.cursor,
+        world=world,
+        backend=session.backend,
+        device=session.device,
+        placement=Placement(session.backend, session.device, options.non_blocking)
+        if place
+        else None,
+        rng_types=tuple(
+            kind for kind in options.rng_types if kind != "generator" or generator is not None
+        ),
+        generator=generator,
+        dispatching=dispatching,
+        split_batches=options.split_batches,
+        slice_fn=slice_fn,
+    )
+    return PreparedLoader(base, walk, drop_last)
+
+
+def _dispatching(options: LoaderOptions, place: bool, streams: bool) -> bool:
+    if options.dispatch_batches is None:
+        return place and streams
+    if options.dispatch_batches and not place:
+        raise BadInput(
+            "Cannot dispatch batches without placing them.",
+            why="dispatch_batches=True broadcasts each batch from the main process's device.",
+            fix="leave device_placement on, or pass dispatch_batches=False.",
+        )
+    return options.dispatch_batches
+
+
+def _batch_sampler(loader: DataLoader[Any]) -> Any:
+    """Return what yields lists of indices: users may put it in the sampler's place."""
+    return loader.sampler if isinstance(loader.sampler, BatchSampler) else loader.batch_sampler
+
+
+def _seeded(loader: DataLoader[Any], options: LoaderOptions) -> DataLoader[Any]:
+    """Put a sampler whose order is a function of seed and epoch in a random one's place."""
+    batches = _batch_sampler(loader)
+    sampler = getattr(batches, "sampler", None)
+    if not options.use_seedable_sampler or not isinstance(sampler, RandomSampler):
+        return loader
+    batches.sampler = SeedableRandomSampler(
+        sampler.data_source,
+        replacement=sampler.replacement,
+        num_samples=sampler._num_samples,
+        generator=sampler.generator,
+        data_seed=options.data_seed,
+    )
+    return loader
+
+
+def _sharded(
+    loader: DataLoader[Any], session: Session, options: LoaderOptions
+) -> tuple[DataLoader[Any], torch.Generator | None]:
+    """Return this rank's share, and the generator that must be the same on every rank."""
+    world = session.world
+    if isinstance(loader.dataset, IterableDataset):
+        shard = IterableDatasetShard(
+            loader.dataset,
+            batch_size=loader.batch_size or 1,
+            drop_last=loader.drop_last,
+            num_processes=world.size,
+            process_index=world.rank,
+            split_batches=options.split_batches,
+            even_batches=options.even_batches,
+        )
+        own = shard.round_size // world.size
+        share = rebuild(loader, dataset=shard, batch_size=own, drop_last=loader.drop_last)
+        return share, getattr(loader.dataset, "generator", None)
+    batches = _batch_sampler(loader)
+    sampler = getattr(batches, "sampler", None)
+    generator = None
+    if hasattr(sampler, "generator") and not options.use_seedable_sampler:
+        generator = _generator(sampler)
+    dealt = BatchSamplerShard(
+        batches, world.size, world.rank, options.split_batches, options.even_batches
+    )
+    if isinstance(loader.sampler, BatchSampler):
+        return rebuild(loader, sampler=dealt, batch_size=loader.batch_size), generator
+    return rebuild(loader, batch_sampler=dealt), generator
+
+
+def _generator(sampler: Any) -> torch.Generator:
+    """Return the sampler's generator, made if there is none: the global one differs by rank."""
+    if sampler.generator is None:
+        sampler.generator = torch.Generator()
+        seed = int(torch.empty((), dtype=torch.int64).random_().item())
+        sampler.generator.manual_seed(seed)
+    generator: torch.Generator = sampler.generator
+    return generator

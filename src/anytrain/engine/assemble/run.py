@@ -1,0 +1,257 @@
+"""What one loop was given to train with, prepared."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from anytrain.core.errors import BadInput, Notice
+from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
+from anytrain.engine.assemble.session import Session
+from anytrain.engine.data.shard import BatchSamplerShard
+from anytrain.engine.prepared import model as models
+from anytrain.engine.prepared.loader import Placement, PreparedLoader, SkippedLoader
+from anytrain.engine.prepared.optimizer import PreparedOptimizer, follow, fuse, place_state
+from anytrain.engine.prepared.scheduler import PreparedScheduler
+from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How objects are prepared."""
+
+    device_placement: bool = True
+    loaders: LoaderOptions = field(default_factory=LoaderOptions)
+    ddp: Mapping[str, Any] = field(default_factory=dict)
+    compile: Mapping[str, Any] = field(default_factory=dict)
+    step_scheduler_with_optimizer: bool = True
+
+
+class Run:
+    """The prepared objects of one session, in the order they came."""
+
+    def __init__(self, session: Session, options: RunOptions) -> None:
+        self.session = session
+        self.options = options
+        self.models: list[nn.Module] = []
+        self.optimizers: list[PreparedOptimizer] = []
+        self.schedulers: list[PreparedScheduler] = []
+        self.loaders: list[PreparedLoader] = []
+        self._moved: dict[int, nn.Parameter] = {}
+
+    def prepare(self, objects: tuple[Any, ...], placements: list[bool | None] | None) -> Any:
+        """Return the objects prepared, in their order; what is nothing of ours passes through."""
+        if placements is None:
+            placements = [None] * len(objects)
+        if len(placements) != len(objects):
+            raise BadInput(
+                f"Cannot place {len(objects)} objects by {len(placements)} values.",
+                why="device_placement says yes or no for each object, in their order.",
+                fix=f"pass a list of {len(objects)} values, or leave it out.",
+            )
+        # Models go first, optimizers next, schedulers last: each needs the ones before it.
+        done: list[Any] = list(objects)
+        for kinds in (nn.Module, Optimizer), (DataLoader,), (LRScheduler,):
+            for kind in kinds:
+                done = [
+                    self._prepare_kind(obj, kind, place)
+                    for obj, place in zip(done, placements, strict=True)
+                ]
+        return tuple(done) if len(done) != 1 else done[0]
+
+    def _prepare_kind(self, obj: Any, kind: type[Any], place: bool | None) -> Any:
+        if type(obj) in (list, tuple):
+            return type(obj)(self._prepare_kind(item, kind, place) for item in obj)
+        if type(obj) is dict:
+            return {key: self._prepare_kind(item, kind, place) for key, item in obj.items()}
+        if not isinstance(obj, kind):
+            return obj
+        if kind is nn.Module:
+            return self.model(obj, place)
+        if kind is Optimizer:
+            return self.optimizer(obj, place)
+        if kind is DataLoader:
+            return self.loader(obj, place)
+        return self.scheduler(obj)
+
+    def model(
+        self, model: nn.Module, place: bool | None = None, *, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Return the model on its device, in its precision, tied to the other ranks'."""
+        if any(model is known for known in self.models):
+            return model
+        session = self.session
+        if models.holds_device_map(model) and session.world.size > 1:
+            raise BadInput(
+                "Cannot train a model that is spread over several devices with several processes.",
+                why="it was loaded with a device_map, and each process owns one device.",
+                fix="load it without device_map, or start one process.",
+            )
+        placing = self.options.device_placement if place is None else place
+        if placing and not models.holds_device_map(model):
+            self._moved.update(models.move(model, session.device))
+        models.cast_forward(model, session.precision)
+        prepared = model
+        if not evaluation_mode:
+            prepared = session.world.replicate(model, dict(self.options.ddp))
+        if session.plan.step.value == "compiled" and not hasattr(prepared, "_orig_mod"):
+            prepared = models.compiled(prepared, self.options.compile)
+        self.models.append(prepared)
+        return prepared
+
+    def optimizer(self, optimizer: Optimizer, place: bool | None = None) -> PreparedOptimizer:
+        """Return the optimizer, guarded and bound to accumulated steps."""
+        if isinstance(optimizer, PreparedOptimizer):
+            self._remember(self.optimizers, optimizer)
+            return optimizer
+        session = self.session
+        follow(optimizer, self._moved)
+        self._check_optimizer(optimizer)
+        if self.options.device_placement if place is None else place:
+            place_state(optimizer, Placement(session.backend, session.device))
+        prepared = PreparedOptimizer(
+            optimizer, session.cursor, self._guard(optimizer), session.world
+        )
+        self.optimizers.append(prepared)
+        return prepared
+
+    def _guard(self, optimizer: Optimizer) -> Guard:
+        session = self.session
+        on_device = session.plan.guard.value == "device" and fuse(optimizer, session.device)
+        if session.precision.scale is not None:
+            return ScaledGuard(session.precision.scale, session.device, on_device)
+        return DeviceGuard(session.device) if on_device else HostGuard(session.device)
+
+    def _check_optimizer(self, optimizer: Optimizer) -> None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        owned = {id(p) for model in self.models for p in model.parameters()}
+        if owned and held.isdisjoint(owned):
+            raise BadInput(
+                f"This {type(optimizer).__name__} holds none of the prepared model's parameters.",
+                why="it was made for another model, or the model was copied or made anew after "
+                "the optimizer; training it would change nothing.",
+                fix="make the optimizer from model.parameters() of the model that you prepare.",
+            )
+
+    def loader(
+        self,
+        loader: DataLoader[Any],
+        place: bool | None = None,
+        slice_fn: Callable[..., Any] | None = None,
+    ) -> Any:
+        """Return the loader, dealt to this rank."""
+        if isinstance(loader, (PreparedLoader, SkippedLoader)):
+            if isinstance(loader, PreparedLoader):
+                self._remember(self.loaders, loader)
+            return loader
+        prepared = prepare_loader(
+            loader,
+            self.session,
+            self.options.loaders,
+            place=self.options.device_placement if place is None else place,
+            slice_fn=slice_fn,
+        )
+        self.loaders.append(prepared)
+        return prepared
+
+    def scheduler(self, scheduler: Any) -> PreparedScheduler:
+        """Return the scheduler, moving with its optimizer."""
+        if isinstance(scheduler, PreparedScheduler):
+            self._remember(self.schedulers, scheduler)
+            return scheduler
+        own = [
+            optimizer
+            for optimizer in self.optimizers
+            if getattr(scheduler, "optimizer", None) in (optimizer, optimizer.optimizer)
+        ]
+        if not own and self.optimizers:
+            warnings.warn(
+                f"This {type(scheduler).__name__} belongs to no prepared optimizer; it moves with "
+                "all of them.",
+                Notice,
+                stacklevel=3,
+            )
+        split = self.options.loaders.split_batches
+        prepared = PreparedScheduler(
+            scheduler,
+            own or self.optimizers,
+            self.session.cursor,
+            positions=1 if split else self.session.world.size,
+            with_optimizer=self.options.step_scheduler_with_optimizer,
+        )
+        self.schedulers.append(prepared)
+        return prepared
+
+    def unwrap(self, model: nn.Module, *, keep_forward: bool, keep_compiled: bool) -> nn.Module:
+        """Return the model that was given to `prepare`."""
+        return models.unwrap(
+            model, self.session.world, keep_forward=keep_forward, keep_compiled=keep_compiled
+        )
+
+    @contextmanager
+    def evenness(self, even_batches: bool | None) -> Iterator[bool]:
+        """Give the block loaders that fill their last round, or not; say which."""
+        if even_batches is None:
+            yield self.options.loaders.even_batches
+            return
+        dealt = [
+            shard
+            for loader in self.loaders
+            if isinstance(shard := loader.batch_sampler, BatchSamplerShard)
+        ]
+        if len(dealt) < len(self.loaders):
+            warnings.warn(
+                "even_batches is overridden for map-style datasets alone; a stream keeps its own.",
+                Notice,
+                stacklevel=4,
+            )
+        before = [shard.even_batches for shard in dealt]
+        for shard in dealt:
+            shard.even_batches = even_batches
+        try:
+            yield even_batches
+        finally:
+            for shard, value in zip(dealt, before, strict=True):
+                shard.even_batches = value
+
+    def forget(self) -> None:
+        """Let go of every prepared object."""
+        self.models.clear()
+        self.optimizers.clear()
+        self.schedulers.clear()
+        self.loaders.clear()
+        self._moved.clear()
+        self.session.cursor.micro = 0
+        self.session.cursor.sync = True
+
+    @staticmethod
+    def _remember(known: list[Any], prepared: Any) -> None:
+        if not any(prepared is other for other in known):
+            known.append(prepared)
+
+
+def unscale(optimizers: list[PreparedOptimizer]) -> None:
+    """Undo fp16's loss scale, so that gradients can be looked at."""
+    for optimizer in optimizers:
+        if isinstance(optimizer.guard, ScaledGuard):
+            optimizer.guard.unscale(optimizer.optimizer)
+
+
+def num_skipped(optimizers: list[PreparedOptimizer]) -> int:
+    """Return how many updates were left out; reads the device."""
+    return sum(optimizer.guard.num_skipped for optimizer in optimizers)
+
+
+def veto(optimizers: list[PreparedOptimizer], norm: torch.Tensor) -> None:
+    """Let every guard know a gradient norm."""
+    for optimizer in optimizers:
+        optimizer.guard.veto(norm)

@@ -1,0 +1,134 @@
+"""Turn wishes into a session: one plan, one device, one world, one precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from anytrain.core import environment
+from anytrain.core.environment import Environment
+from anytrain.core.errors import BadInput
+from anytrain.core.facts import JobFacts
+from anytrain.core.plan import Plan, Wishes, check_precision, resolve, whole_number
+from anytrain.engine import precision as precisions
+from anytrain.engine.precision import Precision
+from anytrain.engine.prepared.cursor import Accumulation, Cursor
+from anytrain.machine.backends import probe
+from anytrain.machine.backends.base import Backend
+from anytrain.machine.parallel import torch_dist
+from anytrain.machine.parallel.world import Solo, World
+
+DEFAULT_STALL_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """Details of a session that no plan decides."""
+
+    accumulation: Accumulation = field(default_factory=Accumulation)
+    process_group: Mapping[str, Any] = field(default_factory=dict)
+    scaler: Mapping[str, Any] = field(default_factory=dict)
+    autocast: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Session:
+    """Everything one run stands on."""
+
+    plan: Plan
+    backend: Backend
+    device: torch.device
+    world: World
+    precision: Precision
+    cursor: Cursor
+    environment: Environment
+
+
+def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
+    """Decide, then open the device and join the world."""
+    options = options or SessionOptions()
+    env = environment.read()
+    wishes = wishes.over(env.wishes)
+    check_precision(wishes.precision)
+    accumulation = whole_number(wishes.accumulation, "gradient_accumulation_steps", 1)
+    backend = probe.choose(wishes.device)
+    _check_transport(backend, env.place.size)
+    device = _device(wishes, backend, env.place.local_rank)
+    plan = resolve(wishes, backend.capabilities(device), JobFacts(), env.place.size)
+    steps = options.accumulation
+    cursor = Cursor(
+        Accumulation(
+            int(accumulation.value),
+            steps.adjust_scheduler,
+            steps.sync_with_dataloader,
+            steps.sync_each_batch,
+        )
+    )
+    return Session(
+        plan=plan,
+        backend=backend,
+        device=device,
+        world=_world(env, backend, device, wishes, options.process_group),
+        precision=precisions.build(
+            plan.precision.value,
+            device.type,
+            scaler_options=options.scaler,
+            autocast_options=options.autocast,
+        ),
+        cursor=cursor,
+        environment=env,
+    )
+
+
+def _device(wishes: Wishes, backend: Backend, local_rank: int) -> torch.device:
+    asked = wishes.device.value if wishes.device else ""
+    index = probe.parse_device(asked)[1] if asked else None
+    return backend.device(local_rank if index is None else index)
+
+
+def _check_transport(backend: Backend, size: int) -> None:
+    """Refuse a second process where nothing could carry a gradient, before anything is loaded."""
+    if size > 1 and backend.process_group is None:
+        raise BadInput(
+            f"Cannot train with {size} processes on {backend.name!r}.",
+            why=f"no process group serves {backend.name}: gloo and nccl do not know it.",
+            fix=f"start one process, or use CPU processes: `anytrain launch --cpu "
+            f"--num_processes {size}`.",
+        )
+
+
+def _world(
+    env: Environment,
+    backend: Backend,
+    device: torch.device,
+    wishes: Wishes,
+    options: Mapping[str, Any],
+) -> World:
+    if env.place.size == 1:
+        return Solo()
+    timeout = options.get("timeout")
+    return torch_dist.join(
+        env.place,
+        options.get("backend") or str(backend.process_group),
+        device,
+        timeout_s=timeout.total_seconds() if timeout is not None else None,
+        stall_s=_stall_s(wishes),
+        init_method=options.get("init_method"),
+        beats=env.beats,
+    )
+
+
+def _stall_s(wishes: Wishes) -> float:
+    if wishes.stall_s is None:
+        return DEFAULT_STALL_S
+    try:
+        return float(wishes.stall_s.value)
+    except ValueError:
+        raise BadInput(
+            f"Cannot wait for a stalled rank for {wishes.stall_s}.",
+            why="it is a number of seconds; 0 waits forever.",
+            fix="set ANYTRAIN_STALL_S=60, or pass --stall_timeout 60.",
+        ) from None
