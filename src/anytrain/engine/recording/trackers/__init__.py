@@ -1,0 +1,310 @@
+"""The trackers by name, which of them a run uses, and the ones that are running.
+
+INVARIANT: a tracker that fails while the run goes on never stops it.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from anytrain.core.errors import AnytrainError, BadInput, BadType, Notice, Unsupported
+from anytrain.engine.recording.trackers.csv import CSVTracker
+from anytrain.engine.recording.trackers.general import (
+    GeneralTracker,
+    check_config,
+    check_members,
+    is_installed,
+    not_installed,
+)
+from anytrain.engine.recording.trackers.jsonl import JSONLTracker
+from anytrain.engine.recording.trackers.mlflow import MLflowTracker
+from anytrain.engine.recording.trackers.tensorboard import TensorBoardTracker
+from anytrain.engine.recording.trackers.trackio import TrackioTracker
+from anytrain.engine.recording.trackers.values import read
+from anytrain.engine.recording.trackers.wandb import WandBTracker
+
+Folder = str | os.PathLike[str]
+
+REFUSED = ("aim", "comet_ml", "clearml", "dvclive", "swanlab")
+FAILURES_IN_A_ROW = 3
+
+_TABLE: dict[str, type[GeneralTracker]] = {
+    "tensorboard": TensorBoardTracker,
+    "wandb": WandBTracker,
+    "mlflow": MLflowTracker,
+    "trackio": TrackioTracker,
+    "jsonl": JSONLTracker,
+    "csv": CSVTracker,
+}
+_LIBRARIES = ("tensorboard", "wandb", "mlflow", "trackio")
+_OURS = frozenset(_TABLE.values())
+
+
+def available() -> list[str]:
+    """Return the names that can be logged with here: their libraries are installed."""
+    return [name for name in _TABLE if name not in _LIBRARIES or is_installed(name)]
+
+
+def register(tracker_class: type[GeneralTracker]) -> None:
+    """Let a user's tracker class be chosen by its name.
+
+    It is built with the project's name, then the logging folder if it requires one, then what
+    `init_kwargs` holds under its name.
+    """
+    if not (isinstance(tracker_class, type) and issubclass(tracker_class, GeneralTracker)):
+        raise BadType(
+            f"Cannot register {tracker_class!r} as a tracker.",
+            why="only a class made from GeneralTracker can be chosen by name.",
+            fix="pass the class itself, not an instance, and let it inherit GeneralTracker.",
+        )
+    name = getattr(tracker_class, "name", None)
+    needs_folder = getattr(tracker_class, "requires_logging_directory", None)
+    if not isinstance(name, str) or not name or not isinstance(needs_folder, bool):
+        raise BadInput(
+            f"Cannot register {tracker_class.__name__} as a tracker.",
+            why="its `name` and `requires_logging_directory` must be known before it is built.",
+            fix=f"set both as attributes of the class {tracker_class.__name__}.",
+        )
+    _TABLE[name] = tracker_class
+
+
+def resolve(log_with: object, logging_dir: Folder | None) -> list[str | GeneralTracker]:
+    """Return the trackers that `log_with` means, each once, or refuse it.
+
+    It may be None, a name, "all" for every installed library's tracker, an enum member whose
+    value is a name, a GeneralTracker, or a list of these.
+    """
+    chosen: list[str | GeneralTracker] = []
+    for item in _items(log_with):
+        for tracker in _meaning(item, logging_dir):
+            if tracker not in chosen:
+                chosen.append(tracker)
+    return chosen
+
+
+def _items(log_with: object) -> list[object]:
+    if log_with is None:
+        return []
+    return list(log_with) if isinstance(log_with, list | tuple | set) else [log_with]
+
+
+def _meaning(item: object, logging_dir: Folder | None) -> list[str | GeneralTracker]:
+    if isinstance(item, GeneralTracker):
+        check_members(item)
+        return [item]
+    name = getattr(item, "value", item)
+    if not isinstance(name, str):
+        raise BadType(
+            f"Cannot log with {item!r}.",
+            why="a tracker is chosen by its name, or is an instance of a GeneralTracker subclass.",
+            fix=f"pass one of {_listed(_TABLE)}, or an instance of your own GeneralTracker.",
+        )
+    names = _every_library() if name == "all" else [name]
+    for one in names:
+        _check(one, logging_dir)
+    return list(names)
+
+
+def _every_library() -> list[str]:
+    names = [name for name in available() if name in _LIBRARIES]
+    if not names:
+        raise not_installed("all", f"none of {_listed(_LIBRARIES)} is installed")
+    return names
+
+
+def _check(name: str, logging_dir: Folder | None) -> None:
+    if name in _TABLE:
+        if name in _LIBRARIES and not is_installed(name):
+            raise not_installed(name, f"the library {name!r} is not installed")
+        if logging_dir is None and _needs_folder(_TABLE[name]):
+            raise BadInput(
+                f"Cannot log with {name!r}.",
+                why="it writes files, and no folder was given for them.",
+                fix="pass project_dir=..., or logging_dir=... in ProjectConfiguration.",
+            )
+    elif name in REFUSED:
+        raise Unsupported(
+            f"Cannot log with {name!r}.",
+            why="anytrain has no tracker for it: it ships only those that its tests run.",
+            fix='use "tensorboard", "wandb", "mlflow" or "trackio", or pass an instance of your '
+            "own GeneralTracker subclass.",
+        )
+    else:
+        raise BadInput(
+            f"Unknown tracker {name!r}.",
+            why=f"known names are {_listed(_TABLE)} and 'all'.",
+            fix="pass one of them, or an instance of your own GeneralTracker subclass.",
+        )
+
+
+def _needs_folder(kind: type[GeneralTracker]) -> bool:
+    return bool(getattr(kind, "requires_logging_directory", False))
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(map(repr, names))
+
+
+@dataclass(slots=True)
+class _Running:
+    name: str
+    tracker: GeneralTracker
+    failures: int = 0
+    reported: bool = False
+    off: bool = False
+
+
+class Trackers:
+    """The trackers of one run: start them, log to all, finish.
+
+    On other ranks than the main one every call does nothing.
+    """
+
+    def __init__(
+        self,
+        chosen: Sequence[str | GeneralTracker] = (),
+        logging_dir: Folder | None = None,
+        *,
+        is_main: bool = True,
+    ) -> None:
+        self._chosen = list(chosen) if is_main else []
+        self._logging_dir = logging_dir
+        self._running: list[_Running] = []
+        self._idle_reported = False
+
+    def __iter__(self) -> Iterator[GeneralTracker]:
+        """Walk over the started trackers."""
+        return iter([running.tracker for running in self._running])
+
+    def start(
+        self,
+        project_name: str,
+        config: Mapping[str, Any] | None = None,
+        init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Start every chosen tracker and store the config; a run still open is finished first.
+
+        What a library says about the user's settings is raised, and nothing stays half started.
+        """
+        if config is not None:
+            check_config(config)
+        options = init_kwargs or {}
+        self._check_options(options)
+        self.finish()
+        for item in self._chosen:
+            name = item if isinstance(item, str) else item.name
+            try:
+                tracker = item
+                if isinstance(tracker, str):
+                    tracker = self._build(tracker, project_name, options.get(tracker, {}))
+                tracker.start()
+                self._running.append(_Running(name, tracker))
+                if config is not None:
+                    tracker.store_init_configuration(dict(config))
+            except Exception as error:
+                self.finish()
+                raise _cannot_start(name, error) from error
+
+    def log(
+        self,
+        values: Mapping[str, Any],
+        step: int | None = None,
+        log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Log to every tracker; one that fails is reported, and the run goes on."""
+        if not self._running:
+            self._report_idle()
+            return
+        options = log_kwargs or {}
+        # Read outside of the guard: an error of the device is the run's, not a tracker's.
+        plain = read(values) if any(type(t) in _OURS for t in self) else {}
+        for running in self._running:
+            if running.off:
+                continue
+            # A user's tracker gets what was logged, tensors and all, as it would elsewhere.
+            given = plain if type(running.tracker) in _OURS else dict(values)
+            extra = options.get(running.name, {})
+            self._attempt(running, running.tracker.log, given, step=step, **extra)
+
+    def get(self, name: str, unwrap: bool = False) -> Any:
+        """Return a started tracker, or with `unwrap` its library's object.
+
+        Where nothing is tracked, on another rank for one, it is a tracker that records nothing.
+        """
+        if not self._running:
+            return GeneralTracker(_blank=True)
+        for tracker in self:
+            if tracker.name == name:
+                return tracker.tracker if unwrap else tracker
+        raise BadInput(
+            f"No tracker {name!r} has been started.",
+            why=f"this run logs with {_listed(tracker.name for tracker in self)}.",
+            fix=f"add {name!r} to log_with, or ask for one of those.",
+        )
+
+    def finish(self) -> None:
+        """Close every tracker, those that were switched off too; failures are reported."""
+        ending, self._running = self._running, []
+        for running in ending:
+            self._attempt(running, running.tracker.finish)
+
+    def _build(self, name: str, project_name: str, options: Mapping[str, Any]) -> GeneralTracker:
+        kind: Callable[..., GeneralTracker] = _TABLE[name]
+        if _needs_folder(_TABLE[name]):
+            return kind(project_name, self._logging_dir, **options)
+        return kind(project_name, **options)
+
+    def _check_options(self, options: Mapping[str, Any]) -> None:
+        own = [item.name for item in self._chosen if isinstance(item, GeneralTracker)]
+        unknown = [name for name in options if name not in (*_TABLE, *REFUSED, *own)]
+        if unknown and self._chosen:
+            raise BadInput(
+                f"Cannot use init_kwargs for {_listed(unknown)}.",
+                why=f"there is no such tracker; known names are {_listed((*_TABLE, *own))}.",
+                fix='name the tracker, as in init_kwargs={"wandb": {"tags": ["first"]}}.',
+            )
+
+    def _attempt(
+        self, running: _Running, call: Callable[..., Any], *args: Any, **kwargs: Any
+    ) -> None:
+        try:
+            call(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run goes on
+            running.failures += 1
+            self._report(running, error)
+        else:
+            running.failures = 0
+
+    def _report(self, running: _Running, error: Exception) -> None:
+        who = f"The tracker {running.name!r}"
+        what = f"{type(error).__name__}: {error}"
+        if not running.reported:
+            running.reported = True
+            message = f"{who} failed and the run goes on without what it was given: {what}"
+            warnings.warn(message, Notice, stacklevel=4)
+        if running.failures == FAILURES_IN_A_ROW and not running.off:
+            running.off = True
+            message = f"{who} is switched off after {running.failures} failures in a row: {what}"
+            warnings.warn(message, Notice, stacklevel=4)
+
+    def _report_idle(self) -> None:
+        if self._chosen and not self._idle_reported:
+            self._idle_reported = True
+            names = _listed(t if isinstance(t, str) else t.name for t in self._chosen)
+            message = f"Nothing is recorded with {names}: call init_trackers before you log."
+            warnings.warn(message, Notice, stacklevel=3)
+
+
+def _cannot_start(name: str, error: Exception) -> AnytrainError:
+    if isinstance(error, AnytrainError):
+        return error
+    return BadInput(
+        f"Cannot start the tracker {name!r}.",
+        why=f"{type(error).__name__}: {error}",
+        fix=f"check init_kwargs[{name!r}] and what {name} itself needs: a login, a server, a "
+        "folder it may write to.",
+    )

@@ -1,0 +1,127 @@
+"""What a tracker is, and what all of ours share.
+
+A user's own tracker is a subclass of GeneralTracker with `name`, `requires_logging_directory`
+and `tracker`; everything else has a default.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+from anytrain.core.errors import BadInput, BadType, Unsupported
+
+REQUIRED = ("name", "requires_logging_directory", "tracker")
+
+
+class GeneralTracker:
+    """Record a run somewhere; subclass it to record somewhere new.
+
+    `name` is the word that `get_tracker` takes, `requires_logging_directory` says whether it
+    writes into a folder, and `tracker` is the library's own object. Each may be a class
+    attribute, a property, or set on the instance before `super().__init__()` is called.
+    """
+
+    main_process_only = True
+    """Whether only the main process may write; read by `on_main_process`."""
+
+    if TYPE_CHECKING:
+        # Not defined at run time, so that a subclass which forgets one can be told.
+        @property
+        def name(self) -> str: ...
+        @property
+        def requires_logging_directory(self) -> bool: ...
+        @property
+        def tracker(self) -> Any: ...
+
+    def __init__(self, _blank: bool = False) -> None:
+        if not _blank:
+            check_members(self)
+
+    def start(self) -> None:
+        """Open the run; called once, on the main process, before anything is logged."""
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Record the run's settings."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Record values at a step."""
+
+    def finish(self) -> None:
+        """Close the run."""
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Record lists of images by name; the trackers that cannot say so."""
+        self._refuse("images")
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Record a table from columns and rows, or a dataframe; the trackers that cannot say so."""
+        self._refuse("tables")
+
+    def _refuse(self, what: str) -> None:
+        # A bare GeneralTracker is what ranks that track nothing hold: it takes any call.
+        if type(self) is not GeneralTracker:
+            raise Unsupported(
+                f"The tracker {self.name!r} does not record {what}.",
+                why=f"{type(self).__name__} has no way to store them.",
+                fix="use a tracker that does, such as wandb or trackio, or log numbers instead.",
+            )
+
+
+def check_members(tracker: GeneralTracker) -> None:
+    """Refuse a tracker that lacks a required member, naming it."""
+    # dir() and not hasattr(): `tracker` is often a property that only works after start().
+    there = dir(tracker)
+    missing = [name for name in REQUIRED if name not in there]
+    if missing:
+        kind = type(tracker).__name__
+        raise BadType(
+            f"The tracker class {kind} lacks {' and '.join(map(repr, missing))}.",
+            why=f"every GeneralTracker has {', '.join(map(repr, REQUIRED))}.",
+            fix=f"define {' and '.join(missing)} in {kind}, as class attributes or properties.",
+        )
+
+
+def is_installed(module: str) -> bool:
+    """Whether a library can be imported; it is not loaded to find out."""
+    spec = find_spec(module)
+    # wandb writes a folder named `wandb` where it runs: such a folder is importable as an empty
+    # namespace, which has no origin.
+    return spec is not None and spec.origin is not None
+
+
+def library(module: str, tracker: str) -> Any:
+    """Return a tracking library's module, or say how to install it."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise not_installed(tracker, f"{type(error).__name__}: {error}") from error
+
+
+def not_installed(tracker: str, why: str) -> BadInput:
+    """Return the error for a tracker whose library is absent."""
+    return BadInput(
+        f"Cannot log with {tracker!r}.",
+        why=why if why.endswith(".") else f"{why}.",
+        fix='`pip install "anytrain[trackers]"`, or log with "jsonl" or "csv", which need nothing.',
+    )
+
+
+def check_config(config: object) -> None:
+    """Refuse a run's settings that are no mapping."""
+    if not isinstance(config, Mapping):
+        raise BadType(
+            f"Cannot record a config of type {type(config).__name__}.",
+            why="trackers store settings by name, so they take a dictionary.",
+            fix="pass config=vars(args) for argparse, or dataclasses.asdict(args).",
+        )

@@ -1,0 +1,150 @@
+"""Record a run with MLflow."""
+
+from __future__ import annotations
+
+import os
+import re
+import warnings
+from typing import Any
+
+from anytrain.core.errors import BadInput, Notice
+from anytrain.engine.recording.trackers.general import GeneralTracker, is_installed, library
+from anytrain.engine.recording.trackers.values import flatten, read, settings
+
+_PARAMS_A_CALL = 100  # what one request to an MLflow server may carry
+_PARAM_CHARACTERS = 6000
+_NOT_IN_A_NAME = re.compile(r"[^\w/.\- :]")
+
+
+class MLflowTracker(GeneralTracker):
+    """Log to an MLflow run of an experiment.
+
+    The store is the one MLflow is set to use (`mlflow.set_tracking_uri`, or its environment
+    variables). `logging_dir` is where a new experiment keeps its artifacts. An argument beats
+    MLflow's environment variable of the same meaning.
+    """
+
+    name = "mlflow"
+    requires_logging_directory = False
+
+    def __init__(
+        self,
+        experiment_name: str | None = None,
+        logging_dir: str | os.PathLike[str] | None = None,
+        run_id: str | None = None,
+        tags: dict[str, Any] | None = None,
+        nested_run: bool = False,
+        run_name: str | None = None,
+        description: str | None = None,
+    ) -> None:
+        super().__init__()
+        self._mlflow = library("mlflow", self.name)
+        self.experiment_name = experiment_name
+        self.logging_dir = logging_dir
+        self._tags = tags
+        self._options = {
+            "run_id": run_id,
+            "nested": nested_run,
+            "run_name": run_name,
+            "tags": tags,
+            "description": description,
+        }
+        self._told: set[str] = set()
+
+    @property
+    def tracker(self) -> Any:
+        """The active run."""
+        return self.active_run
+
+    def start(self) -> None:
+        """Open the run, in a new experiment where none has the name."""
+        _check_store(self._mlflow.get_tracking_uri())
+        self.active_run = self._mlflow.start_run(experiment_id=self._experiment(), **self._options)
+        self._run_id = self.active_run.info.run_id
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store the settings as parameters."""
+        params = [self._param(*item) for item in flatten(settings(values)).items()]
+        for first in range(0, len(params), _PARAMS_A_CALL):
+            some = dict(params[first : first + _PARAMS_A_CALL])
+            self._mlflow.log_params(some, run_id=self._run_id)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log numbers; nested ones get names joined by a slash."""
+        metrics = {}
+        for key, value in flatten(read(values)).items():
+            if isinstance(value, int | float):
+                metrics[self._name(key)] = float(value)
+            else:
+                self._tell(key, f"it takes numbers, and this is a {type(value).__name__}")
+        # The active run belongs to one thread; the run's id holds in all of them.
+        self._mlflow.log_metrics(metrics, step=step, **{"run_id": self._run_id, **kwargs})
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log lists of arrays or PIL images by name."""
+        client = self._mlflow.MlflowClient()
+        for key, images in values.items():
+            for number, image in enumerate(images):
+                one = f"{self._name(key)}/{number}"
+                client.log_image(self._run_id, image, key=one, step=step, **kwargs)
+
+    def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
+        """Store a matplotlib or plotly figure as an artifact."""
+        client = self._mlflow.MlflowClient()
+        client.log_figure(self._run_id, figure, artifact_file, **save_kwargs)
+
+    def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
+        """Store all files of a folder as artifacts."""
+        self._mlflow.log_artifacts(local_dir, artifact_path, run_id=self._run_id)
+
+    def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
+        """Store a file as an artifact."""
+        self._mlflow.log_artifact(local_path, artifact_path, run_id=self._run_id)
+
+    def finish(self) -> None:
+        """Close the run, and no other."""
+        active = self._mlflow.active_run()
+        if active is not None and active.info.run_id == self._run_id:
+            self._mlflow.end_run()
+        else:
+            self._mlflow.MlflowClient().set_terminated(self._run_id)
+
+    def _experiment(self) -> str | None:
+        if self.experiment_name is None:
+            return None
+        known = self._mlflow.get_experiment_by_name(self.experiment_name)
+        if known is not None:
+            return str(known.experiment_id)
+        folder = None if self.logging_dir is None else os.fspath(self.logging_dir)
+        return str(
+            self._mlflow.create_experiment(
+                self.experiment_name, artifact_location=folder, tags=self._tags
+            )
+        )
+
+    def _param(self, key: str, value: Any) -> tuple[str, Any]:
+        text = str(value)
+        if len(text) > _PARAM_CHARACTERS:
+            self._tell(key, f"only its first {_PARAM_CHARACTERS} of {len(text)} characters fit")
+        return self._name(key), text[:_PARAM_CHARACTERS]
+
+    def _name(self, key: str) -> str:
+        allowed = _NOT_IN_A_NAME.sub("_", key)
+        if allowed != key:
+            self._tell(key, f"its names have no such characters, so it is called {allowed!r}")
+        return allowed
+
+    def _tell(self, key: str, why: str) -> None:
+        if key not in self._told:
+            self._told.add(key)
+            warnings.warn(f"MLflow does not record {key!r} as it is: {why}.", Notice, stacklevel=4)
+
+
+def _check_store(uri: str) -> None:
+    if uri.startswith("sqlite:") and not is_installed("sqlalchemy"):
+        raise BadInput(
+            f"MLflow cannot write to its store {uri}.",
+            why="a database store needs SQLAlchemy and alembic, which mlflow-skinny comes without.",
+            fix="`pip install sqlalchemy alembic` (or the whole of mlflow), or set "
+            "MLFLOW_TRACKING_URI to a tracking server.",
+        )

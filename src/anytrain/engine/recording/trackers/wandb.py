@@ -1,0 +1,60 @@
+"""Record a run with Weights & Biases."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anytrain.engine.recording.trackers.general import GeneralTracker, library
+from anytrain.engine.recording.trackers.values import read, settings
+
+
+class WandBTracker(GeneralTracker):
+    """Log to a wandb run in the project `run_name`; other arguments go to `wandb.init`."""
+
+    name = "wandb"
+    requires_logging_directory = False
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self._wandb = library("wandb", self.name)
+        self.run_name = run_name
+        self._options = {"project": run_name, **kwargs}
+
+    @property
+    def tracker(self) -> Any:
+        """The wandb run."""
+        return self.run
+
+    def start(self) -> None:
+        """Open the run."""
+        self.run = self._wandb.init(**self._options)
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Add to the run's config."""
+        self.run.config.update(settings(values), allow_val_change=True)
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log values, wandb's own types among them."""
+        self.run.log(read(values), step=step, **kwargs)
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log lists of arrays or PIL images by name."""
+        images = {name: [self._wandb.Image(i) for i in many] for name, many in values.items()}
+        self.run.log(images, step=step, **kwargs)
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Log a table from columns and rows, or a dataframe."""
+        table = self._wandb.Table(columns=columns, data=data, dataframe=dataframe)
+        self.run.log({table_name: table}, step=step, **kwargs)
+
+    def finish(self) -> None:
+        """Close the run."""
+        self.run.finish()
