@@ -1,0 +1,73 @@
+# Everything a person or CI runs. Each target sets up what it needs; the second time that is quick.
+PYTHON ?= python3
+VENV ?= .venv
+# Two workers on two cores; tests that must not share a machine say @pytest.mark.xdist_group.
+PYTEST_WORKERS ?= 2
+
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
+SOURCES := src tests tools benchmarks
+PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadgroup
+
+.PHONY: help demo test test-full format check pytest wheel-test golden lock clean
+
+help:
+	@echo "make demo        train a small model here, in under a minute"
+	@echo "make test        format, lint, types, imports, tests, docs, wheel"
+	@echo "make test-full   the tests that take longer"
+	@echo "make check       of make test, what needs no test run"
+	@echo "make wheel-test  of make test, the clean install"
+	@echo "make format      format and fix what can be fixed"
+	@echo "make golden      write the golden files again; read the diff"
+	@echo "make lock        resolve the pinned versions again"
+	@echo "make clean       remove what the targets made"
+
+demo: $(VENV)/.core
+	$(BIN)/anytrain demo
+
+test: check pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+pytest: $(VENV)/.dev
+	$(PYTEST) -m "not full"
+
+test-full: $(VENV)/.dev
+	$(PYTEST) -m full
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+wheel-test: $(VENV)/.dev
+	$(BIN)/python -m pytest tests/packaging/test_wheel.py
+
+golden: $(VENV)/.dev
+	ANYTRAIN_WRITE_GOLDEN=1 $(BIN)/python -m pytest -q tests/architecture/test_public_names.py tests/architecture/test_step_path.py
+
+lock: $(VENV)/.dev
+	$(BIN)/python tools/lock.py
+
+clean:
+	rm -rf .wheel-test build dist .mypy_cache .ruff_cache .pytest_cache $(VENV)
+
+# pip finds a torch of the pinned version where the machine keeps one; nothing here names a host.
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "anytrain needs Python 3.11 or newer; say make PYTHON=python3.11")'
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: requirements-core.lock pyproject.toml | $(VENV)/bin/python
+	@echo "Installing anytrain and what it needs into $(VENV) (the first time takes a minute or two)"
+	$(PIP) -r requirements-core.lock
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: requirements-dev.lock pyproject.toml | $(VENV)/bin/python
+	@echo "Installing the development environment into $(VENV) (the first time takes some minutes)"
+	$(PIP) -r requirements-dev.lock
+	$(PIP) --no-deps --no-build-isolation -e .
+	@touch $(VENV)/.core $@

@@ -1,0 +1,128 @@
+"""What is loaded when, and who may know whom."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from launching import run_command, run_script
+
+ROOT = Path(__file__).parents[2]
+HEAVY = ("torch", "numpy", "rich", "typer", "safetensors", "transformers", "accelerate")
+
+IMPORT = """
+import json, sys, time
+start = time.perf_counter()
+import anytrain
+spent = time.perf_counter() - start
+print(json.dumps({"spent_s": spent, "loaded": sorted(sys.modules)}))
+"""
+HELP = """
+import json, sys
+from anytrain.cli.main import run
+sys.argv = ["anytrain", *sys.argv[1:]]
+try:
+    run()
+except SystemExit as exit:
+    print(json.dumps({"code": exit.code, "loaded": sorted(sys.modules)}))
+"""
+
+
+def _last_line(text: str) -> dict[str, object]:
+    return json.loads(text.splitlines()[-1])
+
+
+def test_importing_anytrain_loads_nothing_heavy() -> None:
+    told = _last_line(run_command([sys.executable, "-c", IMPORT]).stdout)
+    assert not set(HEAVY) & set(told["loaded"])
+
+
+def test_importing_anytrain_takes_under_100_ms() -> None:
+    best = min(
+        _last_line(run_command([sys.executable, "-c", IMPORT]).stdout)["spent_s"] for _ in range(5)
+    )
+    assert best < 0.1
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["launch", "--help"]])
+def test_asking_for_help_loads_no_torch(arguments: list[str]) -> None:
+    told = _last_line(run_command([sys.executable, "-c", HELP, *arguments]).stdout)
+    assert told["code"] in (0, None)
+    assert "torch" not in told["loaded"]
+
+
+def test_every_module_can_be_imported_first() -> None:
+    """A cycle shows only when its other end is imported first, so each gets its own look."""
+    script = """
+    import importlib, pkgutil, sys
+    import torch, anytrain
+    names = [m.name for m in pkgutil.walk_packages(anytrain.__path__, "anytrain.")]
+    for name in names:
+        if name.endswith("__main__"):
+            continue
+        for loaded in [m for m in sys.modules if m.startswith("anytrain")]:
+            del sys.modules[loaded]
+        importlib.import_module(name)
+    print(len(names))
+    """
+    assert int(run_script(script).stdout) > 10
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the sources in which mistakes can be planted."""
+    copy = tmp_path_factory.mktemp("planted")
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    return copy
+
+
+def test_a_floor_that_opens_a_door_upward_is_caught(planted: Path) -> None:
+    told = _lint_imports(planted, "core/planted_up.py", "import anytrain.engine.rng\n")
+    assert told.returncode == 1
+    assert "anytrain.core.planted_up -> anytrain.engine.rng" in told.stdout
+
+
+def test_a_torch_import_before_its_time_is_caught(planted: Path) -> None:
+    told = _lint_imports(planted, "machine/processes/planted_torch.py", "import torch\n")
+    assert told.returncode == 1
+    assert "anytrain.machine.processes.planted_torch -> torch" in told.stdout
+
+
+def _lint_imports(root: Path, name: str, text: str) -> subprocess.CompletedProcess[str]:
+    path = root / "src" / "anytrain" / name
+    path.write_text(text)
+    try:
+        lint = [Path(sys.executable).with_name("lint-imports"), "--no-cache"]
+        return run_command(
+            lint, cwd=root, env={"PYTHONPATH": str(root / "src"), "COLUMNS": "200"}, check=False
+        )
+    finally:
+        path.unlink()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torch\n\nDONE = torch.cuda.is_available()\n",
+        "import torch\n\nDONE = torch.mps.is_available()\n",
+        "import torch.distributed as dist\n\nDONE = dist.is_available()\n",
+        "from torch import distributed\n\nDONE = distributed.is_available()\n",
+        "import os\n\nHOME = os.environ['HOME']\n",
+        "from os import environ\n\nHOME = environ['HOME']\n",
+        "import os\n\nHOME = os.getenv('HOME')\n",
+    ],
+)
+def test_a_vendor_word_outside_its_file_is_caught(planted: Path, line: str) -> None:
+    path = planted / "src" / "anytrain" / "engine" / "planted_word.py"
+    path.write_text(f'"""Say a word that belongs elsewhere."""\n\n{line}')
+    ruff = [Path(sys.executable).with_name("ruff"), "check", "--no-cache", path]
+    told = run_command(ruff, cwd=planted, check=False)
+    path.unlink()
+    assert told.returncode == 1
+    assert "TID251" in told.stdout

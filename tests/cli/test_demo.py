@@ -1,0 +1,89 @@
+"""`anytrain demo` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from anytrain.recipes.demo.model import SameMeaning
+from launching import child_environment, run_command
+
+SHORT = ["--epochs", "1", "--pairs", "640"]
+DEMO = [sys.executable, "-m", "anytrain", "demo"]
+
+
+def test_it_learns_shows_it_and_leaves_its_results(tmp_path: Path) -> None:
+    told = run_command([*DEMO, "--epochs", "4"], cwd=tmp_path).stdout
+    result = json.loads((tmp_path / "runs/demo/result.json").read_text())
+    history = result["dev_accuracy_by_epoch"]
+    assert 0.4 < history[0] < 0.6
+    assert len(history) == 5
+    assert result["dev_accuracy"] == history[-1] > 0.9
+    assert f"-> {history[-1]:.1%}" in told
+    assert "runs/demo/model.safetensors" in told
+    assert "\x1b" not in told, "colours and bars are for terminals"
+    SameMeaning().load_state_dict(load_file(tmp_path / "runs/demo/model.safetensors"))
+
+
+@pytest.mark.full
+def test_the_whole_demo_takes_under_a_minute_and_is_right_on_95_percent(tmp_path: Path) -> None:
+    started = time.monotonic()
+    run_command(DEMO, cwd=tmp_path, env={"OMP_NUM_THREADS": "2"})
+    assert time.monotonic() - started < 60
+    assert json.loads((tmp_path / "runs/demo/result.json").read_text())["dev_accuracy"] > 0.95
+
+
+def test_a_second_run_replaces_the_first_and_says_the_same(tmp_path: Path) -> None:
+    runs = [run_command([*DEMO, *SHORT], cwd=tmp_path).stdout for _ in range(2)]
+    without_time = [[line.split(" in ")[0] for line in told.splitlines()] for told in runs]
+    assert without_time[0] == without_time[1]
+
+
+def test_a_bar_moves_in_a_terminal_and_ctrl_c_ends_it_cleanly(tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        DEMO,
+        cwd=tmp_path,
+        env=child_environment({"TERM": "xterm", "COLUMNS": "100"}),
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
+    shown = ""
+    give_up = time.monotonic() + 60
+    while "loss 0." not in shown and time.monotonic() < give_up:
+        shown += os.read(ours, 65536).decode(errors="replace")
+    os.killpg(process.pid, signal.SIGINT)
+    while True:
+        try:
+            shown += os.read(ours, 65536).decode(errors="replace")
+        except OSError:  # how a pty says that the other end is closed
+            break
+    assert process.wait(timeout=30) == 130
+    assert "training" in shown
+    assert "Stopped at step" in shown
+    assert "Traceback" not in shown
+    assert not (tmp_path / "runs").exists()
+
+
+def test_two_processes_train_as_one_and_speak_once(tmp_path: Path) -> None:
+    launcher = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
+    told = run_command(
+        [sys.executable, "-m", *launcher, "anytrain", "demo", *SHORT],
+        cwd=tmp_path,
+        env={"ANYTRAIN_DEVICE": "cpu"},
+    ).stdout
+    assert "cpu, 2 processes" in told
+    assert told.count("epoch 1/1") == 1
+    assert (tmp_path / "runs/demo/model.safetensors").exists()

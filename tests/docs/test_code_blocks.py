@@ -1,0 +1,78 @@
+"""Every code block of the README and the docs runs.
+
+A python block that starts with `# name.py` is saved under that name and run as a script; the
+others run one after another, as a page is read. In bash blocks, `anytrain` and `python` lines
+run in the folder of those scripts, `make` lines are checked for their target, and a line that
+starts with another program has to be on the list of those that are not run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from sybil import Example, Sybil
+from sybil.evaluators.python import PythonEvaluator
+from sybil.parsers.markdown import CodeBlockParser, SkipParser
+
+from launching import run_command
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+NOT_RUN = {"pip", "git", "cd", "pre-commit", "torchrun", "srun"}
+_in_process = PythonEvaluator()
+
+
+def run_python(example: Example) -> None:
+    named = re.match(r"# (\w+\.py)\n", example.parsed)
+    if named is None:
+        _in_process(example)
+        return
+    Path(named[1]).write_text(example.parsed, encoding="utf-8")
+    run_command([sys.executable, named[1]], cwd=Path.cwd())
+
+
+def run_bash(example: Example) -> None:
+    for line in example.parsed.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words:
+            run_line(words)
+
+
+def run_line(words: list[str]) -> None:
+    bin_folder = Path(sys.executable).parent
+    if words[0] == "make":
+        run_command(["make", "--dry-run", *words[1:]], cwd=ROOT)
+    elif words[0] in ("anytrain", "python"):
+        path = {"PATH": f"{bin_folder}{os.pathsep}{os.environ['PATH']}"}
+        run_command([bin_folder / words[0], *words[1:]], cwd=Path.cwd(), env=path)
+    else:
+        assert words[0] in NOT_RUN, f"nobody checks this line: {shlex.join(words)}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_a_page_does_what_it_says(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    parsers = [CodeBlockParser("python", run_python), CodeBlockParser("bash", run_bash)]
+    document = Sybil(parsers=[*parsers, SkipParser()]).parse(page)
+    document.namespace["__name__"] = "__page__"
+    for example in document.examples():
+        example.evaluate()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=[str(p.relative_to(ROOT)) for p in PAGES])
+def test_a_link_leads_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text(encoding="utf-8"))
+    missing = [target for target in targets if not (page.parent / target).exists()]
+    assert not missing
+
+
+def test_a_program_that_nobody_runs_is_noticed() -> None:
+    with pytest.raises(AssertionError, match="nobody checks"):
+        run_line(["curl", "somewhere"])
