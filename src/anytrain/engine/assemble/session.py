@@ -14,6 +14,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.facts import JobFacts
 from anytrain.core.plan import Plan, Wishes, check_precision, resolve, whole_number
 from anytrain.engine import precision as precisions
+from anytrain.engine.assemble.uncaught import explain_uncaught
 from anytrain.engine.precision import Precision
 from anytrain.engine.prepared.cursor import Accumulation, Cursor
 from anytrain.machine.backends import probe
@@ -57,6 +58,7 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
     backend = probe.choose(wishes.device)
     _check_transport(backend, env.place.size)
     device = _device(wishes, backend, env.place.local_rank)
+    explain_uncaught(backend)
     plan = resolve(wishes, backend.capabilities(device), JobFacts(), env.place.size)
     steps = options.accumulation
     cursor = Cursor(

@@ -13,6 +13,9 @@ from anytrain.engine.step.guard import Guard
 from anytrain.machine.parallel.world import World
 
 
+_HOW = ("fused", "foreach", "capturable", "differentiable")
+
+
 class PreparedOptimizer(Optimizer):
     """A prepared optimizer; its parameters and state are the optimizer's below."""
 
@@ -75,12 +78,23 @@ class PreparedOptimizer(Optimizer):
         self.optimizer.add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's own state."""
-        return self.optimizer.state_dict()
+        """Return the optimizer's own state, with a rate kept on the device as a number."""
+        state = self.optimizer.state_dict()
+        for group in state["param_groups"]:
+            if isinstance(group.get("lr"), torch.Tensor):
+                group["lr"] = float(group["lr"])
+        return state
 
     def load_state_dict(self, state_dict: Any) -> None:
-        """Restore the optimizer's own state."""
-        self.optimizer.load_state_dict(state_dict)
+        """Restore the optimizer's own state.
+
+        How the update runs (fused or not) stays this device's: a checkpoint may come from another.
+        """
+        groups = zip(state_dict["param_groups"], self.optimizer.param_groups, strict=False)
+        kept = [
+            {**saved, **{name: own[name] for name in _HOW if name in own}} for saved, own in groups
+        ]
+        self.optimizer.load_state_dict({**state_dict, "param_groups": kept})
 
     def train(self) -> None:
         """Enter training mode, for optimizers that have one."""

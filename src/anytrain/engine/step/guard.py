@@ -30,6 +30,10 @@ class Guard(Protocol):
         """Take a gradient norm computed elsewhere into account."""
 
     @property
+    def decides_on_device(self) -> bool:
+        """Whether reading `skipped` would be the first wait."""
+
+    @property
     def skipped(self) -> torch.Tensor:
         """1 where the last update was skipped, else 0."""
 
@@ -51,9 +55,11 @@ def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 class HostGuard:
     """Read one flag, then update or not."""
 
+    decides_on_device = False
+
     def __init__(self, device: torch.device) -> None:
-        self._found = torch.zeros(1, device=device)
-        self._one = torch.ones(1, device=device)
+        self._found = torch.zeros((), device=device)
+        self._one = torch.ones((), device=device)
         self._veto: torch.Tensor | None = None
         self._last = False
         self._count = 0
@@ -103,7 +109,7 @@ class HostGuard:
     @property
     def skipped(self) -> torch.Tensor:
         """1 where the last update was skipped, else 0."""
-        return self._found.new_full((1,), float(self._last))
+        return self._found.new_full((), float(self._last))
 
     @property
     def num_skipped(self) -> int:
@@ -114,10 +120,12 @@ class HostGuard:
 class DeviceGuard:
     """Hand the flag to a fused optimizer, which skips the update on the device."""
 
+    decides_on_device = True
+
     def __init__(self, device: torch.device) -> None:
-        self._found = torch.zeros(1, device=device)
-        self._one = torch.ones(1, device=device)
-        self._total = torch.zeros(1, device=device)
+        self._found = torch.zeros((), device=device)
+        self._one = torch.ones((), device=device)
+        self._total = torch.zeros((), device=device)
         self._veto: torch.Tensor | None = None
 
     def veto(self, norm: torch.Tensor) -> None:
@@ -157,12 +165,17 @@ class ScaledGuard:
         self._scale = scale
         self._inner: Guard = DeviceGuard(device) if fused else _QuietHostGuard(device)
         self._unscaled = False
-        self._scratch = torch.zeros(1, device=device)
+        self._scratch = torch.zeros((), device=device)
+
+    @property
+    def decides_on_device(self) -> bool:
+        """Whether reading `skipped` would be the first wait."""
+        return self._inner.decides_on_device
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Undo the loss scale, once per update, so that clipping sees true gradients."""
         if not self._unscaled and self._scale.used is not None:
-            inverse = self._scale.used.reciprocal().reshape(1)  # powers of two: exact
+            inverse = self._scale.used.reciprocal().reshape(())  # powers of two: exact
             mark_nonfinite(gradients(optimizer), self._scratch, inverse)
         self._unscaled = True
 
