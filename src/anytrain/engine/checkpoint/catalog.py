@@ -104,16 +104,16 @@ def verify(path: Path) -> list[Problem]:
         return [found for found in threads.map(problem, sorted(contents.files)) if found]
 
 
-def looks_whole(entry: Entry) -> bool:
-    """Whether the manifest is good and every file has its size; hashes nothing."""
+def wrong_size(entry: Entry) -> Problem | None:
+    """Return the first file that is missing or has another size; hashes nothing."""
     if entry.manifest is None:
-        return False
+        return entry.problem
     try:
         for name, expected in entry.manifest.files.items():
             files.check_size(entry.path, name, expected)
-    except Damaged:
-        return False
-    return True
+    except Damaged as damage:
+        return Problem(damage.file, damage.why)
+    return None
 
 
 def unlisted(path: Path, listed: Sequence[str] | frozenset[str]) -> list[str]:

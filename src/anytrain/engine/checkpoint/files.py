@@ -252,10 +252,15 @@ def check_size(folder: Path, name: str, expected: Fingerprint) -> None:
         _check_size(descriptor, name, expected)
 
 
+def read_start(folder: Path, name: str, num_bytes: int) -> bytes:
+    """Return a file's first bytes, unchecked; fewer where it is shorter."""
+    with _opened(folder, name) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
+        return file.read(num_bytes)
+
+
 def read_small(folder: Path, name: str, most_bytes: int) -> bytes:
     """Return the bytes of a file that has no fingerprint, refusing an endless one."""
-    with _opened(folder, name) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
-        data = file.read(most_bytes + 1)
+    data = read_start(folder, name, most_bytes + 1)
     if len(data) > most_bytes:
         raise Damaged(name, f"it is larger than {most_bytes:,} bytes")
     return data

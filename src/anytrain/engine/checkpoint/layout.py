@@ -11,7 +11,10 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from anytrain.engine.checkpoint.files import Damaged, read_start
 
 DTYPE_BYTES = {
     "F64": 8,
@@ -75,9 +78,26 @@ def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> tuple[bytes
     return len(text).to_bytes(8, "little") + text, placed
 
 
-def parse(data: bytes | bytearray | memoryview) -> tuple[list[Entry], dict[str, str]]:
-    """Return a file's entries, with absolute starts, and its metadata; ValueError if odd."""
+def read_entries(folder: Path, name: str) -> list[Entry]:
+    """Return what a file's header says it holds; reads and checks no tensor."""
+    length = read_start(folder, name, 8)
+    size = min(int.from_bytes(length, "little"), _MOST_HEADER_BYTES)
+    try:
+        entries, _ = parse(read_start(folder, name, 8 + size), (folder / name).stat().st_size)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(name, f"it is not a safetensors file: {error}") from error
+    return entries
+
+
+def parse(
+    data: bytes | bytearray, num_bytes: int | None = None
+) -> tuple[list[Entry], dict[str, str]]:
+    """Return a file's entries, with absolute starts, and its metadata; ValueError if odd.
+
+    `data` may end after the header where `num_bytes` tells how long the whole file is.
+    """
     size = int.from_bytes(data[:8], "little")
+    whole = len(data) if num_bytes is None else num_bytes
     if len(data) < 8 or size > min(len(data) - 8, _MOST_HEADER_BYTES):
         raise ValueError("the header is longer than the file")
     contents = json.loads(bytes(data[8 : 8 + size]), object_pairs_hook=_once)
@@ -90,8 +110,8 @@ def parse(data: bytes | bytearray | memoryview) -> tuple[list[Entry], dict[str, 
         if entry.start != end:
             raise ValueError(f"the bytes of {entry.name!r} overlap others or leave a gap")
         end += entry.num_bytes
-    if end != len(data):
-        raise ValueError(f"the tensors end at byte {end:,} of {len(data):,}")
+    if end != whole:
+        raise ValueError(f"the tensors end at byte {end:,} of {whole:,}")
     return entries, {str(key): str(value) for key, value in metadata.items()}
 
 

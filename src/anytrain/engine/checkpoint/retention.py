@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from anytrain.core.errors import BadInput
-from anytrain.engine.checkpoint.catalog import Entry, looks_whole
+from anytrain.engine.checkpoint.catalog import Entry, entries, newest_whole, wrong_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +43,16 @@ def doomed(found: Sequence[Entry], rule: Retention) -> list[Entry]:
     """
     if rule.keep_last is None:
         return []
-    whole = [entry for entry in found if looks_whole(entry)]
+    whole = [entry for entry in found if wrong_size(entry) is None]
     kept = {entry.path for entry in whole[: rule.keep_last]}
     kept |= {entry.path for entry in best(whole, rule)}
     return [e for e in reversed(whole) if e.path not in kept and not _is_milestone(e, rule)]
+
+
+def prunable(root: Path, rule: Retention) -> list[Entry]:
+    """Return what the rule lets go in a folder, sparing the newest whose every byte checks."""
+    spared = newest_whole(root).path
+    return [entry for entry in doomed(entries(root), rule) if entry.path != spared]
 
 
 def best(found: Sequence[Entry], rule: Retention) -> list[Entry]:
