@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -315,20 +316,18 @@ class Accelerator(ProcessView, Saving, UnlikeAccelerate):
                 why="the step trains one prepared model with its prepared optimizers.",
                 fix="call prepare(model, optimizer, ...) first; write the loop out for several.",
             )
+        model, found = self._run.models[0], self._session
+        parameters = list(model.parameters())
         return EagerStep(
             loss_fn,
-            self._run.models[0],
-            self.accumulate,
+            model,
+            found.cursor.next_micro,
+            found.world.no_sync,
             self.backward,
-            lambda: self._clip_all(max_grad_norm),
+            partial(self.clip_grad_norm_, parameters, max_grad_norm) if max_grad_norm else None,
             tuple(self._run.optimizers),
             tuple(self._run.schedulers),
         )
-
-    def _clip_all(self, max_norm: float | None) -> torch.Tensor | None:
-        if max_norm is None or not self.sync_gradients:
-            return None
-        return self.clip_grad_norm_(self._run.models[0].parameters(), max_norm)
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:

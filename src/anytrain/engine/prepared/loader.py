@@ -111,15 +111,15 @@ class PreparedLoader(DataLoader[Any]):
         walk.cursor.enter(self)
         try:
             taken = skip if skip is not None else resume["taken"] if resume else 0
-            batches = self._after(taken, resume)
+            batches, place, own = self._after(taken, resume), walk.placement, self.__dict__
             current = next(batches, _NOTHING)
             while current is not _NOTHING:
-                if walk.placement is not None:
-                    current = walk.placement(current)
+                if place is not None:
+                    current = place(current)
                 following = next(batches, _NOTHING)
                 if following is _NOTHING:
                     self._finish()
-                self._taken = taken = taken + 1
+                own["_taken"] = taken = taken + 1
                 yield current
                 current = following
             self.iteration += 1

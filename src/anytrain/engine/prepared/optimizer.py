@@ -12,7 +12,6 @@ from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.step.guard import Guard
 from anytrain.machine.parallel.world import World
 
-
 _HOW = ("fused", "foreach", "capturable", "differentiable")
 
 
@@ -44,7 +43,7 @@ class PreparedOptimizer(Optimizer):
     @property
     def step_was_skipped(self) -> bool:
         """Whether the last update was left out; reads the device."""
-        return bool(self.guard.skipped.item())
+        return self.guard.was_skipped()
 
     @property
     def state(self) -> Any:

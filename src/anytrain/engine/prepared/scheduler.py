@@ -49,7 +49,10 @@ class PreparedScheduler:
                 scheduler._step_count += 1
         elif self._rate is not None:
             self._rate.step(self.optimizers[0].guard.skipped)
-        elif not any(optimizer.step_was_skipped for optimizer in self.optimizers):
+        else:
+            for optimizer in self.optimizers:
+                if optimizer.guard.was_skipped():
+                    return
             self._advance(*args, **kwargs)
 
     def _advance(self, *args: Any, **kwargs: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,24 +26,29 @@ class EagerStep:
 
     loss_fn: Callable[[nn.Module, Any], Any]
     model: nn.Module
-    accumulate: Callable[..., Any]
+    ends_update: Callable[[], bool]
+    no_sync: Callable[[nn.Module], AbstractContextManager[None]]
     backward: Callable[[torch.Tensor], None]
-    clip: Callable[[], torch.Tensor | None]
+    clip: Callable[[], torch.Tensor] | None
     optimizers: tuple[Any, ...]
     schedulers: tuple[Any, ...]
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one batch; the update comes when the accumulated step is complete."""
-        with self.accumulate(self.model):
-            loss = self.loss_fn(self.model, batch)
-            self.backward(loss)
-            norm = self.clip()
-            for optimizer in self.optimizers:
-                optimizer.step()
-            for scheduler in self.schedulers:
-                scheduler.step()
-            for optimizer in self.optimizers:
-                optimizer.zero_grad()
+        if not self.ends_update():
+            with self.no_sync(self.model):
+                loss = self.loss_fn(self.model, batch)
+                self.backward(loss)
+            return StepOutput(loss.detach(), None)
+        loss = self.loss_fn(self.model, batch)
+        self.backward(loss)
+        norm = None if self.clip is None else self.clip()
+        for optimizer in self.optimizers:
+            optimizer.step()
+        for scheduler in self.schedulers:
+            scheduler.step()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
         return StepOutput(loss.detach(), norm)
 
 

@@ -35,7 +35,10 @@ class Guard(Protocol):
 
     @property
     def skipped(self) -> torch.Tensor:
-        """1 where the last update was skipped, else 0."""
+        """1 where the last update was skipped, else 0; on the device."""
+
+    def was_skipped(self) -> bool:
+        """Whether the last update was skipped; reads the device."""
 
     @property
     def num_skipped(self) -> int:
@@ -111,6 +114,10 @@ class HostGuard:
         """1 where the last update was skipped, else 0."""
         return self._found.new_full((), float(self._last))
 
+    def was_skipped(self) -> bool:
+        """Whether the last update was skipped."""
+        return self._last
+
     @property
     def num_skipped(self) -> int:
         """How many updates were skipped so far."""
@@ -151,6 +158,10 @@ class DeviceGuard:
     def skipped(self) -> torch.Tensor:
         """1 where the last update was skipped, else 0."""
         return self._found
+
+    def was_skipped(self) -> bool:
+        """Whether the last update was skipped; waits for the device."""
+        return bool(self._found.item())
 
     @property
     def num_skipped(self) -> int:
@@ -209,6 +220,10 @@ class ScaledGuard:
         """1 where the last update was skipped, else 0."""
         return self._inner.skipped
 
+    def was_skipped(self) -> bool:
+        """Whether the last update was skipped; may wait for the device."""
+        return self._inner.was_skipped()
+
     @property
     def num_skipped(self) -> int:
         """How many updates were skipped so far."""
@@ -226,7 +241,7 @@ class _QuietHostGuard(HostGuard):
 def mark_nonfinite(grads: list[torch.Tensor], found: torch.Tensor, factor: torch.Tensor) -> None:
     """Set `found` to 1 if any value is not finite, and multiply every gradient by `factor`."""
     found.zero_()
-    for group in _by_device([g for grad in grads for g in _dense(grad)]):
+    for group in _by_device([_values(grad) for grad in grads]):
         if group[0].device == found.device:
             torch._amp_foreach_non_finite_check_and_unscale_(group, found, factor)
         else:
@@ -236,9 +251,15 @@ def mark_nonfinite(grads: list[torch.Tensor], found: torch.Tensor, factor: torch
 
 
 def has_nonfinite(grads: list[torch.Tensor], found: torch.Tensor, one: torch.Tensor) -> bool:
-    """Whether any value is not finite; reads one flag."""
-    mark_nonfinite(grads, found, one)
-    return bool(found.item())
+    """Whether any value is not finite; reads one flag, which is 0 again afterwards."""
+    try:  # nearly always: dense gradients on one device
+        torch._amp_foreach_non_finite_check_and_unscale_(grads, found, one)
+    except RuntimeError:
+        mark_nonfinite(grads, found, one)
+    if not found.item():
+        return False
+    found.zero_()
+    return True
 
 
 def _by_device(grads: list[torch.Tensor]) -> list[list[torch.Tensor]]:
@@ -250,11 +271,11 @@ def _by_device(grads: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     return list(groups.values())
 
 
-def _dense(grad: torch.Tensor) -> list[torch.Tensor]:
-    """Return the values to look at: a sparse gradient's, a complex one's parts."""
+def _values(grad: torch.Tensor) -> torch.Tensor:
+    """Return what to look at: a sparse gradient's values, a complex one's parts."""
     if grad.is_sparse:
         grad = grad._values()
-    return [torch.view_as_real(grad)] if grad.is_complex() else [grad]
+    return torch.view_as_real(grad) if grad.is_complex() else grad
 
 
 def warn_of_skip() -> None:
