@@ -15,8 +15,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-# A child must not think that it belongs to the job of whoever runs the tests.
-_NOT_INHERITED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR")
+# A child must not think that it belongs to the job of whoever runs the tests. Unbuffered, python
+# writes a line and its end apart, and the lines of two ranks come out mixed.
+_NOT_INHERITED = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "PYTHONUNBUFFERED",
+)
 _OURS = ("ANYTRAIN_", "ACCELERATE_", "SLURM_", "TORCHELASTIC_")
 
 
@@ -87,7 +96,7 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         for name, value in os.environ.items()
         if name not in _NOT_INHERITED and not name.startswith(_OURS)
     }
-    return {**kept, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(more or {})}
+    return {**kept, "OMP_NUM_THREADS": "1", **(more or {})}
 
 
 @contextmanager

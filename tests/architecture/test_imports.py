@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -126,3 +127,15 @@ def test_a_vendor_word_outside_its_file_is_caught(planted: Path, line: str) -> N
     path.unlink()
     assert told.returncode == 1
     assert "TID251" in told.stdout
+
+
+def test_only_the_doors_look_at_the_current_run() -> None:
+    """Everybody else is handed the session; a second run in a notebook inherits nothing."""
+    readers = {
+        str(path.relative_to(ROOT / "src" / "anytrain"))
+        for path in (ROOT / "src" / "anytrain").rglob("*.py")
+        if re.search(r"assemble(\.current| import .*\bcurrent)\b", path.read_text())
+    }
+    strangers = [name for name in readers if not name.startswith(("doors/", "engine/assemble/"))]
+    assert readers
+    assert not strangers

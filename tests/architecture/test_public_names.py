@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import click
 import typer
 
 import anytrain
@@ -21,18 +21,21 @@ def public_names() -> Iterator[str]:
         yield name
         value = getattr(anytrain, name)
         if inspect.isclass(value):
-            yield from (f"{name}.{member}" for member in sorted(vars(value)) if member[0] != "_")
+            ours = [vars(kind) for kind in value.__mro__ if kind.__module__.startswith("anytrain")]
+            members = {member for kind in ours for member in kind if member[0] != "_"}
+            yield from (f"{name}.{member}" for member in sorted(members))
 
 
-def cli_options(command: click.Command, path: str) -> Iterator[str]:
+def cli_options(command: Any, path: str) -> Iterator[str]:
     """Give every command with its options and arguments."""
     yield path
     for parameter in command.params:
-        spelled = "/".join([*parameter.opts, *parameter.secondary_opts])
-        yield f"{path} {spelled}"
-    if isinstance(command, click.Group):
-        for name in sorted(command.commands):
-            yield from cli_options(command.commands[name], f"{path} {name}")
+        yield " ".join([path, "/".join([*parameter.opts, *parameter.secondary_opts])])
+    if hasattr(command, "list_commands"):
+        context = command.make_context(path, [], resilient_parsing=True)
+        for name in command.list_commands(context):
+            _, inner, _ = command.resolve_command(context, [name])
+            yield from cli_options(inner, f"{path} {name}")
 
 
 def test_every_public_name_is_there() -> None:
