@@ -1,0 +1,116 @@
+"""The `anytrain` command. Each command's file is loaded only when that command runs."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from importlib import import_module
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from anytrain._version import __version__
+from anytrain.core import environment
+from anytrain.core.errors import AnytrainError
+
+# name: (where, what --help says). A Typer app there is a command with commands of its own.
+_COMMANDS = {
+    "launch": ("anytrain.cli.launch:launch", "Run a script in one process or in many."),
+    "env": ("anytrain.cli.env:env", "Show what this machine has and what a run would get here."),
+    "config": ("anytrain.cli.config:config", "Write the options of a launch to a YAML file."),
+    "test": ("anytrain.cli.selftest:selftest", "Check processes and a few training steps here."),
+    "demo": ("anytrain.cli.demo:demo", "Train a small model here and now."),
+    "checkpoint": ("anytrain.cli.checkpoint:app", "List, show, verify and prune checkpoints."),
+}
+
+
+class _Commands(TyperGroup):
+    """Commands known by name and summary until one of them is called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the commands in the order of the table."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a stand-in with the summary, which is all that --help needs."""
+        if cmd_name not in _COMMANDS:
+            return None
+        return TyperCommand(cmd_name, help=_COMMANDS[cmd_name][1])
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the real command, loading its file."""
+        if args and args[0] in _COMMANDS:
+            return args[0], _load(args[0]), args[1:]
+        return super().resolve_command(ctx, args)
+
+
+app = typer.Typer(
+    name="anytrain",
+    cls=_Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"anytrain {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def anytrain(
+    version: bool = typer.Option(
+        False, "--version", callback=_show_version, is_eager=True, help="Show the version."
+    ),
+    debug: bool = typer.Option(False, "--debug", help="Show whole tracebacks."),
+) -> None:
+    """Train a PyTorch script on any device."""
+    if debug:
+        os.environ["ANYTRAIN_DEBUG"] = "1"  # noqa: TID251  read again here and by children
+
+
+def run() -> None:
+    """Run the command line of this process."""
+    environment.enable_mps_fallback()
+    app()
+
+
+def _load(name: str) -> Any:
+    """Return the command of that name, with its errors put into words."""
+    module, _, attribute = _COMMANDS[name][0].partition(":")
+    target = getattr(import_module(module), attribute)
+    if isinstance(target, typer.Typer):
+        for command in target.registered_commands:
+            if command.callback is not None:
+                command.callback = _in_words(command.callback)
+        return typer.main.get_command(target)
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None)
+    settings = getattr(target, "context_settings", None)
+    alone.command(name, context_settings=settings)(_in_words(target))
+    return typer.main.get_command(alone)
+
+
+def _in_words(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Print our own errors as their text, and leave quietly on Ctrl-C."""
+
+    @functools.wraps(command)
+    def spoken(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return command(*args, **kwargs)
+        except AnytrainError as error:
+            if environment.read().debug:
+                traceback.print_exc()
+            else:
+                typer.echo(f"anytrain: {error}", err=True)
+            sys.exit(2)
+        except KeyboardInterrupt:
+            sys.exit(130)
+
+    return spoken

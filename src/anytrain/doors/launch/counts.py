@@ -1,0 +1,74 @@
+"""Choose the backend and the number of processes of a launch, or say why it cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from anytrain.core import environment
+from anytrain.core.errors import BadInput
+from anytrain.core.facts import Found
+from anytrain.core.plan import Wish, Wishes
+from anytrain.machine.backends import probe
+from anytrain.machine.backends.base import Backend
+from anytrain.machine.backends.cpu import num_cores
+
+_THREADS = "OMP_NUM_THREADS"
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    """The backend of a job and its number of processes on this machine."""
+
+    backend: Backend
+    num_processes: int
+
+
+def choose(wishes: Wishes, asked: int | None) -> Crowd:
+    """Return the backend and the count: as asked, or one process for each device."""
+    backend = probe.choose(_present_tpu(wishes.device))
+    if asked is None:
+        # Every core could run a rank, but torch uses all of them from one process already.
+        return Crowd(backend, 1 if backend.name == "cpu" else backend.process_counts()[-1])
+    _check_transport(backend, asked)
+    counts = backend.process_counts()
+    if asked not in counts:
+        raise BadInput(
+            f"Cannot start {asked} processes on {backend.name!r} here.",
+            why=f"this machine can run {_words(counts)} there, one for each device.",
+            fix=f"pass --num_processes {counts[-1]}, or --cpu for CPU processes.",
+        )
+    return Crowd(backend, asked)
+
+
+def threads(num_processes: int, asked: int | None) -> dict[str, str]:
+    """Return the variable that keeps each of several processes from taking every core."""
+    if asked is not None:
+        return {_THREADS: str(asked)}
+    if num_processes == 1 or environment.variable(_THREADS) is not None:
+        return {}
+    return {_THREADS: str(max(1, num_cores() // num_processes))}
+
+
+def _present_tpu(device: Wish | None) -> Wish | None:
+    """Return the TPU engine that is here when "a TPU" was asked for."""
+    if device is not None and device.value == "tpu":
+        for name in ("tpu", "xla"):
+            if isinstance(probe.get(name).probe(), Found):
+                return Wish(name, device.source)
+    return device
+
+
+def _check_transport(backend: Backend, asked: int) -> None:
+    if asked > 1 and backend.process_group is None:
+        raise BadInput(
+            f"Cannot train with {asked} processes on {backend.name!r}.",
+            why=f"no process group serves {backend.name}: gloo and nccl do not know it.",
+            fix=f"start one process, or use CPU processes: `anytrain launch --cpu "
+            f"--num_processes {asked}`.",
+        )
+
+
+def _words(counts: tuple[int, ...]) -> str:
+    if len(counts) > 3 and counts == tuple(range(counts[0], counts[-1] + 1)):
+        return f"{counts[0]} to {counts[-1]} processes"
+    return " or ".join(map(str, counts)) + (" process" if counts == (1,) else " processes")

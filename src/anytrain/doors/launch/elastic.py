@@ -1,0 +1,170 @@
+"""Run a script in one process or in many, and say in a few lines how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from anytrain.core import environment
+from anytrain.core.errors import BadInput
+from anytrain.core.plan import Wish, Wishes
+from anytrain.doors.launch.options import DEFAULT_PORT, LaunchOptions, check, check_port
+from anytrain.machine.processes import crashes, notes, pulse, supervise
+from anytrain.machine.processes.crashes import Ending
+
+if TYPE_CHECKING:
+    from anytrain.doors.launch.counts import Crowd
+
+# A single process must not take itself for a rank of some other launcher's job.
+_OTHERS_PLACE = (
+    "RANK",
+    "LOCAL_RANK",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+    "SLURM_PROCID",
+)
+
+
+def launch(options: LaunchOptions, script: str, args: Sequence[str]) -> int:
+    """Run the script as the options say; return the exit code of the job."""
+    check(options)
+    _check_script(script, bool(options.module))
+    if options.main_process_port and not options.machine_rank:
+        check_port(options.main_process_port, "--main_process_port")
+    _set_before_torch(options)
+    # From here on torch is loaded: everything that needs no device was refused above.
+    from anytrain.doors.launch.counts import choose, threads
+
+    wishes = options.wishes().over(environment.read().wishes)
+    asked = None if options.num_processes is None else options.num_processes // options.machines
+    crowd = choose(wishes, asked)
+    _tell_children(options, wishes, crowd)
+    os.environ.update(threads(crowd.num_processes, options.num_cpu_threads_per_process))
+    command = [sys.executable, "-u", *(["-m"] if options.module else []), script, *args]
+    beats = tempfile.mkdtemp(prefix="anytrain-")
+    os.environ["ANYTRAIN_BEATS"] = beats
+    try:
+        if crowd.num_processes * options.machines == 1:
+            return _run_one(command, beats, options.max_restarts or 0)
+        return _run_many(command, beats, crowd.num_processes, options)
+    finally:
+        shutil.rmtree(beats, ignore_errors=True)
+
+
+def _check_script(script: str, module: bool) -> None:
+    if not module and not os.path.exists(script):
+        raise BadInput(
+            f"There is no script {script}.",
+            why=f"no such file, seen from {os.getcwd()}.",
+            fix="pass the path of a Python file, or --module with a module's name.",
+        )
+
+
+def _set_before_torch(options: LaunchOptions) -> None:
+    """Set what torch, here and in the children, reads when it is loaded."""
+    ids = options.gpus()
+    if ids is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(ids)
+    if options.debug:
+        os.environ["ANYTRAIN_DEBUG"] = "1"
+    else:
+        # The store's C++ warnings come with thirty lines of stack for each lost connection.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def _tell_children(options: LaunchOptions, wishes: Wishes, crowd: Crowd) -> None:
+    """Put the options and the vendor's variables where the children find them."""
+    told = options.wishes()
+    if told.device is not None:
+        told = Wishes(device=Wish(crowd.backend.name, told.device.source)).over(told)
+    os.environ.update(environment.launch_variables(told))
+    os.environ.update(crowd.backend.launch_environment(crowd.num_processes, wishes))
+
+
+def _run_one(command: list[str], beats: str, max_restarts: int) -> int:
+    """Run a world of one: no process group, and the same last words."""
+    before = crashes.memory_marks()
+    environ = {k: v for k, v in os.environ.items() if k not in _OTHERS_PLACE}
+    members: list[supervise.Process] = []
+    with supervise.hearing_signals(lambda: members):
+        try:
+            for left in range(max_restarts, -1, -1):
+                notes.clear(beats, 0)
+                members[:] = [supervise.start(command, environ)]
+                if supervise.first_failure(members) is None:
+                    return 0
+                end = crashes.ending(beats, 0, members[0].pid, members[0].returncode)
+                supervise.end(members, signal.SIGTERM, 0)
+                if left:
+                    _say_restart([end], 1, before, left)
+            return _say_crash([end], 1, before)
+        except supervise.Stopped as stop:
+            return _stop(members, beats, stop.signum)
+
+
+def _stop(members: list[supervise.Process], beats: str, signum: int) -> int:
+    # Asked twice, `end` kills everything before it passes the second request on.
+    with contextlib.suppress(supervise.Stopped):
+        supervise.end(members, signum, supervise.GRACE_S)
+    return _say_stopped(beats, 1, signum)
+
+
+def _run_many(command: list[str], beats: str, num_processes: int, options: LaunchOptions) -> int:
+    from anytrain.machine.parallel import agent
+
+    if not options.debug:
+        agent.quiet()
+    before = crashes.memory_marks()
+    machines = options.machines
+    size = num_processes * machines
+
+    def on_restart(endings: list[Ending], left: int) -> None:
+        _say_restart(endings, size, before, left + 1)
+
+    port = options.main_process_port
+    job = agent.Job(
+        command=command,
+        local_size=num_processes,
+        beats=beats,
+        num_machines=machines,
+        machine_rank=options.machine_rank or 0,
+        address=options.main_process_ip or "127.0.0.1",
+        port=port if port is not None else (0 if machines == 1 else DEFAULT_PORT),
+        max_restarts=options.max_restarts or 0,
+        on_restart=on_restart,
+    )
+    outcome = agent.run(job)
+    if outcome.signum is not None:
+        return _say_stopped(beats, size, outcome.signum)
+    return _say_crash(outcome.endings, size, before) if outcome.endings else 0
+
+
+def _say_crash(endings: list[Ending], size: int, before: crashes.MemoryMarks) -> int:
+    error = crashes.explain(endings, size, before, crashes.memory_marks())
+    _say(str(error))
+    return crashes.cause(endings).exit_code
+
+
+def _say_restart(endings: list[Ending], size: int, before: crashes.MemoryMarks, left: int) -> None:
+    error = crashes.explain(endings, size, before, crashes.memory_marks())
+    _say(f"{error.what} Starting again; {left - 1} more restart(s) after this one.")
+
+
+def _say_stopped(beats: str, size: int, signum: int) -> int:
+    last = [beat for rank in range(size) if (beat := pulse.read_beat(beats, rank)) is not None]
+    where = "".join(f" Rank {beat.rank} was {beat.where()}." for beat in last[:4])
+    _say(f"Stopped by {signal.Signals(signum).name}.{where}")
+    return 128 + signum
+
+
+def _say(text: str) -> None:
+    sys.stderr.write(f"anytrain: {text}\n")
+    sys.stderr.flush()

@@ -1,0 +1,291 @@
+"""A world of many over torch.distributed: gloo, nccl, tpu_dist.
+
+A group, once joined, stays until the process ends: torch cannot meet twice at one store.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import time
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from anytrain.core import environment
+from anytrain.core.environment import Place
+from anytrain.core.errors import AnytrainError, BadInput, PeerLost
+from anytrain.machine.parallel import ddp
+from anytrain.machine.parallel.store import StoreBoard
+from anytrain.machine.parallel.world import ReduceOp, Solo, World
+from anytrain.machine.processes import meeting
+from anytrain.machine.processes.last_words import LastWords
+from anytrain.machine.processes.pulse import Pulse
+from anytrain.machine.processes.watch import Watch
+
+T = TypeVar("T")
+
+# What gloo and nccl both carry; other dtypes travel as one of these.
+_CARRIED = {
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.uint8,
+    torch.int32,
+    torch.int64,
+    torch.complex64,
+    torch.complex128,
+}
+_GOODBYE_S = 10.0
+
+
+def join(
+    place: Place,
+    transport: str,
+    device: torch.device,
+    *,
+    timeout_s: float | None = None,
+    stall_s: float = 60.0,
+    init_method: str | None = None,
+    beats: str | None = None,
+) -> World:
+    """Join the job that the launcher described; a job of one process is a world of one.
+
+    A process group that the script has made itself is used as it is. `stall_s` is the time
+    after which a rank without a sign of life ends the job; 0 waits on. `beats` is the folder
+    where a launcher of ours listens.
+    """
+    if not dist.is_initialized():
+        if place.size == 1:
+            return _solo(beats)
+        _meet(place, transport, device, timeout_s, init_method)
+    if dist.get_world_size() == 1:
+        return _solo(beats)
+    return TorchWorld(place, device, stall_s, beats)
+
+
+class TorchWorld:
+    """One rank of a process group."""
+
+    def __init__(
+        self, place: Place, device: torch.device, stall_s: float, beats: str | None
+    ) -> None:
+        self.rank = dist.get_rank()
+        self.size = dist.get_world_size()
+        # A script that made its group by hand has told nobody which host a rank is on.
+        known = place.size == self.size
+        self.local_rank = place.local_rank if known else self.rank
+        self.local_size = place.local_size if known else self.size
+        self.transport: str | None = dist.get_backend()
+        self.board = StoreBoard("board")
+        self._device = device
+        self._pulse = Pulse(self.rank, beats)
+        self._watch = self._start_watch(stall_s)
+        self._last_words = LastWords(self._pulse, self.size, self._hush, environment.read().debug)
+        # Threads that talk to the store must be gone before the interpreter is taken down.
+        atexit.register(self.close)
+
+    def reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
+        """Return the sum, mean or maximum over the ranks; the mean of whole numbers is a float."""
+        own = value.detach().clone(memory_format=torch.contiguous_format)
+        carried = self._carry(own, _carrier(value.dtype, op))
+        with self._pulse.waiting("reduce"):
+            dist.all_reduce(carried, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
+        if op == "mean":
+            carried = carried / self.size
+            kept = value.is_floating_point() or value.is_complex()
+            return carried.to(value.device, value.dtype if kept else carried.dtype)
+        counted = value.dtype is torch.bool and op == "sum"
+        return carried.to(value.device, carried.dtype if counted else value.dtype)
+
+    def gather(self, value: torch.Tensor) -> torch.Tensor:
+        """Return every rank's tensor, joined along the first dimension."""
+        piece = value.detach().reshape(1) if value.ndim == 0 else value.detach()
+        shape = (self.size * piece.shape[0], *piece.shape[1:])
+        if piece.numel() == 0:
+            return piece.new_empty(shape)
+        piece = self._carry(piece.contiguous().reshape(-1))
+        raw = piece if piece.dtype in _CARRIED else piece.view(torch.uint8)
+        joined = raw.new_empty(self.size * raw.numel())
+        with self._pulse.waiting("gather"):
+            _all_gather(joined, raw)
+        return joined.view(piece.dtype).reshape(shape).to(value.device)
+
+    def gather_object(self, value: T) -> list[T]:
+        """Return every rank's value, in rank order."""
+        everyone: list[Any] = [None] * self.size
+        with self._pulse.waiting("gather_object"):
+            dist.all_gather_object(everyone, value)
+        return everyone
+
+    def broadcast(self, value: torch.Tensor, source: int = 0) -> torch.Tensor:
+        """Return `source`'s tensor on every rank."""
+        flat = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
+        flat = self._carry(flat)
+        raw = flat if flat.dtype in _CARRIED else flat.view(torch.uint8)
+        with self._pulse.waiting("broadcast"):
+            dist.broadcast(raw, source)
+        return raw.view(flat.dtype).reshape(value.shape).to(value.device)
+
+    def broadcast_object(self, value: T, source: int = 0) -> T:
+        """Return `source`'s value on every rank."""
+        box = [value if self.rank == source else None]
+        with self._pulse.waiting("broadcast_object"):
+            dist.broadcast_object_list(box, source, device=self._carrier_device())
+        return box[0]  # type: ignore[return-value]  # `source` has put a T in the box
+
+    def barrier(self, why: str) -> None:
+        """Wait for every rank; `why` is shown if one of them does not come."""
+        with self._pulse.waiting(f"barrier {why!r}"):
+            dist.barrier()
+
+    def mark(self, step: int, doing: str) -> None:
+        """Leave word of where this rank is."""
+        self._pulse.mark(step, doing)
+
+    def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
+        """Return the model with its gradients averaged over the ranks in backward."""
+        with self._pulse.waiting("sharing the model"):
+            return ddp.replicate(model, self._device, options)
+
+    def original(self, model: nn.Module) -> nn.Module:
+        """Return what was given to `replicate`."""
+        return ddp.original(model)
+
+    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Leave gradients local inside the block."""
+        return ddp.no_sync(model)
+
+    def sync_next_backward(self, model: nn.Module) -> AbstractContextManager[None]:
+        """Average the gradients of the next backward, though its forward ran under no_sync."""
+        return ddp.sync_next_backward(model)
+
+    def join(self, models: list[nn.Module]) -> AbstractContextManager[None]:
+        """Let ranks run out of batches at different times inside the block."""
+        return ddp.join(models)
+
+    def close(self) -> None:
+        """Stop watching and being watched; the group itself ends with the process."""
+        if self._watch is not None:
+            self._watch.leave()
+        self._last_words.restore()
+        atexit.unregister(self.close)
+
+    def _start_watch(self, stall_s: float) -> Watch | None:
+        if stall_s <= 0:
+            return None
+        return Watch(self._pulse, StoreBoard("beats"), self.size, stall_s, meeting.store_holder())
+
+    def _hush(self) -> None:
+        if self._watch is not None:
+            self._watch.hush()
+
+    def _carry(self, value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return the tensor where the transport can take it, in a dtype that it knows."""
+        return value.to(self._carrier_device() or value.device, dtype or value.dtype)
+
+    def _carrier_device(self) -> torch.device | None:
+        if self.transport == "gloo":
+            return torch.device("cpu")
+        return self._device if self.transport in ("nccl", "tpu_dist") else None
+
+
+def _solo(beats: str | None) -> Solo:
+    """Return the world of one; a launcher that listens hears it too."""
+    if beats is None:
+        return Solo()
+    pulse = Pulse(0, beats)
+    LastWords(pulse, 1, lambda: None, environment.read().debug)
+    return Solo(pulse.mark)
+
+
+def _meet(
+    place: Place,
+    transport: str,
+    device: torch.device,
+    timeout_s: float | None,
+    init_method: str | None,
+) -> None:
+    """Make the process group, or say why the ranks could not meet."""
+    options: dict[str, Any] = {"rank": place.rank, "world_size": place.size}
+    address, port = "", 0
+    if init_method is None or init_method == "env://":
+        address, port = meeting.meeting_point(place.launcher)
+        # torchrun's own variables also say whether its agent keeps the store.
+        init_method = "env://" if place.launcher == "torchrun" else f"tcp://{address}:{port}"
+    options["init_method"] = init_method
+    if timeout_s is not None:
+        options["timeout"] = timedelta(seconds=timeout_s)
+    if transport == "nccl":
+        # Connect now: a network that cannot carry the job shows at the start, not at step 1.
+        options["device_id"] = device
+    try:
+        dist.init_process_group(transport, **options)
+    except dist.DistError as error:
+        raise _no_meeting(error, place, f"{address}:{port}" if port else init_method) from error
+    atexit.register(_leave_group)
+
+
+def _no_meeting(error: Exception, place: Place, point: str) -> AnytrainError:
+    text = str(error)
+    if "EADDRINUSE" in text or "address already in use" in text.lower():
+        return BadInput(
+            f"The meeting point {point} is in use.",
+            why=f"rank {place.rank} must listen there for the others, and another program does.",
+            fix="choose another: `anytrain launch --main_process_port 0`, or export MASTER_PORT.",
+        )
+    return PeerLost(
+        f"Rank {place.rank} of {place.size} could not meet the others at {point}.",
+        why=text.strip().splitlines()[0] if text.strip() else type(error).__name__,
+        fix="check that every rank was started and that this address is reachable from here.",
+    )
+
+
+def _leave_group() -> None:
+    """Take the group down in order, so that nobody's last words are a broken connection."""
+    if not dist.is_initialized():
+        return
+    # Python keeps here the error that ends it; then the peers are not going to say goodbye.
+    failed = getattr(sys, "last_value", None) is not None
+    if not failed:
+        _say_goodbye()
+    if not failed or dist.get_backend() == "gloo":
+        dist.destroy_process_group()
+
+
+def _say_goodbye() -> None:
+    """Let the rank that holds the store be the last to go."""
+    try:
+        board = StoreBoard("goodbye")
+        rank, size = dist.get_rank(), dist.get_world_size()
+        board.post(str(rank), "bye")
+        if meeting.store_holder() != rank:
+            return
+        deadline = time.monotonic() + _GOODBYE_S
+        while None in board.read_all([str(r) for r in range(size)]):
+            if time.monotonic() > deadline:
+                return
+            time.sleep(0.02)
+    except dist.DistError:
+        return  # the store is gone, and with it everyone who could wait
+
+
+def _all_gather(joined: torch.Tensor, piece: torch.Tensor) -> None:
+    # torch 2.13 renamed it and warns at the old name; 2.9 has only that one.
+    gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    gather(joined, piece)
+
+
+def _carrier(dtype: torch.dtype, op: ReduceOp) -> torch.dtype:
+    """Return the dtype in which a reduction travels."""
+    if dtype is torch.bool:
+        return torch.uint8 if op == "max" else torch.int64
+    if dtype.is_floating_point or dtype.is_complex:
+        return dtype if dtype in _CARRIED else torch.float32
+    return dtype if dtype in _CARRIED and op != "mean" else torch.int64

@@ -1,0 +1,65 @@
+"""Leave a note on how a rank ended, for the launcher that explains it.
+
+A note is a small file in the launcher's folder. Without a launcher of ours nothing is written.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """How a rank said it ended: "error", "peer lost", "stall" or "interrupt", and its words."""
+
+    kind: str
+    text: str
+    written: float
+
+
+def leave(beats: str | None, rank: int, kind: str, text: str) -> None:
+    """Write the rank's note, whole or not at all."""
+    if beats is None:
+        return
+    path = _path(beats, rank)
+    try:
+        draft = path.with_suffix(".draft")
+        draft.write_text(json.dumps({"kind": kind, "text": text}))
+        draft.replace(path)
+    except OSError:
+        return  # the launcher and its folder are gone: nobody will ask
+
+
+def read(beats: str | Path, rank: int) -> Note | None:
+    """Return the rank's note, or None."""
+    path = _path(beats, rank)
+    try:
+        note = json.loads(path.read_text())
+        return Note(note["kind"], note["text"], path.stat().st_mtime)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def clear(beats: str | Path, rank: int) -> None:
+    """Forget a rank's note, before it is started again."""
+    _path(beats, rank).unlink(missing_ok=True)
+
+
+def first_to_say(beats: str, text: str) -> bool:
+    """Whether this is the first rank of this host to say these words."""
+    name = "said-" + hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+    try:
+        os.close(os.open(Path(beats) / name, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def _path(beats: str | Path, rank: int) -> Path:
+    return Path(beats) / f"rank-{rank}.note"

@@ -1,0 +1,116 @@
+"""Start processes that end together, and end them for certain.
+
+Every child leads a session of its own: its data loading workers go with it, and a Ctrl-C in the
+terminal reaches the launcher alone, which hands it on exactly once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
+
+GRACE_S = 30.0
+"""How long a process may take to save its work after it was asked to stop."""
+SURVIVOR_GRACE_S = 2.0
+"""How long the others get once a rank has died: there is nothing they could finish together."""
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+Process = subprocess.Popen[bytes]
+
+
+class Stopped(BaseException):
+    """This process was asked to stop."""
+
+    def __init__(self, signum: int) -> None:
+        super().__init__(signal.Signals(signum).name)
+        self.signum = signum
+
+
+def start(command: Sequence[str], environ: Mapping[str, str], piped: bool = False) -> Process:
+    """Start a process that leads its own session; `piped` hands its output to the caller."""
+    out = subprocess.PIPE if piped else None
+    return subprocess.Popen(
+        list(command), env=dict(environ), stdout=out, stderr=out, start_new_session=True
+    )
+
+
+def first_failure(processes: Sequence[Process], interval_s: float = 0.1) -> int | None:
+    """Wait until one fails and return its index, or until all have succeeded and return None."""
+    while True:
+        codes = [process.poll() for process in processes]
+        failed = [index for index, code in enumerate(codes) if code]
+        if failed:
+            return failed[0]
+        if all(code == 0 for code in codes):
+            return None
+        time.sleep(interval_s)
+
+
+def end(processes: Sequence[Process], signum: int, grace_s: float) -> None:
+    """Send the signal, wait a while, then kill what is left, with everything it started.
+
+    Being asked to stop once more while waiting means: now. What has already ended well is left
+    alone, with whatever it has left running on purpose.
+    """
+    concerned = [process for process in processes if process.poll() != 0]
+    try:
+        for process in concerned:
+            if process.poll() is None:
+                _signal_group(process, signum)
+                # A stopped process takes no signal but SIGKILL until it is continued.
+                _signal_group(process, signal.SIGCONT)
+        _wait(concerned, grace_s)
+    finally:
+        for process in concerned:
+            _signal_group(process, signal.SIGKILL)
+        _wait(concerned, 5.0)
+
+
+@contextmanager
+def hearing_signals(members: Callable[[], Sequence[Process]]) -> Iterator[None]:
+    """Raise Stopped in the block when this process is asked to stop; suspend all as one.
+
+    Only a main thread hears signals; in another thread the block runs without.
+    """
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise Stopped(signum)
+
+    def suspend(signum: int, frame: FrameType | None) -> None:
+        for process in members():
+            _signal_group(process, signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for process in members():
+            _signal_group(process, signal.SIGCONT)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, stop) for number in _SIGNALS}
+    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, suspend)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _signal_group(process: Process, signum: int) -> None:
+    try:
+        os.killpg(process.pid, signum)
+    except (ProcessLookupError, PermissionError):
+        return  # the whole group has ended
+
+
+def _wait(processes: Sequence[Process], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if all(process.poll() is not None for process in processes):
+            return
+        time.sleep(0.02)

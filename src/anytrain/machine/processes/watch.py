@@ -1,0 +1,254 @@
+"""Watch the other ranks of a job, from a thread of each of them.
+
+Two threads: one talks to the store, which may hang when the rank that holds it is frozen; the
+other only judges, and so always gets to speak.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+from anytrain.core.errors import PeerLost
+from anytrain.machine.processes import notes
+from anytrain.machine.processes.judge import Frozen, Heard, Judge, Lagging
+from anytrain.machine.processes.pulse import Beat, Pulse, read_beat
+
+RESUME = "start the same command again; a script that calls load_state continues from its last save"
+_BUSY_CPU_S = 0.2
+_STDLIB = os.path.dirname(os.__file__)
+_OURS = str(Path(__file__).parents[2])
+
+
+class Wire(Protocol):
+    """What carries the beats; its calls may raise when its other end is gone."""
+
+    def post(self, key: str, value: str) -> None:
+        """Publish a value."""
+
+    def read_all(self, keys: Sequence[str]) -> list[str | None]:
+        """Return what was published under the keys, None where nothing was."""
+
+
+class Watch:
+    """This rank's beats out, the others' in, and a verdict when one of them is frozen."""
+
+    def __init__(
+        self,
+        pulse: Pulse,
+        wire: Wire,
+        size: int,
+        stall_s: float,
+        store_rank: int | None,
+        end_job: Callable[[Frozen, str], None] | None = None,
+    ) -> None:
+        self._pulse, self._wire, self._size = pulse, wire, size
+        self._judge = Judge(pulse.rank, size, stall_s, store_rank)
+        self._end_job = end_job or self._leave
+        self._tick_s = min(1.0, stall_s / 5)
+        self._heard: dict[int, Heard] = {}
+        self._count = 0
+        self._rounds = 0
+        self._shifts = 0
+        self._place: object = None
+        self._lost = False
+        self._stop = threading.Event()
+        self._parent = os.getppid()
+        self._threads = [
+            threading.Thread(target=self._talk, name="anytrain-beat", daemon=True),
+            threading.Thread(target=self._listen, name="anytrain-watch", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def hush(self) -> None:
+        """Stop at once and say nothing more: this process is on its way out."""
+        self._stop.set()
+
+    def leave(self) -> None:
+        """Say goodbye, so that the others take silence for what it is."""
+        if self._stop.is_set():
+            return
+        self._stop.set()
+        self._threads[0].join(self._tick_s + 1)
+        if self._lost or self._threads[0].is_alive():
+            return
+        try:
+            self._post(left=True)
+        except Exception:  # noqa: BLE001  a store that is gone has nobody left to tell
+            self._lost = True
+
+    def _talk(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self._post()
+                self._read(self._judge.ranks_to_hear())
+            except Exception:  # noqa: BLE001  any failure of the wire means the same: it is gone
+                self._lost = True
+                return
+            self._rounds += 1
+            self._stop.wait(self._tick_s)
+
+    def _post(self, left: bool = False) -> None:
+        self._count += 1
+        beat = self._now()
+        fields = [getattr(beat, name) for name in Beat.__slots__]
+        self._wire.post(f"beat/{beat.rank}", json.dumps([self._count, left, fields]))
+
+    def _now(self) -> Beat:
+        """Return this rank's beat with the line it is in; a change of line is a move too."""
+        line, place = main_thread_place()
+        if place != self._place:
+            self._place = place
+            self._shifts += 1
+        beat = self._pulse.beat()
+        return replace(beat, moves=beat.moves + self._shifts, line=line)
+
+    def _read(self, ranks: list[int]) -> None:
+        values = self._wire.read_all([f"beat/{r}" for r in ranks])
+        for rank, value in zip(ranks, values, strict=True):
+            if value is not None:
+                count, left, fields = json.loads(value)
+                self._heard[rank] = Heard(count, Beat(*fields), left)
+
+    def _listen(self) -> None:
+        before, rounds = time.monotonic(), 0
+        while not self._stop.wait(self._tick_s):
+            self._leave_with_parent()
+            now = time.monotonic()
+            answered = self._rounds != rounds
+            rounds = self._rounds
+            if not self._lost:
+                heard = dict(self._heard)
+                verdict = self._judge.tick(now - before, heard, self._now(), answered)
+                self._act(verdict)
+            before = now
+
+    def _leave_with_parent(self) -> None:
+        """End this rank when the launcher that listened to it was killed."""
+        if self._pulse.beats is not None and os.getppid() != self._parent:
+            _say(f"anytrain: rank {self._pulse.rank} ends: its launcher is gone.")
+            os._exit(1)
+
+    def _act(self, verdict: Frozen | Lagging | None) -> None:
+        if isinstance(verdict, Lagging):
+            _say(f"anytrain: {verdict.sentence} The job goes on.")
+        elif isinstance(verdict, Frozen):
+            state = process_state(verdict.beat)
+            if state == "busy":
+                # It computes in native code that keeps Python's lock: slow, not frozen.
+                self._judge.forgive(verdict.rank)
+            else:
+                self._end_job(verdict, state)
+
+    def _leave(self, verdict: Frozen, state: str) -> None:
+        """Name the frozen rank, and end the job."""
+        if self._stop.is_set():
+            return
+        if self._pulse.beats is not None and verdict.beat is not None:
+            # The file is up to date to the last step, a beat only to the last second.
+            last = read_beat(self._pulse.beats, verdict.rank)
+            if last is not None and last.pid == verdict.beat.pid:
+                verdict = replace(verdict, beat=last)
+        error = describe_frozen(verdict, state)
+        notes.leave(
+            self._pulse.beats,
+            self._pulse.rank,
+            "stall",
+            json.dumps([error.what, error.why, error.fix]),
+        )
+        if self._pulse.beats is None:
+            _say(f"anytrain: {error}")
+            _end_frozen(verdict.beat)
+        os._exit(1)
+
+
+def describe_frozen(verdict: Frozen, state: str) -> PeerLost:
+    """Return the message that names a frozen rank."""
+    beat = verdict.beat
+    where = f"was {beat.where()}" if beat else "was never heard of"
+    at = f" (pid {beat.pid} on {beat.host})" if beat else ""
+    resume = ""
+    if beat is not None and state == "stopped":
+        resume = f"find out who stopped it (`kill -CONT {beat.pid}` would have woken it), then "
+    return PeerLost(
+        f"Rank {verdict.rank}{at} gave no sign of life for {verdict.silent_s:.0f} s, "
+        "so the job was ended.",
+        why=f"it {_STATES[state]}; it {where}.",
+        fix=f"{resume}{RESUME}. ANYTRAIN_STALL_S or --stall_timeout sets the time; 0 waits on.",
+    )
+
+
+_STATES = {
+    "stopped": "is stopped (SIGSTOP, or Ctrl-Z)",
+    "gone": "is gone: its process does not exist any more",
+    "zombie": "has died",
+    "disk-sleep": "hangs in the kernel (uninterruptible sleep: a disk, network file or driver)",
+    "silent": "runs no Python and uses no processor time",
+    "unseen": "is on another machine, which does not answer",
+}
+
+
+def process_state(beat: Beat | None) -> str:
+    """Return what the system says of the rank's process, one of the words explained above."""
+    if beat is None or beat.host != socket.gethostname():
+        return "unseen"
+    try:
+        process = psutil.Process(beat.pid)
+        status = process.status()
+        if status == psutil.STATUS_ZOMBIE:
+            return "zombie"
+        if status in (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP):
+            return "stopped"
+        used = sum(process.cpu_times()[:2])
+        time.sleep(1.0)
+        if sum(process.cpu_times()[:2]) - used > _BUSY_CPU_S:
+            return "busy"
+        return "disk-sleep" if process.status() == psutil.STATUS_DISK_SLEEP else "silent"
+    except psutil.NoSuchProcess:
+        return "gone"
+    except psutil.Error:
+        return "unseen"
+
+
+def main_thread_place() -> tuple[str, object]:
+    """Return the script's line that the main thread is in, and a token of the exact place."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    if frame is None:
+        return "", None
+    place = (frame.f_code, frame.f_lasti)
+    while frame is not None and _is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return "", place
+    return f"{os.path.basename(frame.f_code.co_filename)} line {frame.f_lineno}", place
+
+
+def _is_library(path: str) -> bool:
+    return path.startswith((_STDLIB, _OURS, "<frozen")) or "site-packages" in path
+
+
+def _end_frozen(beat: Beat | None) -> None:
+    """Kill a frozen rank of this host: other launchers would wait half a minute for it."""
+    if beat is not None and beat.host == socket.gethostname():
+        try:
+            os.kill(beat.pid, signal.SIGKILL)
+        except OSError:
+            return
+
+
+def _say(text: str) -> None:
+    """Write past whatever the script has done to sys.stderr, in one piece."""
+    sys.stderr.flush()
+    os.write(2, f"{text}\n".encode())
