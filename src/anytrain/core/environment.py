@@ -102,20 +102,21 @@ def relevant(environ: Mapping[str, str] | None = None) -> dict[str, str]:
     return {name: env[name] for name in sorted(env) if name.startswith(_OURS) or name in _OTHERS}
 
 
-_torch_came_first = False
+_torch_came_first: bool | None = None
 
 
 def enable_mps_fallback() -> None:
     """On macOS, let ops that mps lacks run on the CPU, unless the user has said otherwise."""
     global _torch_came_first
-    _torch_came_first = "torch" in sys.modules
-    if sys.platform == "darwin" and not _torch_came_first:
+    if _torch_came_first is None:  # anytrain's own import calls first; only that call can tell
+        _torch_came_first = "torch" in sys.modules
+    if sys.platform == "darwin" and "torch" not in sys.modules:
         os.environ.setdefault(MPS_FALLBACK, "1")
 
 
 def torch_came_first() -> bool:
     """Whether torch was imported before anytrain, which is too late for its variables."""
-    return _torch_came_first
+    return bool(_torch_came_first)
 
 
 def mps_fallback() -> Choice:

@@ -11,6 +11,8 @@ class Found:
 
     because: str
     num_devices: int
+    automatic: bool = True
+    """Whether a run that names no device may take it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,11 +20,12 @@ class NotFound:
     """A backend that cannot be used.
 
     `broken` means the hardware is there and something fails: taking another device without a
-    word would hide it.
+    word would hide it. `fix` says how to repair it, where that is known.
     """
 
     because: str
     broken: bool = False
+    fix: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,243 @@
+"""NVIDIA GPUs, and AMD's through torch's ROCm build: whatever torch calls cuda."""
+
+from __future__ import annotations
+
+import gc
+import re
+import shutil
+import subprocess
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import torch
+
+from anytrain.core import environment
+from anytrain.core.errors import BadInput, DeviceBroken, WrongOrder
+from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
+from anytrain.core.plan import Wishes
+from anytrain.machine.backends import trial
+
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_SMI_LIMIT_S = 10
+_GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """The GPUs of this host; `index` pins one of them."""
+
+    index: int | None = None
+    name: ClassVar[str] = "cuda"
+    process_group: ClassVar[str | None] = "nccl"
+
+    def probe(self) -> Found | NotFound:
+        """Count the GPUs through NVML, which leaves a later fork free to use them."""
+        shown = environment.variable(_VISIBLE)
+        if shown is not None and _hides_all(shown):
+            return NotFound(f"hidden by {_VISIBLE}={shown!r}")
+        count, complaint = _count()
+        if count > 0:
+            return Found(f"torch {torch.__version__} sees {count} GPU(s)", count)
+        return _why_none(complaint, shown)
+
+    def process_counts(self) -> tuple[int, ...]:
+        """Return up to one process per GPU; one where a GPU is pinned."""
+        return tuple(range(1, _count()[0] + 1)) if self.index is None else (1,)
+
+    def launch_environment(self, num_processes: int, wishes: Wishes) -> Mapping[str, str]:
+        """Return nothing: each rank takes the GPU of its local rank."""
+        return {}
+
+    def device(self, local_rank: int) -> torch.device:
+        """Return this rank's GPU and make it the current one."""
+        device = torch.device("cuda", self._index_of(local_rank))
+        try:
+            torch.cuda.set_device(device)
+        except (RuntimeError, AssertionError) as error:
+            raise _cannot_start(device, error) from error
+        return device
+
+    def _index_of(self, local_rank: int) -> int:
+        count, place = _count()[0], environment.read().place
+        if self.index is not None and place.local_size > 1:
+            raise BadInput(
+                f"Cannot give {place.local_size} processes the device cuda:{self.index}.",
+                why="each process needs a GPU of its own.",
+                fix=f'ask for "cuda" without a number, and choose GPUs with {_VISIBLE}.',
+            )
+        # srun may show each task nothing but its own GPU, which is then number 0 for all.
+        if count == 1 and place.launcher == "srun":
+            return 0
+        index = local_rank if self.index is None else self.index
+        if index >= count > 0:
+            raise BadInput(
+                f"There is no cuda:{index} for local rank {local_rank}.",
+                why=f"this process sees {count} GPU(s), and each process needs its own.",
+                fix=f"start at most {count} process(es) here, or show more with {_VISIBLE}.",
+            )
+        return index
+
+    def capabilities(self, device: torch.device) -> Capabilities:
+        """Return what the GPU computes in, found by computing."""
+        properties = torch.cuda.get_device_properties(device)
+        return Capabilities(
+            backend=self.name,
+            device=str(device),
+            name=properties.name,
+            dtypes=trial.working_dtypes(device),
+            memory_bytes=properties.total_memory,
+            process_group=self.process_group,
+            scales_gradients=trial.scales_gradients(device),
+            fuses_optimizer=trial.fused_optimizer_skips(device),
+        )
+
+    def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+        """Return the tensor on the GPU; a pinned one is copied while the host goes on."""
+        if tensor.device == device:
+            return tensor
+        from_pinned = tensor.device.type == "cpu" and tensor.is_pinned()
+        return tensor.to(device, non_blocking=non_blocking or from_pinned)
+
+    def end_step(self) -> None:
+        """Do nothing: a stream needs no cut."""
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for every stream of the GPU."""
+        torch.cuda.synchronize(device)
+
+    def memory(self, device: torch.device) -> MemoryUse:
+        """Return what tensors hold, the most they held, and the GPU's memory."""
+        stats = torch.cuda.memory_stats(device)
+        return MemoryUse(
+            stats.get("allocated_bytes.all.current", 0),
+            stats.get("allocated_bytes.all.peak", 0),
+            torch.cuda.get_device_properties(device).total_memory,
+        )
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether torch, cuBLAS or cuDNN could not get memory."""
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        # The libraries fail to make their workspace with codes of their own.
+        codes = ("CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA out of memory")
+        return isinstance(error, RuntimeError) and any(code in str(error) for code in codes)
+
+    def explain(self, error: BaseException) -> str | None:
+        """Say what the GPU's error means, in three lines."""
+        if self.is_out_of_memory(error):
+            try:
+                return _explain_memory(error)
+            except RuntimeError:  # the GPU no longer answers; the error itself has to do
+                return None
+        text = str(error)
+        if "device-side assert" in text:
+            return (
+                "A kernel found a value out of range, most often a label or token id that is "
+                "negative or too large.\n"
+                "The line shown may be a later one: kernels run after the host has gone on.\n"
+                "Run once with ANYTRAIN_DEVICE=cpu, or with CUDA_LAUNCH_BLOCKING=1, to see the op."
+            )
+        if "no kernel image is available" in text:
+            return (
+                f"This torch ({torch.__version__}) has no kernels for this GPU.\n"
+                f"It was built for {' '.join(torch.cuda.get_arch_list())}.\n"
+                "Install a torch build that names the GPU's architecture."
+            )
+        return None
+
+    def release(self) -> None:
+        """Collect garbage, and give cached blocks back to the GPU."""
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def rng_state(self, device: torch.device) -> torch.Tensor | None:
+        """Return the state of the GPU's generator."""
+        return torch.cuda.get_rng_state(device)
+
+    def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
+        """Set the state of the GPU's generator."""
+        torch.cuda.set_rng_state(state.cpu(), device)
+
+    def compilations(self) -> int | None:
+        """Return None: nothing compiles by itself."""
+        return None
+
+
+def _count() -> tuple[int, str]:
+    """Return how many GPUs torch sees, and what it said where it sees none."""
+    if torch.version.cuda is None and torch.version.hip is None:
+        return 0, f"this torch ({torch.__version__}) is built without CUDA"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        count = torch.cuda.device_count()
+    complaint = str(said[-1].message).strip().splitlines()[0] if said else "torch sees no GPU"
+    return count, complaint
+
+
+def _hides_all(shown: str) -> bool:
+    # The driver stops at the first entry it does not know; SLURM writes NoDevFiles for "none".
+    first = shown.split(",")[0].strip()
+    return first in ("", "-1", "NoDevFiles")
+
+
+def _why_none(complaint: str, shown: str | None) -> NotFound:
+    card = nvidia_gpu()
+    if card is None:
+        return NotFound(f"no NVIDIA GPU on this host; {complaint}")
+    if shown is not None:
+        complaint += f", with {_VISIBLE}={shown!r}"
+    without = torch.version.cuda is None
+    fix = "install a CUDA build of torch" if without else "check the driver with nvidia-smi"
+    return NotFound(f"{card} is here, but {complaint}", broken=True, fix=fix)
+
+
+def nvidia_gpu() -> str | None:
+    """Name an NVIDIA GPU that the system shows, whatever torch thinks; None where none is."""
+    program = shutil.which("nvidia-smi")
+    if program is not None:
+        try:
+            ran = subprocess.run(
+                [program, "-L"], capture_output=True, text=True, timeout=_SMI_LIMIT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            ran = None
+        # A driver without a card, as on many cloud images, answers with an error or with nothing.
+        if ran is not None and ran.returncode == 0:
+            listed = re.search(r"^GPU \d+: (.*?)(?: \(UUID.*)?$", ran.stdout, re.MULTILINE)
+            if listed:
+                return listed.group(1)
+    nodes = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    return f"an NVIDIA GPU ({nodes[0]})" if nodes else None
+
+
+def _cannot_start(device: torch.device, error: BaseException) -> DeviceBroken | WrongOrder:
+    if "forked subprocess" in str(error):
+        return WrongOrder(
+            f"Cannot use {device} in this process.",
+            why="its parent used CUDA before it forked, and CUDA does not survive a fork.",
+            fix="touch no GPU before launching, or start the processes with spawn.",
+        )
+    return DeviceBroken(
+        f"{device} is there and does not start.",
+        why=trial.first_line(error),
+        fix="check the driver with nvidia-smi, or take the CPU on purpose: ANYTRAIN_DEVICE=cpu "
+        "or cpu=True.",
+    )
+
+
+def _explain_memory(error: BaseException) -> str:
+    asked = re.search(r"Tried to allocate ([\d.]+ \w+)", str(error))
+    device = torch.device("cuda", torch.cuda.current_device())
+    stats = torch.cuda.memory_stats(device)
+    held = stats.get("allocated_bytes.all.current", 0)
+    cached = stats.get("reserved_bytes.all.current", 0) - held
+    free, total = torch.cuda.mem_get_info(device)
+    return (
+        f"Out of memory on {device}{f', asked for {asked.group(1)} more' if asked else ''}.\n"
+        f"Of {total / _GIB:.1f} GiB, tensors of this process hold {held / _GIB:.1f}, its cache "
+        f"{cached / _GIB:.1f}, and {free / _GIB:.1f} GiB are free.\n"
+        'Try a smaller batch with more gradient accumulation steps, or mixed_precision="bf16".'
+    )

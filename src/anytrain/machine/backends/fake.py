@@ -1,0 +1,100 @@
+"""A device that is only claimed: it computes on the CPU and says what it was told to say.
+
+It is never chosen unless named (`ANYTRAIN_DEVICE=fake`). Choices and refusals that depend on a
+machine can be seen without that machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+
+from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
+from anytrain.core.plan import Wishes
+
+_MODEST = Capabilities(
+    backend="fake",
+    device="cpu",
+    name="a stand-in that computes on the CPU",
+    dtypes=("float32", "bfloat16"),
+    process_group="gloo",
+)
+
+
+@dataclass(frozen=True)
+class Fake:
+    """A stand-in for any device, with the capabilities given."""
+
+    index: int | None = None
+    facts: Capabilities = _MODEST
+    num_devices: int = 2
+    name: ClassVar[str] = "fake"
+
+    @property
+    def process_group(self) -> str | None:
+        """The transport that the given capabilities name."""
+        return self.facts.process_group
+
+    def probe(self) -> Found | NotFound:
+        """Return Found, never to be taken unasked."""
+        return Found(f"stands in for {self.facts.name}", self.num_devices, automatic=False)
+
+    def process_counts(self) -> tuple[int, ...]:
+        """Return up to one process per claimed device."""
+        return tuple(range(1, self.num_devices + 1)) if self.process_group else (1,)
+
+    def launch_environment(self, num_processes: int, wishes: Wishes) -> Mapping[str, str]:
+        """Return nothing."""
+        return {}
+
+    def device(self, local_rank: int) -> torch.device:
+        """Return the CPU, which does the work."""
+        return torch.device("cpu")
+
+    def capabilities(self, device: torch.device) -> Capabilities:
+        """Return what was given."""
+        return self.facts
+
+    def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
+        """Return the tensor, a float64 one as float32 where float64 is not claimed."""
+        if tensor.dtype is torch.float64 and "float64" not in self.facts.dtypes:
+            return tensor.to(device, torch.float32)
+        return tensor.to(device)
+
+    def end_step(self) -> None:
+        """Do nothing."""
+
+    def synchronize(self, device: torch.device) -> None:
+        """Do nothing."""
+
+    def memory(self, device: torch.device) -> MemoryUse:
+        """Return the claimed total; nothing is measured."""
+        return MemoryUse(None, None, self.facts.memory_bytes)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether the error is torch's out-of-memory error, or the host's."""
+        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+            return True
+        return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+
+    def explain(self, error: BaseException) -> str | None:
+        """Return None: a stand-in has no errors of its own."""
+        return None
+
+    def release(self) -> None:
+        """Do nothing."""
+
+    def rng_state(self, device: torch.device) -> torch.Tensor | None:
+        """Return the state of the generator that does the work."""
+        return torch.get_rng_state()
+
+    def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
+        """Set the state of the generator that does the work."""
+        torch.set_rng_state(state)
+
+    def compilations(self) -> int | None:
+        """Return None: nothing compiles."""
+        return None
