@@ -43,7 +43,7 @@ class Beat:
         >>> Beat(1, 7, "here", 12, "backward", False, 3, 0.0).where()
         'at step 12 (backward)'
         """
-        step = f"at step {self.step}" if self.step else "before its first step"
+        step = f"at step {self.step}" if self.step else "before the first step"
         step += f" ({self.doing})" if self.doing else ""
         return f"{step}, in {self.line}" if self.line else step
 
