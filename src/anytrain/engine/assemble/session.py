@@ -57,7 +57,7 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
     accumulation = whole_number(wishes.accumulation, "gradient_accumulation_steps", 1)
     backend = probe.choose(wishes.device)
     _check_transport(backend, env.place.size)
-    device = _device(wishes, backend, env.place.local_rank)
+    device = backend.device(env.place.local_rank)
     explain_uncaught(backend)
     plan = resolve(wishes, backend.capabilities(device), JobFacts(), env.place.size)
     steps = options.accumulation
@@ -83,12 +83,6 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
         cursor=cursor,
         environment=env,
     )
-
-
-def _device(wishes: Wishes, backend: Backend, local_rank: int) -> torch.device:
-    asked = wishes.device.value if wishes.device else ""
-    index = probe.parse_device(asked)[1] if asked else None
-    return backend.device(local_rank if index is None else index)
 
 
 def _check_transport(backend: Backend, size: int) -> None:

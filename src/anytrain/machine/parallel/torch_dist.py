@@ -67,7 +67,29 @@ def join(
         _meet(place, transport, device, timeout_s, init_method)
     if dist.get_world_size() == 1:
         return _solo(beats)
-    return TorchWorld(place, device, stall_s, beats)
+    return _one_per_group(place, device, stall_s, beats)
+
+
+def _one_per_group(
+    place: Place, device: torch.device, stall_s: float, beats: str | None
+) -> TorchWorld:
+    """Return the world that watches this group; a second run in a process shares the first's.
+
+    Each world opens connections to the store, which now and then takes seconds.
+    """
+    group = dist.group.WORLD
+    known = _worlds.get(id(group))
+    if known is None or known.is_closed or known.stall_s != stall_s:
+        if known is not None:
+            known.close()
+        known = TorchWorld(place, device, stall_s, beats)
+        _worlds.clear()
+        _worlds[id(group)] = known
+    known.follow(device)
+    return known
+
+
+_worlds: dict[int, TorchWorld] = {}
 
 
 class TorchWorld:
@@ -84,6 +106,8 @@ class TorchWorld:
         self.local_size = place.local_size if known else self.size
         self.transport: str | None = dist.get_backend()
         self.board = StoreBoard("board")
+        self.stall_s = stall_s
+        self.is_closed = False
         self._device = device
         self._pulse = Pulse(self.rank, beats)
         self._watch = self._start_watch(stall_s)
@@ -170,8 +194,13 @@ class TorchWorld:
         """Let ranks run out of batches at different times inside the block."""
         return ddp.join(models)
 
+    def follow(self, device: torch.device) -> None:
+        """Use another device from now on, for a second run in this process."""
+        self._device = device
+
     def close(self) -> None:
         """Stop watching and being watched; the group itself ends with the process."""
+        self.is_closed = True
         if self._watch is not None:
             self._watch.leave()
         self._last_words.restore()
@@ -261,11 +290,14 @@ def _leave_group() -> None:
 
 def _say_goodbye() -> None:
     """Let the rank that holds the store be the last to go."""
+    holder = meeting.store_holder()
+    if holder is None:
+        return
     try:
         board = StoreBoard("goodbye")
         rank, size = dist.get_rank(), dist.get_world_size()
         board.post(str(rank), "bye")
-        if meeting.store_holder() != rank:
+        if rank != holder:
             return
         deadline = time.monotonic() + _GOODBYE_S
         while None in board.read_all([str(r) for r in range(size)]):
