@@ -5,6 +5,7 @@ python traced_loop.py {anytrain|accelerate} OUTPUT_FOLDER
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -100,10 +101,8 @@ def run(case: dict) -> dict:
         model, optimizer, loader_of(case), scheduler
     )
     seen = {"batches": [], "losses": [], "rates": [], "sync": [], "gathered": [], "length": None}
-    try:
+    with contextlib.suppress(TypeError):
         seen["length"] = len(loader)
-    except TypeError:
-        pass
     for _ in range(case.get("epochs", 2)):
         for batch in loader:
             with accelerator.accumulate(model):
