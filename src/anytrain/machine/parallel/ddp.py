@@ -38,7 +38,7 @@ def replicate(model: nn.Module, device: torch.device, options: Mapping[str, Any]
     # A CPU module takes no device list; gloo carries it from where it is.
     devices = None if device.type == "cpu" else [device.index]
     replica = DistributedDataParallel(model, device_ids=devices, **own)
-    _compress(replica, options)
+    compress(replica, options)
     return replica
 
 
@@ -80,7 +80,7 @@ def join(models: list[nn.Module]) -> AbstractContextManager[None]:
     return block
 
 
-def _compress(replica: DistributedDataParallel, options: Mapping[str, Any]) -> None:
+def compress(replica: DistributedDataParallel, options: Mapping[str, Any]) -> None:
     """Put the wished compression between backward and the transport."""
     hook = _pick("comm_hook", options, _HOOKS)
     wrapper = _pick("comm_wrapper", options, _WRAPPERS)

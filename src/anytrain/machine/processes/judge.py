@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from anytrain.machine.processes.pulse import Beat
 
 LONGEST_TICK_S = 2.0
+START_GRACE_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +108,12 @@ class Judge:
         return [
             rank
             for rank, silence in sorted(self._silence.items())
-            if silence.seconds >= self.stall_s and not _left(heard, rank)
+            if silence.seconds >= self._patience_s(silence) and not _left(heard, rank)
         ]
+
+    def _patience_s(self, silence: _Silence) -> float:
+        """A rank that was never heard may still be opening its connection."""
+        return self.stall_s if silence.count >= 0 else self.stall_s + START_GRACE_S
 
     def _speaker(self, frozen: list[int], heard: Mapping[int, Heard]) -> int:
         """Return the lowest rank that lives: only it speaks and acts."""

@@ -129,7 +129,8 @@ class Watch:
             now = time.monotonic()
             answered = self._rounds != rounds
             rounds = self._rounds
-            if not self._lost:
+            # Before the first round the connection is being opened, which may take its time.
+            if rounds and not self._lost:
                 heard = dict(self._heard)
                 verdict = self._judge.tick(now - before, heard, self._now(), answered)
                 self._act(verdict)

@@ -1,0 +1,291 @@
+"""The laws of a World, the same for one process, for two, and for a GPU's transport.
+
+This file is also the script that each rank runs: it tries every law and prints what came out.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+LAWS = {}
+
+
+def law(function):
+    LAWS[function.__name__] = function
+    return function
+
+
+@law
+def ranks_are_counted_from_zero(world, device):
+    assert world.gather_object(world.rank) == list(range(world.size))
+    assert 0 <= world.local_rank < world.local_size <= world.size
+
+
+@law
+def gather_joins_along_the_first_dimension_in_rank_order(world, device):
+    mine = torch.full((2, 3), float(world.rank), device=device)
+    joined = world.gather(mine)
+    assert joined.shape == (2 * world.size, 3)
+    assert joined[:, 0].tolist() == [float(r) for r in range(world.size) for _ in range(2)]
+
+
+@law
+def gather_makes_one_element_of_a_scalar(world, device):
+    joined = world.gather(torch.tensor(world.rank, device=device))
+    assert joined.tolist() == list(range(world.size))
+
+
+@law
+def gather_carries_every_dtype(world, device):
+    dtypes = [torch.bool, torch.bfloat16, torch.float16, torch.int16, torch.uint8, torch.int64]
+    for dtype in [*dtypes, torch.float64, torch.complex64, torch.float8_e4m3fn]:
+        mine = torch.tensor([1, 0], device=device).to(dtype)
+        joined = world.gather(mine)
+        assert joined.dtype is dtype, dtype
+        assert joined.to(torch.complex64).real.tolist() == [1.0, 0.0] * world.size, dtype
+
+
+@law
+def gather_takes_tensors_that_are_not_contiguous(world, device):
+    mine = torch.arange(6, device=device).reshape(2, 3).t() + world.rank
+    expected = torch.cat([mine - world.rank + r for r in range(world.size)])
+    assert torch.equal(world.gather(mine), expected)
+
+
+@law
+def gather_keeps_the_shape_of_nothing(world, device):
+    assert world.gather(torch.empty(0, 5, device=device)).shape == (0, 5)
+
+
+@law
+def results_are_where_the_input_was(world, device):
+    for where in (device, torch.device("cpu")):
+        mine = torch.ones(2, device=where)
+        assert world.gather(mine).device.type == where.type
+        assert world.reduce(mine, "sum").device.type == where.type
+        assert world.broadcast(mine).device.type == where.type
+
+
+@law
+def reduce_sums_means_and_takes_the_maximum(world, device):
+    mine = torch.tensor([1.0, world.rank], device=device)
+    last = world.size - 1
+    assert world.reduce(mine, "sum").tolist() == [world.size, sum(range(world.size))]
+    assert world.reduce(mine, "mean").tolist() == [1.0, last / 2]
+    assert world.reduce(mine, "max").tolist() == [1.0, last]
+
+
+@law
+def reduce_leaves_its_input_alone(world, device):
+    mine = torch.tensor([1.0, 2.0], device=device)
+    world.reduce(mine, "sum").add_(5)
+    assert mine.tolist() == [1.0, 2.0]
+
+
+@law
+def reduce_keeps_the_dtype_of_numbers(world, device):
+    for dtype in (torch.bfloat16, torch.float16, torch.int16, torch.int32, torch.float64):
+        mine = torch.tensor([3, 4], device=device).to(dtype)
+        summed = world.reduce(mine, "sum")
+        assert summed.dtype is dtype, dtype
+        assert summed.tolist() == [3 * world.size, 4 * world.size], dtype
+        assert world.reduce(mine, "max").dtype is dtype, dtype
+
+
+@law
+def the_mean_of_whole_numbers_is_a_float(world, device):
+    mean = world.reduce(torch.tensor([world.rank, 2], device=device), "mean")
+    assert mean.is_floating_point()
+    assert mean.tolist() == [(world.size - 1) / 2, 2.0]
+
+
+@law
+def booleans_are_counted(world, device):
+    mine = torch.tensor([True, world.rank == 0], device=device)
+    counted = world.reduce(mine, "sum")
+    assert counted.dtype is torch.int64
+    assert counted.tolist() == [world.size, 1]
+    assert world.reduce(mine, "max").tolist() == [True, True]
+    assert world.reduce(mine, "mean").tolist() == [1.0, 1 / world.size]
+
+
+@law
+def reduce_takes_scalars_and_views(world, device):
+    assert world.reduce(torch.tensor(2.0, device=device), "sum").item() == 2.0 * world.size
+    view = torch.arange(4.0, device=device).reshape(2, 2).t()
+    assert torch.equal(world.reduce(view, "mean"), view)
+
+
+@law
+def broadcast_gives_everyone_the_sources_tensor(world, device):
+    source = world.size - 1
+    mine = torch.tensor([world.rank, 7], device=device)
+    assert world.broadcast(mine, source).tolist() == [source, 7]
+    view = (torch.arange(6, device=device).reshape(2, 3) + world.rank).t()
+    assert torch.equal(world.broadcast(view), view - world.rank)
+    flags = torch.tensor([world.rank == 0, True], device=device)
+    assert world.broadcast(flags).tolist() == [True, True]
+
+
+@law
+def objects_travel_whole(world, device):
+    mine = {"rank": world.rank, "set": {1, (2, 3)}, "none": None}
+    everyone = world.gather_object(mine)
+    assert [each["rank"] for each in everyone] == list(range(world.size))
+    assert everyone[-1]["set"] == {1, (2, 3)}
+    source = world.size - 1
+    assert world.broadcast_object(f"from {world.rank}", source) == f"from {source}"
+
+
+@law
+def the_board_is_read_by_all_and_never_waits(world, device):
+    assert world.board.read("nobody wrote this") is None
+    world.board.post(f"note {world.rank}", f"from {world.rank}")
+    world.barrier("everyone has posted")
+    for rank in range(world.size):
+        assert world.board.read(f"note {rank}") == f"from {rank}"
+    world.barrier("everyone has read")
+    world.board.post(f"note {world.rank}", "again")
+    assert world.board.read(f"note {world.rank}") == "again"
+
+
+@law
+def gradients_are_averaged_over_the_ranks(world, device):
+    torch.manual_seed(world.rank)
+    model = torch.nn.Linear(2, 1, bias=False).to(device)
+    replica = world.replicate(model, {})
+    assert world.original(replica) is model
+    start = world.gather(model.weight.detach())
+    assert torch.equal(start, start[:1].expand_as(start)), "ranks must start from one model"
+    replica(torch.full((1, 2), float(world.rank + 1), device=device)).sum().backward()
+    assert model.weight.grad.tolist() == [[(world.size + 1) / 2] * 2]
+
+
+@law
+def no_sync_leaves_gradients_local(world, device):
+    model = torch.nn.Linear(1, 1, bias=False).to(device)
+    replica = world.replicate(model, {})
+    with world.no_sync(replica):
+        replica(torch.tensor([[float(world.rank)]], device=device)).sum().backward()
+    assert model.weight.grad.item() == float(world.rank)
+
+
+@law
+def a_model_with_nothing_to_train_is_returned_as_it_is(world, device):
+    model = torch.nn.Linear(1, 1).to(device).requires_grad_(False)
+    assert world.replicate(model, {}) is model
+    with world.no_sync(model), world.join([model]):
+        model(torch.ones(1, 1, device=device))
+
+
+@law
+def ranks_may_run_out_of_batches_at_different_times(world, device):
+    model = torch.nn.Linear(1, 1).to(device)
+    replica = world.replicate(model, {})
+    with world.join([replica]):
+        for _ in range(world.rank + 1):
+            replica(torch.ones(1, 1, device=device)).sum().backward()
+    world.barrier("all have run out")
+
+
+@law
+def compressed_gradients_are_still_averages(world, device):
+    model = torch.nn.Linear(2, 1, bias=False).to(device)
+    replica = world.replicate(model, {"comm_hook": "fp16", "comm_wrapper": "no"})
+    replica(torch.full((1, 2), float(world.rank + 1), device=device)).sum().backward()
+    assert model.weight.grad.tolist() == [[(world.size + 1) / 2] * 2]
+
+
+@law
+def marks_are_cheap_and_never_fail(world, device):
+    for step in range(1000):
+        world.mark(step, "a very long description of what happens " * 10)
+
+
+def try_laws(world, device):
+    outcome = {}
+    for name, each in LAWS.items():
+        try:
+            each(world, device)
+            outcome[name] = "kept"
+        except Exception:
+            outcome[name] = traceback.format_exc()
+    return outcome
+
+
+def main(transport: str, device_name: str, report: str) -> None:
+    """Join the world that the launcher made, try every law, and write down what came out."""
+    from anytrain.core import environment
+    from anytrain.machine.parallel import torch_dist
+
+    device = torch.device(device_name)
+    world = torch_dist.join(environment.read().place, transport, device)
+    outcome = try_laws(world, device)
+    Path(f"{report}-{world.rank}.json").write_text(json.dumps(outcome))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+else:
+    import pytest
+
+    from launching import run_command
+
+    def _outcomes(folder: Path, *launcher: str) -> list[dict[str, str]]:
+        report = folder / "laws"
+        run_command(
+            [sys.executable, *launcher, __file__, "gloo", "cpu", report],
+            cwd=folder,
+        )
+        return [json.loads(each.read_text()) for each in sorted(folder.glob("laws-*.json"))]
+
+    @pytest.fixture(scope="module")
+    def outcomes(tmp_path_factory):
+        """What each world's ranks found, started when the first law of that world is asked for."""
+        known = {}
+
+        def find(world: str) -> list[dict[str, str]]:
+            if world not in known:
+                folder = tmp_path_factory.mktemp(world)
+                torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+                launcher = [] if world == "one" else [*torchrun, world.split()[0]]
+                known[world] = _outcomes(folder, *launcher)
+            return known[world]
+
+        return find
+
+    @pytest.mark.parametrize("name", LAWS)
+    @pytest.mark.parametrize("world", ["one", "2 gloo"])
+    def test_the_world_keeps_its_law(world, name, outcomes):
+        found = outcomes(world)
+        assert len(found) == (1 if world == "one" else 2)
+        for rank, outcome in enumerate(found):
+            assert outcome[name] == "kept", f"rank {rank}: {outcome[name]}"
+
+    @pytest.mark.gpu
+    @pytest.mark.parametrize("name", LAWS)
+    def test_nccl_keeps_the_law(name, nccl_world):
+        LAWS[name](nccl_world, torch.device("cuda", 0))
+
+    @pytest.fixture(scope="module")
+    def nccl_world(tmp_path_factory):
+        """A group of one over nccl: what must move to the device and back does."""
+        import torch.distributed as dist
+
+        from anytrain.core.environment import Place
+        from anytrain.machine.parallel.torch_dist import TorchWorld
+
+        meeting = tmp_path_factory.mktemp("nccl") / "store"
+        device = torch.device("cuda", 0)
+        dist.init_process_group(
+            "nccl", init_method=f"file://{meeting}", rank=0, world_size=1, device_id=device
+        )
+        world = TorchWorld(Place(), device, stall_s=0, beats=None)
+        yield world
+        world.close()
+        dist.destroy_process_group()
