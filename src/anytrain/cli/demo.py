@@ -42,8 +42,12 @@ def demo(
     console.print("Loading torch ...", style="dim")
     screen = Screen(console)
     try:
+        import torch
+
         from anytrain.recipes.demo.job import Settings
 
+        # Tensors this small gain little from more threads, and lose fivefold on busy cores.
+        torch.set_num_threads(1)
         screen.show(Settings(epochs=epochs, pairs=pairs, seed=seed), output)
     except KeyboardInterrupt:
         console.print(f"\nStopped at step {screen.step}. Nothing was saved.")

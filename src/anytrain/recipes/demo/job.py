@@ -32,7 +32,7 @@ class Settings:
     pairs: int = 16_000
     dev_pairs: int = 1_000
     batch_size: int = 64
-    learning_rate: float = 2e-3
+    learning_rate: float = 1.5e-3
     seed: int = 7
 
 
