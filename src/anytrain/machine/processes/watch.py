@@ -146,8 +146,11 @@ class Watch:
         if isinstance(verdict, Lagging):
             _say(f"anytrain: {verdict.sentence} The job goes on.")
         elif isinstance(verdict, Frozen):
+            before = self._heard.get(verdict.rank)
             state = process_state(verdict.beat)
-            if state == "busy":
+            after = self._heard.get(verdict.rank)
+            spoke = before is not None and after is not None and before.count != after.count
+            if spoke or state == "busy":
                 # It computes in native code that keeps Python's lock: slow, not frozen.
                 self._judge.forgive(verdict.rank)
             else:

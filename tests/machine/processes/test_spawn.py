@@ -1,0 +1,132 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from anytrain.core.errors import BadType, PeerLost
+from anytrain.machine.processes.spawn import Crew, call
+from launching import child_environment
+
+
+def crew(size=2, **more):
+    return Crew(size, size, port=1, **more)
+
+
+def test_rank_zeros_value_comes_back():
+    def work(add):
+        import os
+
+        return int(os.environ["RANK"]) + int(os.environ["WORLD_SIZE"]) + add
+
+    assert call(work, (10,), crew()) == 12
+
+
+def test_a_function_of_this_test_takes_its_surroundings_along():
+    factor = {"by": 3}
+    assert call(lambda values: [v * factor["by"] for v in values], ([1, 2],), crew(1)) == [3, 6]
+
+
+def test_the_childs_own_error_is_raised_with_its_type_and_traceback():
+    def work():
+        import os
+
+        if os.environ["RANK"] == "1":
+            raise LookupError("no such column")
+        import time
+
+        time.sleep(30)
+
+    begun = time.monotonic()
+    with pytest.raises(LookupError, match="no such column") as caught:
+        call(work, (), crew())
+    assert time.monotonic() - begun < 15
+    story = "".join(caught.value.__notes__)
+    assert "raised by rank 1" in story
+    assert "in work" in story
+
+
+def test_an_error_that_cannot_travel_is_told_in_words():
+    def work():
+        class Odd(Exception):
+            def __init__(self, one, two):
+                super().__init__(f"{one} and {two}")
+
+        raise Odd("this", "that")
+
+    with pytest.raises(RuntimeError, match="Odd: this and that"):
+        call(work, (), crew(1))
+
+
+def test_a_child_that_is_killed_is_named():
+    def work():
+        import os
+        import signal
+
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    with pytest.raises(PeerLost, match="killed by SIGKILL"):
+        call(work, (), crew())
+
+
+def test_a_call_that_cannot_be_packed_is_refused_here():
+    with pytest.raises(BadType, match="Cannot hand"):
+        call(lambda lock: None, (__import__("threading").Lock(),), crew(1))
+
+
+def test_a_failed_attempt_is_tried_again(tmp_path):
+    def work(path):
+        from pathlib import Path
+
+        if not Path(path).exists():
+            Path(path).touch()
+            raise RuntimeError("first time")
+        return "second time"
+
+    assert call(work, (str(tmp_path / "seen"),), crew(1, max_restarts=1)) == "second time"
+
+
+def test_output_is_shown_where_this_process_prints(capsys):
+    def work():
+        import os
+
+        print("hello from", os.environ["RANK"])
+
+    call(work, (), crew(prefix="[${rank}/${local_rank}] "))
+    lines = sorted(capsys.readouterr().out.splitlines())
+    assert lines == ["[0/0] hello from 0", "[1/1] hello from 1"]
+
+
+def test_ctrl_c_ends_the_children_and_leaves_nothing(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import sys, time\n"
+        "from pathlib import Path\n"
+        "from anytrain.machine.processes.spawn import Crew, call\n"
+        "def work(folder):\n"
+        "    import os\n"
+        "    Path(folder, os.environ['RANK']).write_text(str(os.getpid()))\n"
+        "    time.sleep(60)\n"
+        "call(work, (sys.argv[1],), Crew(2, 2, port=1))\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path)],
+        env={**child_environment(), "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    files = [tmp_path / "0", tmp_path / "1"]
+    deadline = time.monotonic() + 20
+    while not all(f.exists() and f.read_text() for f in files):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    os.kill(parent.pid, signal.SIGINT)
+    _, err = parent.communicate(timeout=20)
+    assert b"KeyboardInterrupt" in err
+    assert not any(psutil.pid_exists(int(f.read_text())) for f in files)
+    assert not list(tmp_path.glob("anytrain-*"))

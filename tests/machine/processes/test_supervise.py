@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from anytrain.machine.processes import supervise
+
+STUBBORN = (
+    "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+    "print('ready', flush=True); time.sleep(60)"
+)
+PARENT = (
+    "import subprocess, sys, time; "
+    "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)']); "
+    "print(child.pid, flush=True); time.sleep(60)"
+)
+QUICK_PARENT = PARENT.removesuffix("; time.sleep(60)")
+
+
+@pytest.fixture
+def start():
+    started = []
+
+    def begin(code):
+        process = supervise.start([sys.executable, "-c", code], os.environ, piped=True)
+        started.append(process)
+        return process
+
+    yield begin
+    supervise.end(started, signal.SIGKILL, 0)
+
+
+def test_a_polite_process_ends_at_the_first_signal(start):
+    process = start("print('ready', flush=True); import time; time.sleep(60)")
+    process.stdout.readline()
+    supervise.end([process], signal.SIGTERM, 10)
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_a_stubborn_process_is_killed_after_the_grace(start):
+    process = start(STUBBORN)
+    process.stdout.readline()
+    begun = time.monotonic()
+    supervise.end([process], signal.SIGTERM, 0.5)
+    assert process.returncode == -signal.SIGKILL
+    assert time.monotonic() - begun < 3
+
+
+def test_a_stopped_process_does_not_use_up_the_grace(start):
+    process = start("print('ready', flush=True); import time; time.sleep(60)")
+    process.stdout.readline()
+    process.send_signal(signal.SIGSTOP)
+    begun = time.monotonic()
+    supervise.end([process], signal.SIGTERM, 20)
+    assert process.returncode == -signal.SIGTERM
+    assert time.monotonic() - begun < 10
+
+
+def test_what_a_process_has_started_goes_with_it(start):
+    process = start(PARENT)
+    grandchild = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    supervise.end([process], signal.SIGTERM, 1)
+    deadline = time.monotonic() + 5
+    while psutil.pid_exists(grandchild) and time.monotonic() < deadline:
+        if psutil.Process(grandchild).status() == psutil.STATUS_ZOMBIE:
+            return
+        time.sleep(0.05)
+    assert not psutil.pid_exists(grandchild)
+
+
+def test_what_ended_well_may_leave_something_running(start):
+    process = start(QUICK_PARENT)
+    grandchild = int(process.stdout.readline())
+    process.wait()
+    supervise.end([process], signal.SIGTERM, 1)
+    assert psutil.Process(grandchild).status() != psutil.STATUS_ZOMBIE
+    os.kill(grandchild, signal.SIGKILL)
+
+
+def test_the_first_failure_is_found_among_the_living(start):
+    living, failing = start("import time; time.sleep(60)"), start("import sys; sys.exit(4)")
+    assert supervise.first_failure([living, failing]) == 1
+    assert supervise.first_failure([start("pass"), start("pass")]) is None
+
+
+def test_signals_become_stopped_inside_the_block_alone():
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(supervise.Stopped, match="SIGTERM"), supervise.hearing_signals(lambda: []):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_ctrl_z_suspends_the_children_too_and_waking_wakes_them():
+    code = (
+        "import os, sys, time\n"
+        "from anytrain.machine.processes import supervise\n"
+        "members = []\n"
+        "with supervise.hearing_signals(lambda: members):\n"
+        "    sleeper = [sys.executable, '-c', 'import time; time.sleep(60)']\n"
+        "    members.append(supervise.start(sleeper, os.environ))\n"
+        "    print(members[0].pid, flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
+    )
+    child = psutil.Process(int(launcher.stdout.readline()))
+    try:
+        launcher.send_signal(signal.SIGTSTP)
+        _wait_for(child, stopped=True)
+        _wait_for(psutil.Process(launcher.pid), stopped=True)
+        launcher.send_signal(signal.SIGCONT)
+        _wait_for(child, stopped=False)
+    finally:
+        child.kill()
+        launcher.kill()
+        launcher.communicate()
+
+
+def _wait_for(process, stopped):
+    deadline = time.monotonic() + 10
+    while (process.status() == psutil.STATUS_STOPPED) is not stopped:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
