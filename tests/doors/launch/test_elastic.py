@@ -1,0 +1,310 @@
+"""`anytrain launch` with real processes: what starts, what arrives, and how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from launching import child_environment, run_command
+
+ANYTRAIN = [sys.executable, "-m", "anytrain"]
+TRAIN = """
+import os, signal, sys, time
+from pathlib import Path
+import torch
+from anytrain.core import environment
+from anytrain.machine.parallel import torch_dist
+
+how, folder = sys.argv[1], Path(sys.argv[2])
+env = environment.read()
+stall_s = float(env.wishes.stall_s.value) if env.wishes.stall_s else 60.0
+world = torch_dist.join(
+    env.place, "gloo", torch.device("cpu"), stall_s=stall_s, beats=env.beats
+)
+model = world.replicate(torch.nn.Linear(4, 4), {})
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+last = world.rank == world.size - 1
+for step in range(1, 6):
+    world.mark(step, "training")
+    if step == 3 and last:
+        (folder / "struck").write_text(str(time.time()))
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if how == "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        if how == "raise":
+            raise LookupError("the column is missing")
+    if step == 3 and how == "hang":
+        (folder / f"pid-{world.rank}").write_text(str(os.getpid()))
+        if last:
+            time.sleep(100)
+        world.barrier("waiting for the last rank")
+    optimizer.zero_grad()
+    model(torch.randn(2, 4)).sum().backward()
+    optimizer.step()
+print(f"rank {world.rank} of {world.size} done", flush=True)
+"""
+
+
+@pytest.fixture
+def train(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TRAIN)
+    return path
+
+
+def launch(*words, cwd, env=None, check=True):
+    temporary = {"TMPDIR": str(cwd), **(env or {})}
+    return run_command([*ANYTRAIN, "launch", *words], cwd=cwd, env=temporary, check=check)
+
+
+def start(*words, cwd):
+    return subprocess.Popen(
+        [*ANYTRAIN, "launch", *map(str, words)],
+        cwd=cwd,
+        env=child_environment({"TMPDIR": str(cwd)}),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def wait_for(*paths, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not all(path.exists() and path.read_text() for path in paths):
+        assert time.monotonic() < deadline, f"waited in vain for {paths}"
+        time.sleep(0.05)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def test_a_killed_rank_ends_the_job_in_five_seconds_and_a_few_lines(train, tmp_path):
+    ran = launch("--cpu", "-n", 2, train, "kill", tmp_path, cwd=tmp_path, check=False)
+    ended = time.time()
+    assert ended - float((tmp_path / "struck").read_text()) < 5
+    assert ran.returncode == 128 + signal.SIGKILL
+    assert len(ran.stderr.splitlines()) <= 12
+    assert "Rank 1 of 2 (pid " in ran.stderr
+    assert "was killed by SIGKILL at step 3 (training)." in ran.stderr
+    assert "start the same command again" in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert not list(tmp_path.glob("anytrain-*")), "the launcher's folder must go with it"
+
+
+def test_a_stopped_rank_is_named_and_does_not_hold_the_launcher_up(train, tmp_path):
+    words = ["--cpu", "-n", 2, "--stall_timeout", 3, train, "stop", tmp_path]
+    ran = launch(*words, cwd=tmp_path, check=False)
+    assert time.time() - float((tmp_path / "struck").read_text()) < 3 + 8
+    assert ran.returncode != 0
+    assert len(ran.stderr.splitlines()) <= 12
+    assert "gave no sign of life for" in ran.stderr
+    assert "it is stopped (SIGSTOP, or Ctrl-Z); it was at step 3 (training)" in ran.stderr
+
+
+def test_the_scripts_own_error_is_shown_once_and_then_explained(train, tmp_path):
+    ran = launch("--cpu", "-n", 2, train, "raise", tmp_path, cwd=tmp_path, check=False)
+    assert ran.returncode == 1
+    assert ran.stderr.count("Traceback") == 1
+    assert 'raise LookupError("the column is missing")' in ran.stderr
+    last = ran.stderr.splitlines()[-3]
+    assert last.startswith("anytrain: Rank 1 of 2 (pid ")
+    assert last.endswith("failed with LookupError: the column is missing at step 3 (training).")
+
+
+@pytest.mark.parametrize(("how", "code"), [("kill", 137), ("raise", 1)])
+def test_a_single_process_gets_the_same_last_words(train, tmp_path, how, code):
+    ran = launch("--cpu", "-n", 1, train, how, tmp_path, cwd=tmp_path, check=False)
+    assert ran.returncode == code
+    assert "anytrain: The script " in ran.stderr
+    assert "at step 3 (training)." in ran.stderr
+
+
+def test_ctrl_c_reaches_every_rank_and_leaves_nothing(train, tmp_path):
+    job = start("--cpu", "-n", 2, train, "hang", tmp_path, cwd=tmp_path)
+    files = [tmp_path / f"pid-{rank}" for rank in (0, 1)]
+    wait_for(*files)
+    time.sleep(0.5)
+    job.send_signal(signal.SIGINT)
+    _, err = job.communicate(timeout=30)
+    assert job.returncode == 130
+    assert "Traceback" not in err
+    assert "Stopped by SIGINT." in err
+    assert "Rank 0 was at step 3 (barrier 'waiting for the last rank')." in err
+    assert not any(psutil.pid_exists(int(file.read_text())) for file in files)
+
+
+def test_sigterm_ends_a_stopped_rank_too(train, tmp_path):
+    job = start("--cpu", "-n", 1, train, "stop", tmp_path, cwd=tmp_path)
+    wait_for(tmp_path / "struck")
+    time.sleep(0.5)
+    child = psutil.Process(job.pid).children()[0]
+    job.send_signal(signal.SIGTERM)
+    job.communicate(timeout=20)
+    assert job.returncode == 143
+    assert not child.is_running()
+
+
+REPORT = """
+import json, os, sys
+from pathlib import Path
+from anytrain.core import environment
+env = environment.read()
+wishes = {n: getattr(env.wishes, n) for n in env.wishes.__slots__}
+said = {
+    "args": sys.argv[2:], "rank": env.place.rank, "size": env.place.size,
+    "local_rank": env.place.local_rank, "debug": env.debug, "name": __name__,
+    "threads": os.environ.get("OMP_NUM_THREADS"), "RANK": os.environ.get("RANK"),
+    **{name: [w.value, w.source] for name, w in wishes.items() if w},
+}
+Path(sys.argv[1], f"said-{env.place.rank}.json").write_text(json.dumps(said))
+"""
+
+
+@pytest.fixture
+def report(tmp_path):
+    path = tmp_path / "report.py"
+    path.write_text(REPORT)
+    return path
+
+
+def said(folder, rank=0):
+    return json.loads((folder / f"said-{rank}.json").read_text())
+
+
+def test_arguments_arrive_as_they_were_typed(report, tmp_path):
+    words = ["$HOME", "${local_rank}", "$$", "--num_processes", "9", "-n", "a b", "--", "-x"]
+    launch("--cpu", "--num-processes", 2, report, tmp_path, *words, cwd=tmp_path)
+    for rank in (0, 1):
+        assert said(tmp_path, rank)["args"] == words
+        assert said(tmp_path, rank)["size"] == 2
+        assert said(tmp_path, rank)["local_rank"] == rank
+
+
+def test_a_single_process_is_no_rank_of_anything(report, tmp_path):
+    others = {"RANK": "3", "WORLD_SIZE": "8", "SLURM_PROCID": "2", "SLURM_NTASKS": "4"}
+    step = {**others, "SLURM_STEP_ID": "0", "SLURM_LOCALID": "2"}
+    launch("--cpu", "-n", 1, report, tmp_path, cwd=tmp_path, env=step)
+    assert said(tmp_path)["size"] == 1
+    assert said(tmp_path)["RANK"] is None
+
+
+def test_the_command_line_beats_the_file_which_beats_the_environment(report, tmp_path):
+    config = tmp_path / "hf.yaml"
+    config.write_text(
+        "mixed_precision: bf16\ngradient_accumulation_steps: 4\nuse_cpu: true\n"
+        "num_processes: 1\nmain_training_function: train\n"
+    )
+    env = {"ACCELERATE_MIXED_PRECISION": "fp16", "ANYTRAIN_STALL_S": "7", "ANYTRAIN_DEVICE": "mps"}
+    words = ["--config_file", config, "--gradient_accumulation_steps", 2, "--debug"]
+    ran = launch(*words, report, tmp_path, cwd=tmp_path, env=env)
+    got = said(tmp_path)
+    assert got["accumulation"] == ["2", "launch option"]
+    assert got["precision"] == ["bf16", "launch option"]
+    assert got["device"] == ["cpu", "launch option"]
+    assert got["stall_s"] == ["7", "environment variable ANYTRAIN_STALL_S"]
+    assert got["debug"] is True
+    assert f"anytrain: {config}: not used here: main_training_function." in ran.stderr
+
+
+def test_several_processes_share_the_cores(report, tmp_path):
+    env = {"OMP_NUM_THREADS": ""}
+    words = ["--cpu", "-n", 2, "--num_cpu_threads_per_process", 3, report, tmp_path]
+    launch(*words, cwd=tmp_path, env=env)
+    assert said(tmp_path)["threads"] == "3"
+
+
+def test_a_module_runs_by_its_name(report, tmp_path):
+    launch("--cpu", "-n", 1, "--module", "report", tmp_path, cwd=tmp_path)
+    assert said(tmp_path)["name"] == "__main__"
+
+
+FLAKY = """
+import sys
+from pathlib import Path
+import os
+seen = Path(sys.argv[1], "seen" + os.environ.get("RANK", ""))
+if not seen.exists():
+    seen.write_text("once")
+    sys.exit(5)
+print("second time")
+"""
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_failed_job_is_started_again(tmp_path, num_processes):
+    (tmp_path / "flaky.py").write_text(FLAKY)
+    words = ["--cpu", "-n", num_processes, "--max_restarts", 1, "flaky.py", tmp_path]
+    ran = launch(*words, cwd=tmp_path)
+    assert ran.stdout.count("second time") == num_processes
+    assert "left with exit code 5" in ran.stderr
+    assert "Starting again; 0 more restart(s) after this one." in ran.stderr
+
+
+def machines(port, rank, *words):
+    where = ["--main_process_ip", "127.0.0.1", "--main_process_port", port]
+    return ["--cpu", "--num_machines", 2, "--machine_rank", rank, *where, *words]
+
+
+@pytest.mark.parametrize("how", ["well", "kill"])
+def test_two_machines_meet_and_end_together(train, tmp_path, how):
+    port = free_port()
+    jobs = [
+        start(*machines(port, rank, "-n", 2), train, how, tmp_path, cwd=tmp_path) for rank in (1, 0)
+    ]
+    (out1, err1), (out0, err0) = [job.communicate(timeout=60) for job in jobs]
+    if how == "well":
+        assert [job.returncode for job in jobs] == [0, 0], err0 + err1
+        assert (out0, out1) == ("rank 0 of 2 done\n", "rank 1 of 2 done\n")
+        assert (err0, err1) == ("", "")
+        return
+    assert jobs[0].returncode == 137
+    assert "Rank 1 of 2 (pid " in err1
+    assert jobs[1].returncode != 0
+    assert "a rank on another machine died first" in err0
+    assert len((err0 + err1).splitlines()) <= 12
+
+
+def test_a_port_that_is_in_use_is_refused_before_anything_starts(report, tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = ["--cpu", "-n", 2, "--main_process_port", port, report, tmp_path]
+        ran = launch(*words, cwd=tmp_path, check=False)
+    assert ran.returncode == 2
+    assert f"Cannot use port {port}." in ran.stderr
+    assert "0 picks a free one" in ran.stderr
+    assert not list(tmp_path.glob("said-*"))
+
+
+def test_gpus_that_are_not_there_are_refused(report, tmp_path):
+    ran = launch(
+        "--multi_gpu", report, tmp_path, cwd=tmp_path, env={"CUDA_VISIBLE_DEVICES": ""}, check=False
+    )
+    assert ran.returncode == 2
+    assert "Cannot use device 'cuda' (launch option)." in ran.stderr
+
+
+def test_nothing_is_left_of_a_launcher_that_was_killed(train, tmp_path):
+    job = start("--cpu", "-n", 2, train, "hang", tmp_path, cwd=tmp_path)
+    files = [tmp_path / f"pid-{rank}" for rank in (0, 1)]
+    wait_for(*files)
+    os.kill(job.pid, signal.SIGKILL)
+    job.communicate(timeout=30)
+    deadline = time.monotonic() + 10
+    while any(psutil.pid_exists(int(file.read_text())) for file in files):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
