@@ -122,6 +122,7 @@ def rng_state(run: Run) -> dict[str, Any]:
         "numpy": np.random.get_state(legacy=True),
         "torch": torch.get_rng_state(),
         "device": session.backend.rng_state(session.device),
+        "device_kind": session.backend.name,
     }
 
 
@@ -131,5 +132,6 @@ def restore_rng(run: Run, state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-    if state["device"] is not None and session.backend.rng_state(session.device) is not None:
+    # Another kind of device has another generator: its stream cannot be continued there.
+    if state["device"] is not None and state["device_kind"] == session.backend.name:
         session.backend.restore_rng(session.device, state["device"])
