@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 from anytrain.engine.checkpoint import Loaded, Snapshot
+from anytrain.engine.checkpoint.encode import encode, to_json
+from anytrain.engine.checkpoint.tensors import to_bytes
 
 
 @dataclass
@@ -59,15 +62,25 @@ def rng_state() -> dict[str, Any]:
     }
 
 
+def same_bits(one: Any, other: Any) -> bool:
+    """Whether two states are the same to the last bit."""
+    return _digest(one) == _digest(other)
+
+
 def fingerprint(loaded: Loaded) -> str:
-    """Return everything that a checkpoint gives back, as text to compare."""
+    """Return one word for everything that a checkpoint gives back, to the last bit."""
     parts = {name: loaded.part(name) for name in loaded.part_names}
     models = [loaded.model(i) for i in range(loaded.num_models)]
-    torch.set_printoptions(profile="full")
-    try:
-        return repr((loaded.step, models, parts, loaded.meta, dict(loaded.metrics)))
-    finally:
-        torch.set_printoptions(profile="default")
+    return _digest([loaded.step, models, parts, loaded.meta, dict(loaded.metrics)])
+
+
+def _digest(state: Any) -> str:
+    held = encode(state)
+    digest = hashlib.blake2b(to_json(held.document))
+    for name, tensor in sorted(held.tensors.items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(to_bytes(tensor))
+    return digest.hexdigest()
 
 
 def hidden(root: Path) -> list[str]:

@@ -285,9 +285,9 @@ def _seal(job: Job, reports: Sequence[_Report]) -> Manifest:
     )
     _keep_unlisted(place.target, folder, frozenset(listed))
     files.write_file(folder / MANIFEST, [manifest.to_bytes(sealed)])
-    for inner in sorted({(folder / name).parent for name in listed}, reverse=True):
-        files.sync_folder(inner)
-    files.sync_folder(folder)
+    inner = {folder / parent for name in listed for parent in Path(name).parents}
+    for held in sorted({folder, *inner}, reverse=True):
+        files.sync_folder(held)
     return sealed
 
 
