@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
@@ -9,6 +10,7 @@ import shutil
 import sys
 import tarfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -18,8 +20,7 @@ from launching import run_command
 ROOT = Path(__file__).parents[2]
 SCRATCH = ROOT / ".wheel-test"
 LOCK = ROOT / "requirements-core.lock"
-# One worker builds once; the other one goes on with other tests.
-pytestmark = [pytest.mark.xdist_group("wheel"), pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 SMOKE = """
 import importlib.util, json, sys
@@ -36,13 +37,17 @@ print(json.dumps({
 
 
 @pytest.fixture(scope="module")
-def built() -> Path:
+def built() -> Iterator[Path]:
     """Build both from the checkout; the wheel is made from the sdist."""
     dist = SCRATCH / "dist"
-    shutil.rmtree(dist, ignore_errors=True)
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, ROOT]
-    run_command(build, timeout=300)
-    return dist
+    SCRATCH.mkdir(exist_ok=True)
+    with (SCRATCH / "lock").open("w") as lock:
+        # Another test run of this checkout waits here rather than pull the folder away.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        shutil.rmtree(dist, ignore_errors=True)
+        build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", dist, ROOT]
+        run_command(build, timeout=300)
+        yield dist
 
 
 @pytest.fixture(scope="module")
