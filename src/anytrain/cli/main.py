@@ -79,7 +79,7 @@ def anytrain(
 def run() -> None:
     """Run the command line of this process."""
     environment.enable_mps_fallback()
-    app()
+    app(prog_name="anytrain")
 
 
 def _load(name: str) -> Any:
@@ -87,6 +87,7 @@ def _load(name: str) -> Any:
     module, _, attribute = _COMMANDS[name][0].partition(":")
     target = getattr(import_module(module), attribute)
     if isinstance(target, typer.Typer):
+        target.rich_markup_mode = None
         for command in target.registered_commands:
             if command.callback is not None:
                 command.callback = _in_words(command.callback)

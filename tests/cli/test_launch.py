@@ -1,0 +1,76 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from anytrain.core.errors import Unsupported
+from anytrain.doors.launch.options import LaunchOptions
+from launching import run_command
+
+ANYTRAIN = [sys.executable, "-m", "anytrain", "launch"]
+NAMES = [
+    "num_processes",
+    "num_machines",
+    "machine_rank",
+    "main_process_ip",
+    "main_process_port",
+    "mixed_precision",
+    "downcast_bf16",
+    "gradient_accumulation_steps",
+    "cpu",
+    "multi_gpu",
+    "tpu",
+    "gpu_ids",
+    "num_cpu_threads_per_process",
+    "dynamo_backend",
+    "max_restarts",
+    "stall_timeout",
+    "module",
+    "debug",
+    "config_file",
+]
+
+
+def test_every_option_is_there_in_both_spellings():
+    words = run_command([*ANYTRAIN, "--help"]).stdout.replace(",", " ").split()
+    for name in NAMES:
+        assert f"--{name}" in words
+        assert f"--{name.replace('_', '-')}" in words
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--num_processes", "0", __file__], "Cannot use --num_processes 0."),
+        (["--num-processes", "-1", __file__], "Cannot use --num_processes -1."),
+        (["--gpu-ids", "a", __file__], "Cannot read --gpu_ids a."),
+        (["--mixed_precision", "fp12", __file__], "Unknown mixed precision 'fp12'"),
+        (["absent.py"], "There is no script absent.py."),
+        (["--config_file", "absent.yaml", __file__], "Cannot read the config file absent.yaml."),
+        (["--num_procs", "2", __file__], "No such option"),
+        ([], "Missing argument"),
+    ],
+)
+def test_bad_input_is_refused_with_exit_code_two(words, said):
+    ran = run_command([*ANYTRAIN, *words], check=False)
+    assert ran.returncode == 2
+    assert said in ran.stderr
+
+
+def test_a_device_on_the_command_line_replaces_the_files(tmp_path):
+    from anytrain.cli.launch import with_file
+
+    path = tmp_path / "launch.yaml"
+    path.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\n")
+    asked = with_file(LaunchOptions(cpu=True), str(path))
+    assert asked.given() == {"cpu": True, "num_processes": 4}
+
+
+def test_what_a_file_asks_that_we_do_not_do_is_refused(tmp_path):
+    from anytrain.cli.launch import with_file
+
+    path = tmp_path / "launch.yaml"
+    path.write_text("distributed_type: DEEPSPEED\n")
+    with pytest.raises(Unsupported):
+        with_file(LaunchOptions(), str(path))

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import pytest
+
+from anytrain.core.errors import BadInput
+from anytrain.core.facts import Found, NotFound
+from anytrain.core.plan import Wish, Wishes
+from anytrain.doors.launch import counts
+from anytrain.doors.launch.counts import choose, threads
+from anytrain.machine.backends import probe
+
+
+class Machine:
+    """Stands in for a vendor that this host does not have."""
+
+    def __init__(self, name, process_group, process_counts, answer=None):
+        self.name, self.process_group = name, process_group
+        self._counts, self._answer = process_counts, answer or Found("here", len(process_counts))
+
+    def process_counts(self):
+        return self._counts
+
+    def probe(self):
+        return self._answer
+
+
+CUDA = Machine("cuda", "nccl", (1, 2, 3, 4))
+MPS = Machine("mps", None, (1,))
+TPU = Machine("tpu", "tpu_dist", (1, 4, 8))
+
+
+@pytest.fixture
+def host(monkeypatch):
+    def have(machine):
+        monkeypatch.setattr(probe, "choose", lambda wish: machine)
+
+    return have
+
+
+@pytest.mark.parametrize(("machine", "number"), [(CUDA, 4), (TPU, 8), (MPS, 1)])
+def test_without_a_number_there_is_one_process_for_each_device(host, machine, number):
+    host(machine)
+    assert choose(Wishes(), None).num_processes == number
+
+
+def test_a_cpu_gets_one_process_and_as_many_as_asked():
+    cpu = Wishes(device=Wish("cpu", "test"))
+    assert choose(cpu, None).num_processes == 1
+    assert choose(cpu, 3).num_processes == 3
+
+
+def test_more_processes_than_gpus_are_refused(host):
+    host(CUDA)
+    assert choose(Wishes(), 3).num_processes == 3
+    with pytest.raises(BadInput, match="Cannot start 5 processes on 'cuda'") as caught:
+        choose(Wishes(), 5)
+    assert "1 to 4 processes" in caught.value.why
+
+
+def test_a_number_that_a_tpu_cannot_be_cut_into_is_refused(host):
+    host(TPU)
+    with pytest.raises(BadInput) as caught:
+        choose(Wishes(), 2)
+    assert "1 or 4 or 8 processes" in caught.value.why
+
+
+def test_two_processes_on_mps_are_refused_with_the_way_out(host):
+    host(MPS)
+    with pytest.raises(BadInput) as caught:
+        choose(Wishes(), 2)
+    assert "gloo and nccl do not know it" in caught.value.why
+    assert "anytrain launch --cpu --num_processes 2" in caught.value.fix
+
+
+def test_a_tpu_is_whichever_engine_is_here(monkeypatch):
+    missing = Machine("tpu", "tpu_dist", (1,), NotFound("no torch_tpu"))
+    here = {"tpu": missing, "xla": Machine("xla", None, (1,))}
+    monkeypatch.setattr(probe, "get", here.__getitem__)
+    monkeypatch.setattr(probe, "choose", lambda wish: here[wish.value])
+    assert choose(Wishes(device=Wish("tpu", "test")), None).backend.name == "xla"
+
+
+def test_several_processes_share_the_cores(monkeypatch):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(counts, "num_cores", lambda: 8)
+    assert threads(1, None) == {}
+    assert threads(3, None) == {"OMP_NUM_THREADS": "2"}
+    assert threads(16, None) == {"OMP_NUM_THREADS": "1"}
+    assert threads(3, 5) == {"OMP_NUM_THREADS": "5"}
+    monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert threads(3, None) == {}

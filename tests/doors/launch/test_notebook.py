@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+import inspect
+import os
+import socket
+
+import pytest
+
+import anytrain
+from anytrain.core.errors import BadInput, Unsupported
+from anytrain.doors.launch import debug_launcher, notebook_launcher
+from launching import run_script
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        return probe.getsockname()[1]
+
+
+def test_the_signatures_are_those_people_know():
+    accelerate = pytest.importorskip("accelerate")
+    for ours in (notebook_launcher, debug_launcher):
+        theirs = getattr(accelerate, ours.__name__)
+        known = {n: p.default for n, p in inspect.signature(theirs).parameters.items()}
+        assert {n: p.default for n, p in inspect.signature(ours).parameters.items()} == known
+    assert anytrain.notebook_launcher is notebook_launcher
+
+
+def test_one_process_is_this_one(monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    assert notebook_launcher(os.getpid, num_processes=1) == os.getpid()
+    assert notebook_launcher(os.getpid) == os.getpid()
+
+
+def test_one_process_is_told_its_precision_for_the_time_of_the_call(monkeypatch):
+    from anytrain.core import environment
+
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+
+    def precision():
+        wish = environment.read().wishes.precision
+        return wish and wish.value
+
+    assert notebook_launcher(precision, num_processes=1, mixed_precision="bf16") == "bf16"
+    assert precision() is None
+    monkeypatch.setenv("ANYTRAIN_MIXED_PRECISION", "bf16")
+    assert notebook_launcher(precision, num_processes=1) == "bf16"
+
+
+def test_several_processes_form_a_world(monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+
+    def work(offset):
+        import torch
+
+        from anytrain.core import environment
+        from anytrain.machine.parallel import torch_dist
+
+        env = environment.read()
+        world = torch_dist.join(env.place, "gloo", torch.device("cpu"), beats=env.beats)
+        value = world.reduce(torch.tensor(world.rank + offset), "sum").item()
+        return value, env.wishes.precision.value
+
+    port = str(free_port())
+    words = {"num_processes": 2, "mixed_precision": "bf16", "use_port": port}
+    assert notebook_launcher(work, (10,), **words) == (21, "bf16")
+
+
+def test_the_debug_launcher_takes_the_cpu():
+    def device():
+        import os
+
+        from anytrain.core import environment
+
+        return environment.read().wishes.device.value, os.environ["WORLD_SIZE"]
+
+    assert debug_launcher(device) == ("cpu", "2")
+
+
+def test_a_function_of_the_running_script_works():
+    script = """
+    from anytrain import debug_launcher
+
+    class Setting:
+        value = 20
+
+    def helper():
+        return Setting.value
+
+    def train(more):
+        return helper() + more
+
+    if __name__ == "__main__":
+        print(debug_launcher(train, (2,)))
+    """
+    assert run_script(script).stdout == "22\n"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_processes": 0},
+        {"mixed_precision": "fp12"},
+        {"node_rank": 1},
+        {"num_processes": 2, "use_port": "many"},
+    ],
+)
+def test_what_cannot_work_is_refused(wrong, monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    with pytest.raises(BadInput):
+        notebook_launcher(print, **wrong)
+
+
+def test_another_rendezvous_is_refused_by_name():
+    with pytest.raises(Unsupported, match="c10d"):
+        notebook_launcher(print, num_processes=2, rdzv_backend="c10d")
+
+
+def test_a_port_in_use_is_refused_with_the_way_out(monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BadInput, match=f"port {port}") as caught:
+            notebook_launcher(print, num_processes=2, use_port=port)
+    assert "use_port" in caught.value.fix
