@@ -101,7 +101,8 @@ def _check(
             why="nodes are counted from 0.",
             fix=f"pass a node_rank from 0 to {max(num_nodes, 1) - 1}.",
         )
-    if rdzv_backend != "static":
+    # One machine meets itself: whichever way was asked for, it is the same port.
+    if rdzv_backend != "static" and (num_nodes > 1 or rdzv_backend != "c10d"):
         raise Unsupported(
             f"Cannot use rdzv_backend={rdzv_backend!r}.",
             why="the processes of a notebook meet at one address and port that all know.",

@@ -10,6 +10,7 @@ import sys
 import time
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import cache
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from torch import nn
 
 from anytrain.core import environment
 from anytrain.core.environment import Place
-from anytrain.core.errors import AnytrainError, BadInput, PeerLost
+from anytrain.core.errors import AnytrainError, BadInput, PeerLost, WrongOrder
 from anytrain.machine.parallel import ddp
 from anytrain.machine.parallel.store import StoreBoard
 from anytrain.machine.parallel.world import ReduceOp, Solo, World
@@ -206,6 +207,10 @@ class TorchWorld:
         self._last_words.restore()
         atexit.unregister(self.close)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Sockets and threads do not travel: wherever it is unpickled, it is that process's world.
+        return _world_here, ()
+
     def _start_watch(self, stall_s: float) -> Watch | None:
         if stall_s <= 0:
             return None
@@ -225,13 +230,28 @@ class TorchWorld:
         return self._device if self.transport in ("nccl", "tpu_dist") else None
 
 
+def _world_here() -> TorchWorld:
+    """Return this process's world, for whatever was pickled with one."""
+    for world in _worlds.values():
+        return world
+    raise WrongOrder(
+        "Cannot unpickle an object of a run of several processes here.",
+        why="this process belongs to no such run.",
+        fix="make an Accelerator first, in a process that a launcher started.",
+    )
+
+
 def _solo(beats: str | None) -> Solo:
     """Return the world of one; a launcher that listens hears it too."""
-    if beats is None:
-        return Solo()
+    return Solo() if beats is None else Solo(_lone_pulse(beats).mark)
+
+
+@cache
+def _lone_pulse(beats: str) -> Pulse:
+    """Return the one pulse of this process, whose last words its launcher waits for."""
     pulse = Pulse(0, beats)
     LastWords(pulse, 1, lambda: None, environment.read().debug)
-    return Solo(pulse.mark)
+    return pulse
 
 
 def _meet(
