@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pickle
+import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from anytrain import Accelerator, DataLoaderConfiguration, set_seed
+from anytrain.core.errors import Notice
 
 
 def prepared(
@@ -127,7 +130,8 @@ def test_a_stream_is_fast_forwarded() -> None:
     place = loader.state_dict()
     fresh = Accelerator(cpu=True).prepare(DataLoader(Stream(), batch_size=2))
     fresh.load_state_dict(place)
-    assert [batch.tolist() for batch in fresh] == [[4, 5], [6, 7], [8, 9]]
+    with pytest.warns(Notice, match="Reading 2 batches again"):
+        assert [batch.tolist() for batch in fresh] == [[4, 5], [6, 7], [8, 9]]
     skipped = accelerator.skip_first_batches(DataLoader(Stream(), batch_size=2), 3)
     assert [batch.tolist() for batch in skipped] == [[6, 7], [8, 9]]
 
@@ -135,3 +139,119 @@ def test_a_stream_is_fast_forwarded() -> None:
 def test_a_prepared_loader_can_be_sent_to_another_process() -> None:
     _, loader = prepared()
     assert len(pickle.loads(pickle.dumps(loader.base_dataloader))) == len(loader)
+
+
+class Augmented(torch.utils.data.Dataset):
+    """Samples with noise from every generator that people use."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        noise = [random.random(), np.random.rand(), torch.rand(()).item()]
+        return torch.tensor([float(index), *noise])
+
+
+def masked(samples: list[torch.Tensor]) -> torch.Tensor:
+    """Collate and mask at random, as language models do."""
+    batch = torch.stack(samples)
+    return torch.where(torch.rand(batch.shape) < 0.3, 0.0, batch)
+
+
+def augmented(num_workers: int, collate: object = masked) -> DataLoader:
+    set_seed(11)
+    loader = DataLoader(
+        Augmented(), batch_size=3, shuffle=True, num_workers=num_workers, collate_fn=collate
+    )
+    return Accelerator(cpu=True).prepare(loader)
+
+
+def walk(loader: DataLoader, epochs: int = 2) -> list[torch.Tensor]:
+    seen = []
+    while loader.iteration < epochs:
+        for batch in loader:
+            seen.append(batch)
+            random.random(), np.random.rand(), torch.rand(1)  # what training draws
+    return seen
+
+
+def test_augmentation_is_the_same_for_any_number_of_workers() -> None:
+    in_process = walk(augmented(0))
+    assert len(in_process) == 8
+    assert not torch.equal(in_process[0], in_process[4]), "each epoch draws anew"
+    for num_workers in (1, 2):
+        again = walk(augmented(num_workers))
+        assert all(torch.equal(a, b) for a, b in zip(in_process, again, strict=True))
+
+
+def test_loading_leaves_the_process_s_generators_alone() -> None:
+    loader = augmented(0)
+    batches = iter(loader)
+    next(batches)
+    before = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
+    next(batches)
+    assert random.getstate() == before[0]
+    assert (np.random.get_state()[1] == before[1]).all()
+    assert torch.equal(torch.get_rng_state(), before[2])
+
+
+@pytest.mark.parametrize(("first", "second"), [(0, 0), (0, 2), (2, 0)])
+@pytest.mark.parametrize("stop", [1, 3, 6])
+def test_augmentation_is_continued_exactly(first: int, second: int, stop: int) -> None:
+    whole = walk(augmented(0))
+    loader = augmented(first)
+    before: list[torch.Tensor] = []
+    while len(before) < stop:
+        for batch in loader:
+            before.append(batch)
+            random.random(), np.random.rand(), torch.rand(1)
+            if len(before) == stop:
+                place, generators = loader.state_dict(), torch.get_rng_state()
+                break
+    fresh = augmented(second)
+    torch.set_rng_state(generators)
+    fresh.load_state_dict(place)
+    after = walk(fresh)
+    assert all(torch.equal(a, b) for a, b in zip(whole, before + after, strict=True))
+
+
+def test_the_user_sees_the_objects_that_were_given() -> None:
+    loader = augmented(0)
+    assert isinstance(loader.dataset, Augmented)
+    assert loader.collate_fn is masked
+    assert len(loader.dataset) == 10
+
+
+class Counted(IterableDataset):
+    """A stream that can tell and take its place, and counts what is read."""
+
+    def __init__(self) -> None:
+        self.place = 0
+        self.reads = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.place < 10:
+            self.place += 1
+            self.reads += 1
+            yield self.place - 1
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
+def test_a_stream_that_knows_its_place_is_not_read_again() -> None:
+    loader = Accelerator(cpu=True).prepare(DataLoader(Counted(), batch_size=2))
+    batches = iter(loader)
+    next(batches)
+    next(batches)
+    place = loader.state_dict()
+    assert place["stream"] == {"place": 4}, "what was handed out, not what was read ahead"
+    stream = Counted()
+    fresh = Accelerator(cpu=True).prepare(DataLoader(stream, batch_size=2))
+    fresh.load_state_dict(place)
+    assert [batch.tolist() for batch in fresh] == [[4, 5], [6, 7], [8, 9]]
+    assert stream.reads == 6

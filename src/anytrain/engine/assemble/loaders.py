@@ -11,7 +11,13 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.assemble.session import Session
-from anytrain.engine.data.seeded import SeedableRandomSampler
+from anytrain.engine.data.seeded import (
+    SeedableRandomSampler,
+    SeededCollate,
+    SeededDataset,
+    Tickets,
+    draws_nothing,
+)
 from anytrain.engine.data.shard import BatchSamplerShard, IterableDatasetShard, check_split
 from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk, rebuild
 
@@ -40,7 +46,7 @@ def prepare_loader(
     """Return the loader dealt to this rank, its batches placed on the device."""
     world = session.world
     streams = isinstance(loader.dataset, IterableDataset)
-    dispatching = _dispatching(options, place, streams) and world.size > 1
+    dispatching = _dispatching(options, place, streams)
     size = loader.batch_size
     if size is None:
         size = getattr(_batch_sampler(loader), "batch_size", None)
@@ -50,6 +56,7 @@ def prepare_loader(
     base, generator = _seeded(loader, options), None
     if world.size > 1 and not dispatching:
         base, generator = _sharded(base, session, options)
+    base, tickets = _ticketed(base)
     walk = Walk(
         cursor=session.cursor,
         world=world,
@@ -65,8 +72,32 @@ def prepare_loader(
         dispatching=dispatching,
         split_batches=options.split_batches,
         slice_fn=slice_fn,
+        tickets=tickets,
+        stream=_stream(base),
     )
     return PreparedLoader(base, walk, drop_last)
+
+
+def _ticketed(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Tickets | None]:
+    """Let each sample be loaded under a seed of its own, where loading may draw."""
+    own_way = type(loader).__iter__ is not DataLoader.__iter__
+    indexed = loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
+    if own_way or not indexed or draws_nothing(loader.dataset, loader.collate_fn):
+        return loader, None
+    tickets = Tickets(loader.batch_sampler)
+    dataset, collate = SeededDataset(loader.dataset), SeededCollate(loader.collate_fn)
+    return rebuild(loader, dataset=dataset, batch_sampler=tickets, collate_fn=collate), tickets
+
+
+def _stream(loader: DataLoader[Any]) -> Any:
+    """Return the stream if it can tell and take its place, in this process."""
+    stream: Any = loader.dataset
+    if isinstance(stream, IterableDatasetShard):
+        stream = stream.dataset
+    able = hasattr(stream, "state_dict") and hasattr(stream, "load_state_dict")
+    return (
+        stream if able and isinstance(stream, IterableDataset) and not loader.num_workers else None
+    )
 
 
 def _dispatching(options: LoaderOptions, place: bool, streams: bool) -> bool:

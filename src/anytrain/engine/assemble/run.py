@@ -119,17 +119,10 @@ class Run:
         if self.options.device_placement if place is None else place:
             place_state(optimizer, Placement(session.backend, session.device))
         prepared = PreparedOptimizer(
-            optimizer, session.cursor, self._guard(optimizer), session.world
+            optimizer, session.cursor, guard_for(optimizer, session), session.world
         )
         self.optimizers.append(prepared)
         return prepared
-
-    def _guard(self, optimizer: Optimizer) -> Guard:
-        session = self.session
-        on_device = session.plan.guard.value == "device" and fuse(optimizer, session.device)
-        if session.precision.scale is not None:
-            return ScaledGuard(session.precision.scale, session.device, on_device)
-        return DeviceGuard(session.device) if on_device else HostGuard(session.device)
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
         held = {id(p) for group in optimizer.param_groups for p in group["params"]}
@@ -210,7 +203,8 @@ class Run:
         ]
         if len(dealt) < len(self.loaders):
             warnings.warn(
-                "even_batches is overridden for map-style datasets alone; a stream keeps its own.",
+                "Overriding even_batches is only supported for map-style datasets; a stream keeps "
+                "its own.",
                 Notice,
                 stacklevel=4,
             )
@@ -237,6 +231,14 @@ class Run:
     def _remember(known: list[Any], prepared: Any) -> None:
         if not any(prepared is other for other in known):
             known.append(prepared)
+
+
+def guard_for(optimizer: Optimizer, session: Session) -> Guard:
+    """Return what keeps a non-finite gradient from this optimizer."""
+    on_device = session.plan.guard.value == "device" and fuse(optimizer, session.device)
+    if session.precision.scale is not None:
+        return ScaledGuard(session.precision.scale, session.device, on_device)
+    return DeviceGuard(session.device) if on_device else HostGuard(session.device)
 
 
 def unscale(optimizers: list[PreparedOptimizer]) -> None:

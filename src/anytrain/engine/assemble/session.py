@@ -44,7 +44,7 @@ class Session:
     device: torch.device
     world: World
     precision: Precision
-    cursor: Cursor
+    cursor: Cursor = field(compare=False)
     environment: Environment
 
 

@@ -6,14 +6,14 @@ Generators go last: making loaders' iterators draws from them.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from anytrain.core.errors import CheckpointError
+from anytrain.core.errors import BadInput, CheckpointError
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint import Loaded, Snapshot, check, model_state
 
@@ -102,16 +102,23 @@ def _check_count(kind: str, wanted: int, saved: int, loaded: Loaded) -> None:
         )
 
 
-def check_registered(obj: Any) -> None:
-    """Refuse an object that cannot be saved, or whose state no file can hold."""
-    for method in ("state_dict", "load_state_dict"):
-        if not callable(getattr(obj, method, None)):
-            raise CheckpointError(
-                f"Cannot register a {type(obj).__name__} for checkpointing.",
-                why=f"it has no {method}().",
-                fix="give it state_dict() and load_state_dict(), or leave it out.",
-            )
-    check(obj.state_dict(), type(obj).__name__)
+def check_registered(objects: Sequence[Any]) -> None:
+    """Refuse objects that cannot be saved, or whose state no file can hold."""
+    needed = ("state_dict", "load_state_dict")
+    lacking = {
+        f"Item at index {position}, a {type(obj).__name__}": missing
+        for position, obj in enumerate(objects)
+        if (missing := [name for name in needed if not callable(getattr(obj, name, None))])
+    }
+    if lacking:
+        raise BadInput(
+            f"Cannot register for checkpointing: {'; '.join(lacking)}.",
+            why="; ".join(f"{who}, has no {' and no '.join(m)}" for who, m in lacking.items())
+            + ".",
+            fix="give it state_dict() and load_state_dict(), or leave it out.",
+        )
+    for obj in objects:
+        check(obj.state_dict(), type(obj).__name__)
 
 
 def rng_state(run: Run) -> dict[str, Any]:

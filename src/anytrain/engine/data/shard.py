@@ -55,6 +55,16 @@ class BatchSamplerShard(BatchSampler):
     def sampler(self, sampler: Any) -> None:
         self.batch_sampler.sampler = sampler
 
+    def after(self, num_batches: int) -> BatchSamplerShard:
+        """Return a dealing, among these ranks, of what is left after `num_batches`."""
+        return BatchSamplerShard(
+            SkipBatchSampler(self.batch_sampler, num_batches),
+            self.num_processes,
+            self.process_index,
+            self.split_batches,
+            self.even_batches,
+        )
+
     @property
     def total_length(self) -> int:
         """The number of batches over all ranks."""

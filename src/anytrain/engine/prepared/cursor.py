@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Walked(Protocol):
@@ -37,6 +37,10 @@ class Cursor:
         self.micro = 0
         self.updates = 0
         self._open: list[weakref.ref[Walked]] = []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Which loaders are being walked is a fact of this process alone.
+        return {**self.__dict__, "_open": []}
 
     def next_micro(self) -> bool:
         """Count one more batch; return whether it ends an update."""

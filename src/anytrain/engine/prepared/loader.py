@@ -6,6 +6,8 @@ reports is that of the batch handed out, not of the ones read ahead.
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -14,10 +16,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import BadInput, Notice
 from anytrain.engine import rng
 from anytrain.engine.data.dispatch import dispatch
-from anytrain.engine.data.shard import SkipBatchSampler
+from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets
+from anytrain.engine.data.shard import BatchSamplerShard, SkipBatchSampler
 from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.tree import map_tensors
 from anytrain.machine.backends.base import Backend
@@ -54,10 +57,35 @@ class Walk:
     dispatching: bool = False
     split_batches: bool = False
     slice_fn: Callable[..., Any] | None = None
+    tickets: Tickets | None = None
+    """What seeds the loading of each sample; None where nothing is drawn."""
+    stream: Any = None
+    """A stream that can tell and take its place; None where there is none."""
+
+    def stream_state(self) -> dict[str, Any] | None:
+        """Return where the stream is, if it can tell."""
+        return None if self.stream is None else copy.deepcopy(self.stream.state_dict())
+
+    def catch_up(self, num_batches: int, state: dict[str, Any] | None) -> int:
+        """Take the stream to its place; return how many batches are left to read and drop."""
+        if self.stream is not None and state is not None:
+            self.stream.load_state_dict(state)
+            return 0
+        warnings.warn(
+            f"Reading {num_batches} batches again to get back to where the stream was. Give the "
+            "dataset state_dict() and load_state_dict() to skip this (with num_workers=0).",
+            Notice,
+            stacklevel=2,
+        )
+        return num_batches
 
 
 class PreparedLoader(DataLoader[Any]):
-    """A prepared data loader; everything it does not define is the loader's below."""
+    """A prepared data loader; everything it does not define is the loader's below.
+
+    Its position is counted in batches of the global order (`_done`), so that an epoch can be
+    taken up by another number of ranks.
+    """
 
     base_dataloader: DataLoader[Any]
     walk: Walk
@@ -65,9 +93,12 @@ class PreparedLoader(DataLoader[Any]):
     remainder: int
     iteration: int
     _drop_last: bool
-    _taken: int
+    _done: int
     _at_start: dict[str, Any] | None
     _resume: dict[str, Any] | None
+    _seed: int | None
+    _stream: dict[str, Any] | None
+    _dealer: Any
 
     def __init__(self, base: DataLoader[Any], walk: Walk, drop_last: bool) -> None:
         # DataLoader.__init__ is not called: `base` is the loader, this one only walks it.
@@ -78,9 +109,12 @@ class PreparedLoader(DataLoader[Any]):
             remainder=-1,
             iteration=0,
             _drop_last=drop_last,
-            _taken=0,
+            _done=0,
             _at_start=None,
             _resume=None,
+            _seed=None,
+            _stream=None,
+            _dealer=None,
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -92,12 +126,31 @@ class PreparedLoader(DataLoader[Any]):
         object.__setattr__(self if name in self.__dict__ else self.base_dataloader, name, value)
 
     @property
+    def dataset(self) -> Any:  # type: ignore[override]  # torch has attributes
+        """The dataset as it was given."""
+        found = self.base_dataloader.dataset
+        return found.dataset if isinstance(found, SeededDataset) else found
+
+    @property
+    def batch_sampler(self) -> Any:  # type: ignore[override]  # torch has attributes
+        """What deals the batches."""
+        tickets = self.walk.tickets
+        return self.base_dataloader.batch_sampler if tickets is None else tickets.batch_sampler
+
+    @property
+    def collate_fn(self) -> Any:  # type: ignore[override]  # torch has attributes
+        """The collator as it was given."""
+        found = self.base_dataloader.collate_fn
+        return found.collate if isinstance(found, SeededCollate) else found
+
+    @property
     def device(self) -> torch.device | None:
         """Where batches arrive; None where they are left on the host."""
         return self.walk.placement.device if self.walk.placement else None
 
     def __len__(self) -> int:
-        length, each = len(self.base_dataloader), self._rounds_per_batch()
+        length = len(self.base_dataloader)
+        each = self._per_batch if self.walk.dispatching else 1
         return length // each if self._drop_last else -(-length // each)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator
@@ -105,69 +158,93 @@ class PreparedLoader(DataLoader[Any]):
 
     def walk_from(self, skip: int | None) -> Iterator[Any]:
         """Yield the epoch's batches after the first `skip`; None takes a restored position."""
-        walk, resume = self.walk, self._resume
-        self._begin()
-        self.set_epoch(self.iteration)
+        walk, resume, own = self.walk, self._resume, self.__dict__
+        each = self._per_batch
+        done = skip * each if skip is not None else resume["done"] if resume else 0
+        self._begin(resume)
         walk.cursor.enter(self)
         try:
-            taken = skip if skip is not None else resume["taken"] if resume else 0
-            batches, place, own = self._after(taken, resume), walk.placement, self.__dict__
+            batches, place = self._after(done, resume), walk.placement
             current = next(batches, _NOTHING)
+            reached = walk.stream_state()
             while current is not _NOTHING:
                 if place is not None:
                     current = place(current)
                 following = next(batches, _NOTHING)
                 if following is _NOTHING:
                     self._finish()
-                own["_taken"] = taken = taken + 1
+                own["_done"] = done = done + each
+                own["_stream"], reached = reached, walk.stream_state()
                 yield current
                 current = following
             self.iteration += 1
-            self._taken = 0
+            self._done = 0
             self._at_start = None
         finally:
             walk.cursor.leave(self)
 
-    def _begin(self) -> None:
+    def _begin(self, resume: dict[str, Any] | None) -> None:
         """Start an epoch: share the order, and note the generators it is drawn from."""
+        self.set_epoch(self.iteration)
         self._resume = None
-        self._taken = 0
+        self._done = 0
+        self._dealer = None
         self.end_of_dataloader = False
         self.remainder = self._expected_remainder()
         walk = self.walk
-        if walk.rng_types:
-            rng.share(walk.rng_types, walk.world, walk.backend, walk.device, walk.generator)
-        self._at_start = {
-            "torch": torch.get_rng_state(),
-            "generator": None if walk.generator is None else walk.generator.get_state(),
-        }
+        if resume is not None:
+            self._at_start = resume["at_start"]
+        else:
+            if walk.rng_types:
+                rng.share(walk.rng_types, walk.world, walk.backend, walk.device, walk.generator)
+            self._at_start = {
+                "torch": torch.get_rng_state(),
+                "generator": None if walk.generator is None else walk.generator.get_state(),
+            }
+        if walk.tickets is not None:
+            if self._seed is None:  # every rank draws from the main process's seed
+                self._seed = walk.world.broadcast_object(torch.initial_seed())
+            walk.tickets.begin(self._seed, self.iteration)
 
-    def _after(self, taken: int, resume: dict[str, Any] | None) -> Iterator[Any]:
+    def _after(self, done: int, resume: dict[str, Any] | None) -> Iterator[Any]:
         """Return the epoch's batches less the first ones, in the order a checkpoint names.
 
         Making the iterator draws from torch's generator, so after a resume the generators are
         set to the epoch's start first, and back to what the checkpoint restored last.
         """
-        if not taken and resume is None:
+        if not done and resume is None:
             return self._batches(self.base_dataloader)
         now = torch.get_rng_state()
         if resume is not None:
-            self._at_start = resume["at_start"]
             torch.set_rng_state(resume["at_start"]["torch"])
             if self.walk.generator is not None and resume["at_start"]["generator"] is not None:
                 self.walk.generator.set_state(resume["at_start"]["generator"])
-        base = skipping(self.base_dataloader, taken * self._rounds_per_batch())
-        batches = self._batches(self.base_dataloader if base is None else base)
+        base, drop = self._rest(done, resume)
+        batches = self._batches(base)
+        for _ in range(drop):
+            next(batches, _NOTHING)
         first = next(batches, _NOTHING)  # draws the permutation
-        for _ in range(taken if base is None else 0):
-            first = next(batches, _NOTHING)
         if resume is not None:
             torch.set_rng_state(now)
         return _chain(first, batches)
 
+    def _rest(self, done: int, resume: dict[str, Any] | None) -> tuple[DataLoader[Any], int]:
+        """Return a loader of what is left, and how many batches of it must be read and dropped."""
+        each, base = self._per_batch, self.base_dataloader
+        if isinstance(self.dataset, IterableDataset):
+            return base, self.walk.catch_up(done // each, resume and resume["stream"])
+        dealt = self.batch_sampler
+        if isinstance(dealt, BatchSamplerShard) and done % each:
+            # Another number of ranks began this epoch: skip first, then deal.
+            self._dealer = dealt.after(done)
+            return rebuild(base, batch_sampler=_ticketed(self._dealer, self.walk.tickets)), 0
+        local = done // each if isinstance(dealt, BatchSamplerShard) else done
+        rest = skipping(base, local)
+        return (base, done // each) if rest is None else (rest, 0)
+
     def _batches(self, base: DataLoader[Any]) -> Iterator[Any]:
         walk = self.walk
-        if not walk.dispatching:
+        if not walk.dispatching or walk.world.size == 1:  # alone, a batch stays as it is
             return iter(base)
         return dispatch(
             iter(base),
@@ -179,9 +256,10 @@ class PreparedLoader(DataLoader[Any]):
             report=self._note_remainder,
         )
 
-    def _rounds_per_batch(self) -> int:
-        """How many batches of the loader below make one that is handed out."""
-        return self.walk.world.size if self.walk.dispatching and not self.walk.split_batches else 1
+    @property
+    def _per_batch(self) -> int:
+        """How many batches of the global order make one that is handed out."""
+        return 1 if self.walk.split_batches else self.walk.world.size
 
     def _finish(self) -> None:
         self.end_of_dataloader = True
@@ -193,6 +271,8 @@ class PreparedLoader(DataLoader[Any]):
         """What knows how the samples were dealt."""
         if isinstance(self.dataset, IterableDataset):
             return self.dataset
+        if self._dealer is not None:
+            return self._dealer
         return self.batch_sampler if self.batch_sampler is not None else self.sampler
 
     def _note_remainder(self, remainder: int) -> None:
@@ -244,23 +324,25 @@ class PreparedLoader(DataLoader[Any]):
         """Return the position: the epoch, the batches handed out, the epoch's generators."""
         return {
             "iteration": self.iteration,
-            "taken": self._taken,
+            "done": self._done,
             "at_start": self._at_start,
-            "num_processes": self.walk.world.size,
+            "seed": self._seed,
+            "stream": self._stream,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue, at the next walk, after the batches that `state` counts."""
         self.iteration = state["iteration"]
-        mid_epoch = state["at_start"] is not None and not self._ended(state)
-        self._resume = state if mid_epoch else None
-        if not mid_epoch and state["at_start"] is not None:
-            self.iteration += 1
+        self._seed = state["seed"]
+        begun = state["at_start"] is not None
+        ended = begun and self._ended(state["done"])
+        self._resume = state if begun and not ended else None
+        self.iteration += 1 if ended else 0
 
-    def _ended(self, state: dict[str, Any]) -> bool:
+    def _ended(self, done: int) -> bool:
         """Whether the last batch had been handed out: what is left of that epoch is nothing."""
         try:
-            return bool(state["taken"] >= len(self))
+            return bool(done >= len(self) * self._per_batch)
         except TypeError:
             return False
 
@@ -297,6 +379,10 @@ def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
     if first is not _NOTHING:
         yield first
         yield from rest
+
+
+def _ticketed(batches: Any, tickets: Tickets | None) -> Any:
+    return batches if tickets is None else tickets.of(batches)
 
 
 def _innermost(source: Any, name: str, default: Any) -> Any:

@@ -61,6 +61,8 @@ def unwrap(
     if hasattr(model, "_orig_mod"):
         compiled, model = model, model._orig_mod  # type: ignore[assignment]  # torch.compile's wrapper
     inner = world.original(model)
+    while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        inner = inner.module  # the user's own wrapper
     if hasattr(inner, "_orig_mod"):
         compiled, inner = inner, inner._orig_mod  # type: ignore[assignment]  # torch.compile's wrapper
     if not keep_forward:
