@@ -104,7 +104,7 @@ def test_a_trainers_folder_is_taken_but_for_its_pickled_arguments(trained: Path)
     assert len(found.optimizers[0]["state"]) == len(list(model.parameters()))
     assert found.schedulers[0]["last_epoch"] == 2
     assert found.counters["global_step"] == 2
-    assert set(found.rng[0]) == {"python", "numpy", "torch"}
+    assert {"python", "numpy", "torch"} <= set(found.rng[0])
     np.random.set_state(found.rng[0]["numpy"])
 
 

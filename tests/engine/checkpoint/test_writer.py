@@ -178,3 +178,34 @@ def test_ranks_meet_on_the_board_and_a_missing_one_is_named() -> None:
     with pytest.raises(PeerLost, match="Rank 1 did not report"):
         over_board(Pair(0, LocalBoard()), "save-2", 0.1)("written", {})
     assert time.monotonic() - began < 5
+
+
+@pytest.mark.gpu
+def test_device_tensors_are_copied_once_and_saved_exactly(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(700, 900, device="cuda")
+    view = torch.randn(64, 32, device="cuda").t()
+    writer = Writer(Store(tmp_path), synchronize=torch.cuda.synchronize)
+    for step in (1, 2):
+        expected = {name: tensor.cpu().clone() for name, tensor in model.state_dict().items()}
+        seen = view.cpu().clone()
+        writer.begin(f"step-{step}", Snapshot(step=step, models=[model], parts={"view": view}))
+        assert all(tensor.device.type == "cpu" for tensor in writer._staged.values())
+        with torch.no_grad():  # the loop goes on before the files are written
+            model.weight.add_(1)
+            view.mul_(2)
+        assert [type(outcome) for outcome in writer.finish()] == [Saved]
+        loaded = load(tmp_path / f"step-{step}")
+        assert all(torch.equal(loaded.model()[name], expected[name]) for name in expected)
+        assert torch.equal(loaded.part("view"), seen)
+    assert all(t.is_pinned() for t in writer._staged.values() if t.numel() > 1)
+
+
+@pytest.mark.gpu
+def test_poison_on_a_device_is_found(tmp_path: Path) -> None:
+    model = nn.Linear(3, 3, device="cuda", dtype=torch.bfloat16)
+    with torch.no_grad():
+        model.bias[1] = torch.inf
+    outcome = Store(tmp_path).save("x", Snapshot(step=1, models=[model]))
+    assert isinstance(outcome, SaveFailed)
+    assert "bias" in outcome.why

@@ -45,8 +45,8 @@ What each call promises:
 - `Snapshot.models` takes modules, `model_state(module, weights)` where hooks have
   changed the weights, or plain state dicts. The first becomes `model.safetensors` and
   `config.json`, so `AutoModel.from_pretrained(folder)` works; the next `model_1.safetensors`.
-- `Snapshot.finite` names the parts that must hold no NaN or infinity ("optimizer" and every
-  part whose name starts with "optimizer_" by default); models always must.
+- `Snapshot.finite` names the parts that must hold no NaN or infinity (by default those whose
+  name starts with "optimizer"); weights always must, and buffers must hold no NaN.
 - `Writer(store, world=world, synchronize=...)` saves behind the loop: `begin(name, snapshot)`,
   `poll() -> Saved | SaveFailed | None` at each step, `finish() -> list of outcomes` at the end.
 - `foreign.read(folder)` takes what it safely can of a Trainer's or an Accelerate folder.

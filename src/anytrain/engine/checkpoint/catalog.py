@@ -85,8 +85,9 @@ def newest_whole(root: Path) -> Newest:
     return Newest(None, None, tuple(passed_over))
 
 
-def verify(path: Path) -> list[Problem]:
+def verify(folder: str | os.PathLike[str]) -> list[Problem]:
     """Return everything that is wrong with a checkpoint; reads and hashes every file."""
+    path = Path(folder)
     try:
         contents = manifest.read(path)
     except Damaged as damage:

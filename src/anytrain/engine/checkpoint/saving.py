@@ -36,6 +36,7 @@ Exchange: TypeAlias = Callable[[str, Any], list[Any]]
 _Report: TypeAlias = dict[str, Any]
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPARE_BYTES = 1 << 20
+_SEEN_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +76,7 @@ def prepare(place: Place, source: SnapshotSource, exchange: Exchange) -> Job | S
     taken: list[Contents] = []
 
     def take() -> _Report:
-        if not folder.is_dir():
+        if not _sees(folder):
             return {"failure": _not_shared(place)}
         snapshot = source if isinstance(source, Snapshot) else source(folder)
         taken.append(lay_out(snapshot, place.rank, place.most_shard_bytes))
@@ -173,11 +174,21 @@ def _opened(place: Place) -> _Report:
         if taken:
             return {"failure": taken}
         folder = place.root / claims.hidden_name(place.name, "saving")
-        claims.hold(folder)
         files.make_folder(folder)
+        claims.hold(folder)
     except OSError as error:
         return {"failure": _disk_failure(place, error)}
     return {"folder": folder.name}
+
+
+def _sees(folder: Path) -> bool:
+    """Whether this rank sees rank 0's folder; a network filesystem may show it a little late."""
+    deadline = time.monotonic() + _SEEN_WITHIN_S
+    while not folder.is_dir():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.05)
+    return True
 
 
 def _occupied(place: Place) -> _Report | None:
@@ -330,9 +341,11 @@ def _tidy(place: Place, replaced: Path | None) -> tuple[list[str], list[str]]:
             files.remove_tree(replaced)
         except OSError as error:
             notes.append(f"cannot remove the earlier {place.name}: {error}")
-    if place.retention.keep_last is None:
-        return removed, notes
-    for entry in doomed(catalog.entries(place.root), place.retention):
+    try:
+        going = doomed(catalog.entries(place.root), place.retention)
+    except OSError as error:
+        return removed, [*notes, f"cannot look for old checkpoints: {error}"]
+    for entry in going:
         if entry.path == place.target:
             continue
         try:

@@ -29,6 +29,7 @@ class Writer:
     """Saves one checkpoint at a time in a thread of its own.
 
     `synchronize` waits for the device whose tensors are saved; leave it out on the CPU.
+    The host copy of one save is kept as the memory of the next.
     `patience_s` is how long a rank waits for its peers' word before it gives the save up.
     """
 
