@@ -29,6 +29,10 @@ class BadInput(AnytrainError, ValueError):
     """An argument, option or variable has a value that cannot work."""
 
 
+class ShapesDiffer(BadInput):
+    """Ranks hold tensors of different shapes where they must agree."""
+
+
 class BadType(AnytrainError, TypeError):
     """An argument has a type that cannot work."""
 
@@ -43,6 +47,14 @@ class DeviceBroken(AnytrainError, RuntimeError):
 
 class WrongOrder(AnytrainError, RuntimeError):
     """A call came before the one it needs, or after the one that ends it."""
+
+
+class RunIsOver(WrongOrder, AttributeError):
+    """A view of a run was asked about it after it had ended."""
+
+
+class NothingFits(AnytrainError, RuntimeError):
+    """Not even the smallest batch fits the device's memory."""
 
 
 class PeerLost(AnytrainError, RuntimeError):

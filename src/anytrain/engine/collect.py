@@ -6,16 +6,18 @@ from typing import Any
 
 import torch
 
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import BadInput, ShapesDiffer
 from anytrain.engine.tree import leaves, map_tensors, require_tensors
 from anytrain.machine.parallel.world import ReduceOp, World
+
+_REDUCTIONS: dict[str, ReduceOp] = {"sum": "sum", "mean": "mean", "max": "max"}
 
 
 def gather(tree: Any, world: World, *, check: bool = False) -> Any:
     """Return every rank's tensors, joined along the first dimension."""
     require_tensors(tree, "gather")
     if check:
-        _check_shapes(tree, world)
+        check_shapes(tree, world, "gather")
     return map_tensors(world.gather, tree)
 
 
@@ -30,20 +32,19 @@ def gather_objects(value: Any, world: World) -> Any:
 
 
 def reduce(tree: Any, world: World, reduction: str = "mean", scale: float = 1.0) -> Any:
-    """Return the sum or mean of every tensor over the ranks, times `scale`."""
-    if reduction not in ("sum", "mean", "none"):
+    """Return the sum, mean or maximum of every tensor over the ranks, times `scale`."""
+    if reduction not in (*_REDUCTIONS, "none"):
         raise BadInput(
             f"Cannot reduce by {reduction!r}.",
-            why="known reductions are 'sum', 'mean' and 'none'.",
-            fix='pass reduction="sum" or reduction="mean".',
+            why="known reductions are 'sum', 'mean', 'max' and 'none'.",
+            fix='pass reduction="sum", "mean" or "max".',
         )
     require_tensors(tree, "reduce")
     if reduction == "none":
         return map_tensors(lambda tensor: tensor.clone(), tree)
-    how: ReduceOp = "sum" if reduction == "sum" else "mean"
 
     def one(tensor: torch.Tensor) -> torch.Tensor:
-        total = world.reduce(tensor, how)
+        total = world.reduce(tensor, _REDUCTIONS[reduction])
         return total if scale == 1.0 else total * scale
 
     return map_tensors(one, tree)
@@ -83,14 +84,14 @@ def pad_across(
     return map_tensors(one, tree)
 
 
-def _check_shapes(tree: Any, world: World) -> None:
-    """Name the ranks whose shapes differ, where a wrong gather would crash or hang."""
+def check_shapes(tree: Any, world: World, doing: str) -> None:
+    """Name the ranks whose shapes differ, where going on would crash or hang."""
     shapes = [tuple(leaf.shape) for leaf in leaves(tree)]
     everyone = world.gather_object(shapes)
     if any(other != shapes for other in everyone):
         listing = "; ".join(f"rank {rank}: {other}" for rank, other in enumerate(everyone))
-        raise BadInput(
-            "Cannot gather tensors of different shapes.",
+        raise ShapesDiffer(
+            f"Cannot {doing} tensors of different shapes.",
             why=listing + ".",
-            fix="call pad_across_processes(tensor, dim=...) first.",
+            fix="make them alike; pad_across_processes(tensor, dim=...) fills the short ones.",
         )

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anytrain.core.errors import WrongOrder
+from anytrain.core.errors import BadInput, BadType, WrongOrder
 from anytrain.core.plan import Plan
 from anytrain.doors.accelerator import construct
 from anytrain.doors.accelerator.memory import release_memory
@@ -37,6 +37,7 @@ from anytrain.doors.accelerator.options import (
 from anytrain.doors.accelerator.processes import ProcessView
 from anytrain.doors.accelerator.refused import refuse_plugins
 from anytrain.doors.accelerator.saving import Saving
+from anytrain.doors.accelerator.settings import Settings
 from anytrain.doors.accelerator.states import AcceleratorState, GradientState
 from anytrain.doors.accelerator.unlike import UnlikeAccelerate
 from anytrain.engine import collect
@@ -47,11 +48,11 @@ from anytrain.engine.prepared.loader import skip_first_batches
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.profile import profile
-from anytrain.engine.step.eager import EagerStep, check_loss
+from anytrain.engine.step.eager import EagerStep
 from anytrain.engine.tree import is_all_tensors, map_tensors
 
 
-class Accelerator(ProcessView, Saving, UnlikeAccelerate):
+class Accelerator(ProcessView, Settings, Saving, UnlikeAccelerate):
     """Run a training loop on whatever device and processes there are."""
 
     def __init__(
@@ -122,12 +123,13 @@ class Accelerator(ProcessView, Saving, UnlikeAccelerate):
                 step_scheduler_with_optimizer=step_scheduler_with_optimizer,
             ),
         )
-        self._profile_options = handlers.get(ProfileKwargs) or ProfileKwargs()
+        self._handlers = handlers
         self._registered: list[Any] = []
         self._save_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._load_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._trackers: trackers.Trackers | None = None
         self._triggered = False
+        self._listen_for_signals()
         current.take(found)
 
     # -- what was decided ---------------------------------------------------------------------
@@ -172,65 +174,6 @@ class Accelerator(ProcessView, Saving, UnlikeAccelerate):
     def data_parallel_rank(self) -> int:
         """This process's rank: every process holds a replica."""
         return self.process_index
-
-    @property
-    def device_placement(self) -> bool:
-        """Whether prepared objects are put on the device."""
-        return self._run.options.device_placement
-
-    @property
-    def step_scheduler_with_optimizer(self) -> bool:
-        """Whether prepared schedulers move with their optimizer."""
-        return self._run.options.step_scheduler_with_optimizer
-
-    @property
-    def split_batches(self) -> bool:
-        """Whether each batch is cut among the processes."""
-        return self.dataloader_config.split_batches
-
-    @property
-    def dispatch_batches(self) -> bool | None:
-        """Whether the main process reads for all."""
-        return self.dataloader_config.dispatch_batches
-
-    @property
-    def even_batches(self) -> bool:
-        """Whether the last round is filled from the start."""
-        return self.dataloader_config.even_batches
-
-    @even_batches.setter
-    def even_batches(self, value: bool) -> None:
-        self.dataloader_config.even_batches = value
-
-    @property
-    def use_seedable_sampler(self) -> bool:
-        """Whether shuffling is a function of seed and epoch alone."""
-        return self.dataloader_config.use_seedable_sampler
-
-    @property
-    def non_blocking(self) -> bool:
-        """Whether batches travel while the host goes on."""
-        return self.dataloader_config.non_blocking
-
-    @property
-    def use_stateful_dataloader(self) -> bool:
-        """What was asked; a prepared loader always knows its position."""
-        return self.dataloader_config.use_stateful_dataloader
-
-    @property
-    def project_dir(self) -> str | None:
-        """The run's folder."""
-        return self.project_configuration.project_dir
-
-    @property
-    def logging_dir(self) -> str | None:
-        """The trackers' folder."""
-        return self.project_configuration.logging_dir
-
-    @property
-    def save_iteration(self) -> int:
-        """The number of the next automatically named checkpoint."""
-        return self.project_configuration.iteration
 
     # -- prepare ------------------------------------------------------------------------------
 
@@ -475,7 +418,8 @@ class Accelerator(ProcessView, Saving, UnlikeAccelerate):
 
     def profile(self, profile_handler: ProfileKwargs | None = None) -> AbstractContextManager[Any]:
         """Profile the block with torch's profiler."""
-        return profile(profile_handler or self._profile_options, self.process_index)
+        options = profile_handler or self._handlers.get(ProfileKwargs) or ProfileKwargs()
+        return profile(options, self.process_index)
 
     def init_trackers(
         self,
@@ -516,6 +460,8 @@ class Accelerator(ProcessView, Saving, UnlikeAccelerate):
 
     def end_training(self) -> None:
         """Finish the trackers, leave the process group, and clear the current run."""
+        if self._session.cursor.stops is not None:
+            self._session.cursor.stops.disarm()
         if self._trackers is not None:
             self._trackers.finish()
         self._session.world.close()
@@ -541,3 +487,28 @@ class Accelerator(ProcessView, Saving, UnlikeAccelerate):
     @property
     def _custom_objects(self) -> list[Any]:
         return self._registered
+
+
+def check_loss(loss: Any) -> None:
+    """Refuse what cannot be differentiated, saying which mistake it looks like."""
+    if not isinstance(loss, torch.Tensor):
+        raise BadType(
+            f"Cannot take the backward of a {type(loss).__name__}.",
+            why="backward() needs the loss itself, a scalar tensor.",
+            fix="pass `outputs.loss` (or what your loss function returns), not the model's "
+            "output or a number read with .item().",
+        )
+    if loss.numel() != 1:
+        raise BadInput(
+            f"Cannot take the backward of a loss of shape {tuple(loss.shape)}.",
+            why="only a scalar has one gradient.",
+            fix="reduce it first: loss.mean() or loss.sum().",
+        )
+    if not loss.requires_grad:
+        raise BadInput(
+            "Cannot take the backward of a loss that requires no gradient.",
+            why="it was computed under torch.no_grad(), was detached, or every parameter that it "
+            "depends on is frozen.",
+            fix="compute it from the model's output with gradients on, and check "
+            "`requires_grad` of the parameters that should train.",
+        )

@@ -8,7 +8,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from anytrain.core.errors import BadInput, BadType
+from anytrain.core import environment
+from anytrain.core.errors import BadType, NothingFits
 from anytrain.engine.assemble import current
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
@@ -24,7 +25,7 @@ def release_memory(*objects: Any) -> list[None]:
     """
     num_objects = len(objects)
     del objects
-    _release(_backend())
+    _release(backend())
     return [None] * num_objects
 
 
@@ -44,12 +45,6 @@ def find_executable_batch_size(
             starting_batch_size=starting_batch_size,
             reduce_batch_size_fn=reduce_batch_size_fn,
         )
-    if starting_batch_size < 1:
-        raise BadInput(
-            f"Cannot start with a batch size of {starting_batch_size}.",
-            why="there is nothing below it to try.",
-            fix="pass starting_batch_size=1 or more.",
-        )
     found: Callable[..., Any] = function
     learnt = starting_batch_size
 
@@ -57,26 +52,26 @@ def find_executable_batch_size(
     def with_batch_size(*args: Any, **kwargs: Any) -> Any:
         nonlocal learnt
         _check_call(found, args)
-        backend = _backend()
+        device = backend()
         while True:
-            _release(backend)
+            if learnt < 1:
+                raise NothingFits(
+                    "No executable batch size found, reached zero.",
+                    why="even a batch of one sample runs out of memory, or none was asked for.",
+                    fix="use a smaller model or shorter samples, gradient checkpointing, or bf16.",
+                )
+            _release(device)
             try:
                 return found(learnt, *args, **kwargs)
             except Exception as error:  # noqa: BLE001 -- re-raised unless it is out of memory
-                if not _is_out_of_memory(backend, error):
+                if not is_out_of_memory(device, error):
                     raise
             learnt = reduce_batch_size_fn() if reduce_batch_size_fn is not None else learnt // 2
-            if learnt < 1:
-                raise BadInput(
-                    "No executable batch size found, reached zero.",
-                    why="even a batch of one sample runs out of memory.",
-                    fix="use a smaller model or shorter samples, gradient checkpointing, or bf16.",
-                )
 
     return with_batch_size
 
 
-def _is_out_of_memory(backend: Backend, error: BaseException) -> bool:
+def is_out_of_memory(backend: Backend, error: BaseException) -> bool:
     """Ask the backend; a user's own words count too, as the peers' wrappers raise plain errors."""
     return backend.is_out_of_memory(error) or (
         isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
@@ -94,9 +89,10 @@ def _check_call(function: Callable[..., Any], args: tuple[Any, ...]) -> None:
         )
 
 
-def _backend() -> Backend:
+def backend() -> Backend:
+    """Return the current run's backend; before any run, the one that it would take."""
     found = current.get()
-    return probe.choose(None) if found is None else found.backend
+    return probe.choose(environment.read().wishes.device) if found is None else found.backend
 
 
 def _release(backend: Backend) -> None:

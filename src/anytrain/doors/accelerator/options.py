@@ -7,15 +7,26 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from enum import StrEnum
+from enum import EnumType, StrEnum
 from typing import Any
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.recording.profile import ProfileOptions
 
 
-class _Word(StrEnum):
-    """An enum whose members are the strings that users type."""
+class Words(EnumType):
+    """Let `in` find a member by its value; Python does so itself from 3.12 on."""
+
+    def __contains__(cls, value: object) -> bool:
+        return value in cls.__members__.values()
+
+
+class Word(StrEnum, metaclass=Words):
+    """An enum whose members are the strings that users type.
+
+    >>> "bf16" in PrecisionType, "bf17" in PrecisionType
+    (True, False)
+    """
 
     @classmethod
     def list(cls) -> list[str]:
@@ -23,7 +34,7 @@ class _Word(StrEnum):
         return [str(member.value) for member in cls]
 
 
-class DistributedType(_Word):
+class DistributedType(Word):
     """What kind of world a script runs in."""
 
     NO = "NO"
@@ -44,7 +55,7 @@ class DistributedType(_Word):
     TPU = "XLA"
 
 
-class PrecisionType(_Word):
+class PrecisionType(Word):
     """The precisions by name."""
 
     NO = "no"
@@ -53,16 +64,24 @@ class PrecisionType(_Word):
     BF16 = "bf16"
 
 
-class RNGType(_Word):
+class RNGType(Word):
     """Random generators that can be kept the same on every rank."""
 
     TORCH = "torch"
     CUDA = "cuda"
     XLA = "xla"
     GENERATOR = "generator"
+    # Known by name; without a backend here they are refused when they are used.
+    MLU = "mlu"
+    SDAA = "sdaa"
+    MUSA = "musa"
+    NPU = "npu"
+    XPU = "xpu"
+    HPU = "hpu"
+    NEURON = "neuron"
 
 
-class LoggerType(_Word):
+class LoggerType(Word):
     """Trackers by name."""
 
     ALL = "all"
@@ -79,7 +98,7 @@ class LoggerType(_Word):
     SWANLAB = "swanlab"
 
 
-class DynamoBackend(_Word):
+class DynamoBackend(Word):
     """Compilers by name; NO means none."""
 
     NO = "NO"
@@ -90,9 +109,18 @@ class DynamoBackend(_Word):
     ONNXRT = "ONNXRT"
     TENSORRT = "TENSORRT"
     TVM = "TVM"
+    # torch says which of these it finds.
+    AOT_TS_NVFUSER = "AOT_TS_NVFUSER"
+    NVPRIMS_NVFUSER = "NVPRIMS_NVFUSER"
+    OFI = "OFI"
+    FX2TRT = "FX2TRT"
+    AOT_TORCHXLA_TRACE_ONCE = "AOT_TORCHXLA_TRACE_ONCE"
+    TORCHXLA_TRACE_ONCE = "TORCHXLA_TRACE_ONCE"
+    HPU_BACKEND = "HPU_BACKEND"
+    NEURON = "NEURON"
 
 
-class DDPCommunicationHookType(_Word):
+class DDPCommunicationHookType(Word):
     """How gradients are packed while they travel."""
 
     NO = "no"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial, wraps
 from typing import Any, TypeVar
 
@@ -84,6 +85,10 @@ class ProcessView:
     def debug(self) -> bool:
         """Whether collectives check shapes first (ANYTRAIN_DEBUG=1)."""
         return self._session.environment.debug
+
+    @debug.setter
+    def debug(self, value: bool) -> None:
+        self._session.environment = replace(self._session.environment, debug=value)
 
     def wait_for_everyone(self) -> None:
         """Wait until every process is here."""

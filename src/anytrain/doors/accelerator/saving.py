@@ -18,6 +18,7 @@ from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint.export import export_model, export_object
+from anytrain.engine.interrupts import Interrupts
 
 Place = str | os.PathLike[str]
 
@@ -37,9 +38,9 @@ class Saving:
         """Write the whole run to a folder that is whole or absent; return its path.
 
         Where there is no room, or a weight is not finite, a notice says so, the previous
-        checkpoint stays, and training goes on.
+        checkpoint stays, and training goes on. The main process's folder counts for all.
         """
-        store, name = self._store_for(output_dir, saving=True)
+        store, name = self._store_for(self._main_says(output_dir), saving=True)
         hooks = list(self._save_hooks.values())
         outcome = store.save(
             name,
@@ -54,7 +55,7 @@ class Saving:
 
     def load_state(self, input_dir: Place | None = None, **unused: Any) -> None:
         """Put a saved run back; without a folder, the newest whole checkpoint of the project."""
-        world = self._run.session.world
+        world, input_dir = self._run.session.world, self._main_says(input_dir)
         if input_dir is None:
             store, _ = self._store_for(None, saving=False)
             newest = store.newest_whole(world=world)
@@ -67,15 +68,41 @@ class Saving:
                     fix="pass the folder to load_state(), or start afresh.",
                 )
             loaded = store.load(newest, world=world)
+            self._count_on_from(newest.path)
         else:
             loaded = checkpoint.load(self._existing(input_dir), world=world)
         hooks = list(self._load_hooks.values())
         snapshot.restore(self._run, self._registered, loaded, hooks)
 
+    def resume(self) -> bool:
+        """Load the project's newest whole checkpoint; return whether there was one."""
+        store, _ = self._store_for(None, saving=False)
+        if store.newest_whole(world=self._run.session.world).path is None:
+            return False
+        self.load_state()
+        return True
+
+    def _listen_for_signals(self) -> None:
+        """Save and leave between two steps when a signal asks, where there is a place to save."""
+        if self.project_configuration.project_dir is not None:
+            found = self._run.session
+            beats = found.environment.beats
+            found.cursor.stops = Interrupts(found.world, self._save_interrupted, beats=beats)
+
+    def _save_interrupted(self) -> str:
+        """Save the run because a signal ends it; return a sentence about what was saved."""
+        cursor = self._run.session.cursor
+        named = self.project_configuration.automatic_checkpoint_naming
+        folder = f"{self.project_configuration.project_dir}/checkpoints/step-{cursor.updates:09}"
+        before = self.project_configuration.iteration
+        path = self.save_state(None if named else folder)
+        if self.project_configuration.iteration == before:
+            return f"the run could not be saved after step {cursor.updates}; see the notice above."
+        return f"saved {path} after step {cursor.updates}. Start the same command to go on."
+
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Save and restore these too: anything with state_dict() and load_state_dict()."""
-        for obj in objects:
-            snapshot.check_registered(obj)
+        snapshot.check_registered(objects)
         self._registered.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
@@ -120,6 +147,18 @@ class Saving:
         each = self.project_configuration.save_on_each_node
         if (world.local_rank if each else world.rank) == 0:
             export_object(obj, Path(f), safe_serialization=safe_serialization)
+
+    def _count_on_from(self, path: Path) -> None:
+        """Number the next checkpoint after the one that was loaded."""
+        number = path.name.rpartition("_")[2]
+        if path.name.startswith("checkpoint_") and number.isdigit():
+            config = self.project_configuration
+            config.iteration = max(config.iteration, int(number) + 1)
+
+    def _main_says(self, folder: Place | None) -> str | None:
+        """Return the main process's folder: a time or a random name in it differs by rank."""
+        told = None if folder is None else os.fspath(folder)
+        return self._run.session.world.broadcast_object(told)
 
     def _store_for(self, folder: Place | None, *, saving: bool) -> tuple[checkpoint.Store, str]:
         """Return the store and the name that a folder means; automatic names count up."""

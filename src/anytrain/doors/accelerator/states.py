@@ -5,10 +5,11 @@ They hold nothing. A new run replaces what they see; `end_training` clears it.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from typing import Any
 
-from anytrain.core.errors import WrongOrder
+from anytrain.core.errors import RunIsOver
 from anytrain.core.plan import Wishes, wish
 from anytrain.doors.accelerator.options import GradientAccumulationPlugin, RNGType
 from anytrain.doors.accelerator.processes import ProcessView
@@ -28,6 +29,29 @@ def live_session(wishes: Wishes | None = None, options: SessionOptions | None = 
     return found
 
 
+def run_now() -> Session | None:
+    """Return the current run's session, or None."""
+    return current.get()
+
+
+def forget_run() -> Session | None:
+    """Clear the current run; return the session that it was."""
+    found = current.get()
+    current.clear()
+    return found
+
+
+def run_is_over(view: str, name: str | None = None) -> RunIsOver:
+    """Return the error for a view whose run has ended."""
+    asked = name or sys._getframe(2).f_code.co_name
+    return RunIsOver(
+        f"`{view}` object has no attribute `{asked}`. "
+        f"This happens if `{view}._reset_state()` or end_training() has ended its run.",
+        why="it is a view of the current run, and there is none.",
+        fix=f"make a new Accelerator() or {view}().",
+    )
+
+
 class _View(ProcessView):
     """A view of the current run, or of the run it was given."""
 
@@ -37,11 +61,7 @@ class _View(ProcessView):
     def _session(self) -> Session:
         found = self._own or current.get()
         if found is None:
-            raise WrongOrder(
-                f"There is no run for {type(self).__name__} to show.",
-                why="the run was ended by end_training() or _reset_state().",
-                fix=f"make a new Accelerator() or {type(self).__name__}().",
-            )
+            raise run_is_over(type(self).__name__)
         return found
 
     @property
@@ -63,7 +83,7 @@ class _View(ProcessView):
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
         """Forget the current run."""
-        current.clear()
+        forget_run()
 
     def destroy_process_group(self, group: Any = None) -> None:
         """Leave the job's process group."""

@@ -14,6 +14,19 @@ class Walked(Protocol):
     remainder: int
 
 
+class Stops(Protocol):
+    """What may end the run between two steps."""
+
+    def arm(self) -> None:
+        """Begin to listen for a wish to stop."""
+
+    def boundary(self) -> None:
+        """Leave here, if this is where every rank stops."""
+
+    def disarm(self) -> None:
+        """Listen no more."""
+
+
 @dataclass(frozen=True, slots=True)
 class Accumulation:
     """How many batches make one update, and what happens around its end."""
@@ -36,11 +49,17 @@ class Cursor:
         self.sync = True
         self.micro = 0
         self.updates = 0
+        self.stops: Stops | None = None
         self._open: list[weakref.ref[Walked]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         # Which loaders are being walked is a fact of this process alone.
-        return {**self.__dict__, "_open": []}
+        return {**self.__dict__, "_open": [], "stops": None}
+
+    def between(self, loader: Walked) -> None:
+        """The loop asks for its next batch: if an update is complete, the run may end here."""
+        if self.stops is not None and self.sync and self._open[0]() is loader:
+            self.stops.boundary()
 
     def next_micro(self) -> bool:
         """Count one more batch; return whether it ends an update."""
@@ -76,6 +95,8 @@ class Cursor:
 
     def enter(self, loader: Walked) -> None:
         """Note that a loader is being walked."""
+        if self.stops is not None:
+            self.stops.arm()
         self._open.append(weakref.ref(loader))
 
     def leave(self, loader: Walked) -> None:

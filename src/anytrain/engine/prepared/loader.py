@@ -176,6 +176,8 @@ class PreparedLoader(DataLoader[Any]):
                 own["_done"] = done = done + each
                 own["_stream"], reached = reached, walk.stream_state()
                 yield current
+                if walk.cursor.stops is not None:
+                    walk.cursor.between(self)
                 current = following
             self.iteration += 1
             self._done = 0

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from anytrain.core.errors import BadInput, BadType
-
 
 class StepOutput(NamedTuple):
     """What a step leaves behind, as device tensors: reading one is the only wait."""
@@ -50,28 +48,3 @@ class EagerStep:
         for optimizer in self.optimizers:
             optimizer.zero_grad()
         return StepOutput(loss.detach(), norm)
-
-
-def check_loss(loss: Any) -> None:
-    """Refuse what cannot be differentiated, saying which mistake it looks like."""
-    if not isinstance(loss, torch.Tensor):
-        raise BadType(
-            f"Cannot take the backward of a {type(loss).__name__}.",
-            why="backward() needs the loss itself, a scalar tensor.",
-            fix="pass `outputs.loss` (or what your loss function returns), not the model's "
-            "output or a number read with .item().",
-        )
-    if loss.numel() != 1:
-        raise BadInput(
-            f"Cannot take the backward of a loss of shape {tuple(loss.shape)}.",
-            why="only a scalar has one gradient.",
-            fix="reduce it first: loss.mean() or loss.sum().",
-        )
-    if not loss.requires_grad:
-        raise BadInput(
-            "Cannot take the backward of a loss that requires no gradient.",
-            why="it was computed under torch.no_grad(), was detached, or every parameter that it "
-            "depends on is frozen.",
-            fix="compute it from the model's output with gradients on, and check "
-            "`requires_grad` of the parameters that should train.",
-        )

@@ -61,5 +61,15 @@ def first_to_say(beats: str, text: str) -> bool:
     return True
 
 
+def tell_peer_died(beats: str | Path) -> None:
+    """Leave word, before the survivors are ended, that a rank died: there is nothing to save."""
+    (Path(beats) / "peer-died").touch()
+
+
+def peer_died(beats: str | None) -> bool:
+    """Whether the launcher left word that a rank died."""
+    return beats is not None and (Path(beats) / "peer-died").exists()
+
+
 def _path(beats: str | Path, rank: int) -> Path:
     return Path(beats) / f"rank-{rank}.note"

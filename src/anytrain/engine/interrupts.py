@@ -1,0 +1,161 @@
+"""Stop between two steps when a signal asks for it, at the same step on every rank.
+
+A handler only takes note. At the next boundary (the loop asks for its next batch, an update is
+complete) the run is saved and the process leaves. Among several ranks a thread reads the board:
+once a stop is wanted, each rank tells how many boundaries it has passed and passes no further one
+before the last that any rank passed is known. All stop at the one after it, so none begins a step
+that another will not join.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+from types import FrameType
+from typing import Any
+
+from anytrain.machine.parallel.world import World
+from anytrain.machine.processes import notes
+
+DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_POLL_S = 0.05
+_AGREE_S = 20.0
+_generations = count()
+
+
+class Interrupted(SystemExit):
+    """The run was saved and ends because a signal asked for it; the code is 128 + the signal."""
+
+
+class Interrupts:
+    """One run's stop between two steps."""
+
+    def __init__(
+        self,
+        world: World,
+        save: Callable[[], str],
+        *,
+        signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS,
+        beats: str | None = None,
+    ) -> None:
+        self._world = world
+        self._save = save
+        self._signals = signals
+        self._beats = beats
+        self._prefix = f"stop/{next(_generations)}"
+        self._wanted: int | None = None
+        self._passed = 0
+        self._last: int | None = None
+        self._acknowledged = False
+        self._lock = threading.Lock()
+        self._decided = threading.Event()
+        self._done = threading.Event()
+        self._before: dict[signal.Signals, Any] = {}
+
+    def arm(self) -> None:
+        """Take the signals, in the main thread alone; start to listen to the other ranks."""
+        if self._before or threading.current_thread() is not threading.main_thread():
+            return
+        self._before = {number: signal.signal(number, self._note) for number in self._signals}
+        if self._world.size > 1:
+            threading.Thread(target=self._listen, name="anytrain-stop", daemon=True).start()
+
+    def disarm(self) -> None:
+        """Give the signals back."""
+        self._done.set()
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in self._before.items():
+                if signal.getsignal(number) == self._note:
+                    signal.signal(number, handler)
+        self._before = {}
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if notes.peer_died(
+            self._beats
+        ):  # the launcher ends us because another rank died: nothing to save
+            os._exit(128 + number)
+        if self._wanted is not None and number == signal.SIGINT:  # the second one stops at once
+            self.disarm()
+            raise KeyboardInterrupt
+        self._wanted = number
+        _say(f"anytrain: {signal.Signals(number).name}: saving after this step, then stopping.")
+
+    def boundary(self) -> None:
+        """Between two steps: leave here if this is the step after which every rank stops."""
+        if self._world.size == 1:
+            if self._wanted is not None:
+                self._leave(self._wanted)
+            return
+        with self._lock:
+            if not self._acknowledged:
+                self._passed += 1
+                return
+        # A stop is wanted and this rank has told where it is: wait to learn the last step.
+        if not self._decided.wait(_AGREE_S):
+            self._give_up()
+        if self._last is None or self._passed >= self._last:
+            self._leave(self._wanted or signal.SIGTERM)
+        self._passed += 1
+
+    def _leave(self, number: int) -> None:
+        self.disarm()
+        told = self._save()
+        if self._world.rank == 0:
+            _say(f"anytrain: {told}")
+        notes.leave(self._beats, self._world.rank, "preempted", told)
+        if number == signal.SIGINT and "ipykernel" in sys.modules:
+            raise KeyboardInterrupt
+        raise Interrupted(128 + number)
+
+    def _give_up(self) -> None:
+        """Leave without saving: a rank did not answer, so no common step can be found."""
+        _say(f"anytrain: rank {self._world.rank} leaves without saving: a rank did not answer.")
+        os._exit(128 + (self._wanted or signal.SIGTERM))
+
+    def _listen(self) -> None:
+        """Carry the wish to the other ranks, and theirs here."""
+        board, rank = self._world.board, self._world.rank
+        wanted_key, last_key = f"{self._prefix}/wanted", f"{self._prefix}/last"
+        told = False
+        while not self._done.wait(_POLL_S):
+            try:
+                if self._wanted is not None and not told:
+                    board.post(wanted_key, str(self._wanted))
+                    told = True
+                wanted = board.read(wanted_key)
+                if wanted is None:
+                    continue
+                if not self._acknowledged:
+                    with self._lock:
+                        self._acknowledged = True
+                        passed = self._passed
+                    self._wanted = self._wanted or int(wanted)
+                    board.post(f"{self._prefix}/passed/{rank}", str(passed))
+                if rank == 0:
+                    self._decide(last_key)
+                last = board.read(last_key)
+                if last is not None:
+                    self._last = int(last)
+                    self._decided.set()
+                    return
+            except Exception:  # noqa: BLE001 -- the store is gone: so are the others
+                return
+
+    def _decide(self, last_key: str) -> None:
+        board = self._world.board
+        deadline = time.monotonic() + _AGREE_S
+        while time.monotonic() < deadline:
+            told = [board.read(f"{self._prefix}/passed/{r}") for r in range(self._world.size)]
+            if all(value is not None for value in told):
+                board.post(last_key, str(max(int(value) for value in told if value is not None)))
+                return
+            time.sleep(_POLL_S)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 -- the last words of a run
