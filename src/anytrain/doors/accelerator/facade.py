@@ -6,7 +6,6 @@ Each method hands over to the room that does the work; none decides anything abo
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
@@ -124,12 +123,9 @@ class Accelerator(ProcessView, Settings, Saving, UnlikeAccelerate):
             ),
         )
         self._handlers = handlers
-        self._registered: list[Any] = []
-        self._save_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
-        self._load_hooks: OrderedDict[int, Callable[..., None]] = OrderedDict()
         self._trackers: trackers.Trackers | None = None
         self._triggered = False
-        self._listen_for_signals()
+        self._begin_saving()
         current.take(found)
 
     # -- what was decided ---------------------------------------------------------------------

@@ -82,8 +82,10 @@ class Saving:
         self.load_state()
         return True
 
-    def _listen_for_signals(self) -> None:
+    def _begin_saving(self) -> None:
         """Save and leave between two steps when a signal asks, where there is a place to save."""
+        self._registered = []
+        self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         if self.project_configuration.project_dir is not None:
             found = self._run.session
             beats = found.environment.beats
