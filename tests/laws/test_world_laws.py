@@ -218,15 +218,27 @@ def try_laws(world, device):
     return outcome
 
 
-def main(transport: str, device_name: str, report: str) -> None:
-    """Join the world that the launcher made, try every law, and write down what came out."""
-    from anytrain.core import environment
+def join(transport: str, device: torch.device):
+    """Join the world that the launcher made; nccl alone gets a group of one, on one GPU."""
+    import torch.distributed as dist
+
+    from anytrain.core.environment import Place, read
     from anytrain.machine.parallel import torch_dist
 
+    if transport == "gloo":
+        return torch_dist.join(read().place, transport, device)
+    meeting = Path.cwd() / "store"
+    dist.init_process_group(
+        "nccl", init_method=f"file://{meeting}", rank=0, world_size=1, device_id=device
+    )
+    return torch_dist.TorchWorld(Place(), device, stall_s=0, beats=None)
+
+
+def main(transport: str, device_name: str) -> None:
+    """Try every law, and write down what came out."""
     device = torch.device(device_name)
-    world = torch_dist.join(environment.read().place, transport, device)
-    outcome = try_laws(world, device)
-    Path(f"{report}-{world.rank}.json").write_text(json.dumps(outcome))
+    world = join(transport, device)
+    Path(f"laws-{world.rank}.json").write_text(json.dumps(try_laws(world, device)))
 
 
 if __name__ == "__main__":
@@ -236,13 +248,12 @@ else:
 
     from launching import run_command
 
-    def _outcomes(folder: Path, *launcher: str) -> list[dict[str, str]]:
-        report = folder / "laws"
-        run_command(
-            [sys.executable, *launcher, __file__, "gloo", "cpu", report],
-            cwd=folder,
-        )
-        return [json.loads(each.read_text()) for each in sorted(folder.glob("laws-*.json"))]
+    _TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    _WORLDS = {
+        "one": ([], ["gloo", "cpu"]),
+        "two over gloo": (_TORCHRUN, ["gloo", "cpu"]),
+        "one over nccl": ([], ["nccl", "cuda:0"]),
+    }
 
     @pytest.fixture(scope="module")
     def outcomes(tmp_path_factory):
@@ -251,41 +262,29 @@ else:
 
         def find(world: str) -> list[dict[str, str]]:
             if world not in known:
-                folder = tmp_path_factory.mktemp(world)
-                torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-                launcher = [] if world == "one" else [*torchrun, world.split()[0]]
-                known[world] = _outcomes(folder, *launcher)
+                folder = tmp_path_factory.mktemp("laws")
+                launcher, words = _WORLDS[world]
+                run_command([sys.executable, *launcher, __file__, *words], cwd=folder)
+                found = sorted(folder.glob("laws-*.json"))
+                known[world] = [json.loads(each.read_text()) for each in found]
             return known[world]
 
         return find
 
-    @pytest.mark.parametrize("name", LAWS)
-    @pytest.mark.parametrize("world", ["one", "2 gloo"])
-    def test_the_world_keeps_its_law(world, name, outcomes):
-        found = outcomes(world)
-        assert len(found) == (1 if world == "one" else 2)
-        for rank, outcome in enumerate(found):
+    def _all_keep(outcomes: list[dict[str, str]], name: str, size: int) -> None:
+        assert len(outcomes) == size
+        for rank, outcome in enumerate(outcomes):
             assert outcome[name] == "kept", f"rank {rank}: {outcome[name]}"
+
+    @pytest.mark.parametrize("name", LAWS)
+    def test_a_world_of_one_keeps_its_law(name, outcomes):
+        _all_keep(outcomes("one"), name, 1)
+
+    @pytest.mark.parametrize("name", LAWS)
+    def test_two_processes_keep_the_law(name, outcomes):
+        _all_keep(outcomes("two over gloo"), name, 2)
 
     @pytest.mark.gpu
     @pytest.mark.parametrize("name", LAWS)
-    def test_nccl_keeps_the_law(name, nccl_world):
-        LAWS[name](nccl_world, torch.device("cuda", 0))
-
-    @pytest.fixture(scope="module")
-    def nccl_world(tmp_path_factory):
-        """A group of one over nccl: what must move to the device and back does."""
-        import torch.distributed as dist
-
-        from anytrain.core.environment import Place
-        from anytrain.machine.parallel.torch_dist import TorchWorld
-
-        meeting = tmp_path_factory.mktemp("nccl") / "store"
-        device = torch.device("cuda", 0)
-        dist.init_process_group(
-            "nccl", init_method=f"file://{meeting}", rank=0, world_size=1, device_id=device
-        )
-        world = TorchWorld(Place(), device, stall_s=0, beats=None)
-        yield world
-        world.close()
-        dist.destroy_process_group()
+    def test_a_gpus_transport_keeps_the_law(name, outcomes):
+        _all_keep(outcomes("one over nccl"), name, 1)
