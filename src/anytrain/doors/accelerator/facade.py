@@ -456,8 +456,8 @@ class Accelerator(ProcessView, Settings, Saving, UnlikeAccelerate):
 
     def end_training(self) -> None:
         """Finish the trackers, leave the process group, and clear the current run."""
-        if self._session.cursor.stops is not None:
-            self._session.cursor.stops.disarm()
+        self.finish_saving()
+        self.disarm()
         if self._trackers is not None:
             self._trackers.finish()
         self._session.world.close()

@@ -6,6 +6,7 @@ import os
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from anytrain.doors.accelerator.options import ProjectConfiguration
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
 from anytrain.engine.assemble.run import Run
+from anytrain.engine.checkpoint import foreign
 from anytrain.engine.checkpoint.export import export_model, export_object
+from anytrain.engine.checkpoint.foreign import looks_foreign
 from anytrain.engine.interrupts import Interrupts
 
 Place = str | os.PathLike[str]
@@ -28,30 +31,83 @@ class Saving:
 
     project_configuration: ProjectConfiguration
     _run: Run
+    _writer: checkpoint.Writer | None
+    _interrupts: Interrupts | None
     _registered: list[Any]
     _save_hooks: OrderedDict[int, Callable[..., None]]
     _load_hooks: OrderedDict[int, Callable[..., None]]
 
     def save_state(
-        self, output_dir: Place | None = None, safe_serialization: bool = True, **unused: Any
+        self,
+        output_dir: Place | None = None,
+        safe_serialization: bool = True,
+        blocking: bool = True,
+        **unused: Any,
     ) -> str:
         """Write the whole run to a folder that is whole or absent; return its path.
+
+        With `blocking=False` the loop stops only while tensors are copied to the host; the rest
+        is written behind it, one save at a time, and `end_training` or the exit waits for it.
 
         Where there is no room, or a weight is not finite, a notice says so, the previous
         checkpoint stays, and training goes on. The main process's folder counts for all.
         """
         store, name = self._store_for(self._main_says(output_dir), saving=True)
         hooks = list(self._save_hooks.values())
-        outcome = store.save(
-            name,
-            lambda folder: snapshot.take(self._run, self._registered, hooks, folder),
-            world=self._run.session.world,
-        )
-        if isinstance(outcome, checkpoint.SaveFailed):
-            warnings.warn(str(outcome), Notice, stacklevel=2)
+        found, registered = self._run.session, self._registered
+
+        def take(folder: Path) -> checkpoint.Snapshot:
+            return snapshot.take(self._run, registered, hooks, folder)
+
+        self.finish_saving()
+        if blocking:
+            outcome = store.save(name, take, world=found.world)
+            if self._told_failure(outcome):
+                return os.fspath(store.root / name)
         else:
-            self.project_configuration.iteration += 1
+            self._writer_for(store).begin(name, take)
+            found.cursor.stops = self
+        self.project_configuration.iteration += 1
         return os.fspath(store.root / name)
+
+    def finish_saving(self) -> None:
+        """Wait until a save behind the loop is committed, and tell if it failed."""
+        if self._writer is not None:
+            for outcome in self._writer.finish():
+                self._told_failure(outcome)
+
+    def _writer_for(self, store: checkpoint.Store) -> checkpoint.Writer:
+        """Return the writer for a folder; the next save reuses the memory of the last."""
+        if self._writer is None or self._writer.root != store.root:
+            found = self._run.session
+            wait = partial(found.backend.synchronize, found.device)
+            self._writer = checkpoint.Writer(store, world=found.world, synchronize=wait)
+        return self._writer
+
+    def _told_failure(self, outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
+        if not isinstance(outcome, checkpoint.SaveFailed):
+            return False
+        warnings.warn(str(outcome), Notice, stacklevel=3)
+        return True
+
+    # What may happen between two steps: a save behind the loop ends, a signal has come.
+
+    def arm(self) -> None:
+        """Begin to listen for signals, where there is a place to save."""
+        if self._interrupts is not None:
+            self._interrupts.arm()
+
+    def boundary(self) -> None:
+        """Tell how a save behind the loop went; leave, if a signal asks for it."""
+        if self._writer is not None:
+            self._told_failure(self._writer.poll())
+        if self._interrupts is not None:
+            self._interrupts.boundary()
+
+    def disarm(self) -> None:
+        """Give the signals back."""
+        if self._interrupts is not None:
+            self._interrupts.disarm()
 
     def load_state(self, input_dir: Place | None = None, **unused: Any) -> None:
         """Put a saved run back; without a folder, the newest whole checkpoint of the project."""
@@ -69,8 +125,11 @@ class Saving:
                 )
             loaded = store.load(newest, world=world)
             self._count_on_from(newest.path)
+        elif looks_foreign(Path(input_dir)):
+            snapshot.restore_foreign(self._run, self._registered, foreign.read(input_dir))
+            return
         else:
-            loaded = checkpoint.load(self._existing(input_dir), world=world)
+            loaded = checkpoint.load(input_dir, world=world)
         hooks = list(self._load_hooks.values())
         snapshot.restore(self._run, self._registered, loaded, hooks)
 
@@ -86,16 +145,19 @@ class Saving:
         """Save and leave between two steps when a signal asks, where there is a place to save."""
         self._registered = []
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
+        self._writer, self._interrupts = None, None
         if self.project_configuration.project_dir is not None:
             found = self._run.session
             beats = found.environment.beats
-            found.cursor.stops = Interrupts(found.world, self._save_interrupted, beats=beats)
+            self._interrupts = Interrupts(found.world, self._save_interrupted, beats=beats)
+            found.cursor.stops = self
 
     def _save_interrupted(self) -> str:
         """Save the run because a signal ends it; return a sentence about what was saved."""
         cursor = self._run.session.cursor
         named = self.project_configuration.automatic_checkpoint_naming
         folder = f"{self.project_configuration.project_dir}/checkpoints/step-{cursor.updates:09}"
+        self.finish_saving()
         before = self.project_configuration.iteration
         path = self.save_state(None if named else folder)
         if self.project_configuration.iteration == before:
@@ -187,14 +249,3 @@ class Saving:
             return checkpoint.Store(root, retention=keep), name
         path = Path(folder)
         return checkpoint.Store(path.parent), path.name
-
-    @staticmethod
-    def _existing(folder: Place) -> Path:
-        path = Path(folder).expanduser()
-        if not path.is_dir():
-            raise BadInput(
-                f"Cannot load {path}.",
-                why="there is no such folder.",
-                fix="pass the folder that save_state() returned.",
-            )
-        return path

@@ -6,6 +6,7 @@ Generators go last: making loaders' iterators draws from them.
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from anytrain.core.errors import BadInput, CheckpointError
+from anytrain.core.errors import BadInput, CheckpointError, Notice
+from anytrain.engine import rng
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.checkpoint import Loaded, Snapshot, check, model_state
+from anytrain.engine.assemble.session import Session
+from anytrain.engine.checkpoint import Loaded, Snapshot, check, load_weights, model_state
+from anytrain.engine.checkpoint.foreign import ForeignCheckpoint
+from anytrain.engine.data.seeded import mix
 
 SaveHook = Callable[[list[Any], list[Any], str], None]
 LoadHook = Callable[[list[Any], str], None]
@@ -49,6 +54,7 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
         meta={
             "plan": {name: choice.value for name, choice in session.plan.reasons().items()},
             "num_models": len(kept),
+            "seed": torch.initial_seed(),
         },
     )
 
@@ -74,6 +80,71 @@ def restore(run: Run, registered: list[Any], loaded: Loaded, hooks: list[LoadHoo
     session.cursor.micro, session.cursor.updates = place["micro"], place["updates"]
     if loaded.world_size == session.world.size:
         restore_rng(run, loaded.rank_part("rng", session.world.rank))
+    else:
+        _derive_rng(run, loaded)
+
+
+def _derive_rng(run: Run, loaded: Loaded) -> None:
+    """Seed a rank that the saved run did not have, from the run's seed, the step and the rank."""
+    world = run.session.world
+    word = mix(mix(mix(0, loaded.meta["seed"]), loaded.step), world.rank)
+    rng.seed_everything(word & 0xFFFFFFFF)
+    if world.rank == 0:
+        warnings.warn(
+            f"Saved by {loaded.world_size} processes, continued by {world.size}: the data goes on "
+            "at the next unseen sample, and each rank's randomness (dropout) is drawn anew from "
+            "seed, step and rank.",
+            Notice,
+            stacklevel=4,
+        )
+
+
+def restore_foreign(run: Run, registered: list[Any], found: ForeignCheckpoint) -> None:
+    """Put back what could be taken of another library's checkpoint, and say what could not."""
+    session = run.session
+    for kind, wanted, saved in (
+        ("model", len(run.models), found.models),
+        ("optimizer", len(run.optimizers), found.optimizers),
+        ("scheduler", len(run.schedulers), found.schedulers),
+        ("registered object", len(registered), found.custom),
+    ):
+        if wanted > len(saved):
+            raise CheckpointError(
+                f"Cannot load {found.path}: it holds {len(saved)} of kind {kind!r}, this run has "
+                f"{wanted}.",
+                why="; ".join(map(str, found.not_taken)) or "the other library did not save it.",
+                fix="prepare and register only what was saved, or load the model's weights alone.",
+            )
+    for number, model in enumerate(run.models):
+        inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
+        load_weights(inner, found.models[number], source=str(found.path))
+    for states, objects in (
+        (found.optimizers, run.optimizers),
+        (found.schedulers, run.schedulers),
+        (found.custom, registered),
+    ):
+        for number, obj in enumerate(objects):
+            obj.load_state_dict(states[number])
+    if session.precision.scale is not None and found.scalers:
+        session.precision.scale.scaler.load_state_dict(found.scalers[0])
+    _restore_foreign_rng(session, found.rng.get(session.world.rank, {}))
+    untaken = [str(each) for each in found.not_taken]
+    untaken.append("the position in the data was not saved: use skip_first_batches")
+    warnings.warn(f"Loaded {found.path}: " + "; ".join(untaken), Notice, stacklevel=4)
+
+
+def _restore_foreign_rng(session: Session, state: dict[str, Any]) -> None:
+    if "python" in state:
+        random.setstate(state["python"])
+    if "numpy" in state:
+        np.random.set_state(state["numpy"])
+    if "torch" in state:
+        torch.set_rng_state(state["torch"])
+    device = state.get(session.backend.name)
+    if isinstance(device, (list, tuple)):
+        device = device[session.world.local_rank] if device else None
+    if isinstance(device, torch.Tensor):
+        session.backend.restore_rng(session.device, device)
 
 
 def _stateful(run: Run, registered: list[Any]) -> dict[str, list[Any]]:

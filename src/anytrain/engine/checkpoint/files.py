@@ -13,8 +13,8 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,14 +146,26 @@ def write_file(path: Path, chunks: Iterable[Buffer]) -> Fingerprint:
         with ThreadPoolExecutor(1) as hasher:
             for piece in _pieces(chunks):
                 total += len(piece)
-                hashed = hasher.submit(digest.update, piece)
+                hashed = _hash_beside(hasher, digest.update, piece)
                 while piece:
                     piece = piece[write(descriptor, piece) :]
-                hashed.result()
+                if hashed is not None:
+                    hashed.result()
             sync(descriptor)
     finally:
         os.close(descriptor)
     return Fingerprint(total, digest.hexdigest())
+
+
+def _hash_beside(
+    hasher: ThreadPoolExecutor, update: Callable[[Buffer], None], piece: memoryview
+) -> Future[None] | None:
+    """Hash in a thread; an interpreter that is on its way out starts none, so hash here then."""
+    try:
+        return hasher.submit(update, piece)
+    except RuntimeError:
+        update(piece)
+        return None
 
 
 def _pieces(chunks: Iterable[Buffer]) -> Iterator[memoryview]:

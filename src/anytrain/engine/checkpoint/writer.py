@@ -10,6 +10,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -47,6 +48,11 @@ class Writer:
         self._staged: dict[tuple[str, str], torch.Tensor] = {}
         self._thread: threading.Thread | None = None
         self._outcomes: list[Saved | SaveFailed | BaseException] = []
+
+    @property
+    def root(self) -> Path:
+        """The folder that the checkpoints go to."""
+        return self._store.root
 
     def begin(self, name: str, snapshot: SnapshotSource) -> None:
         """Copy the snapshot and return; its outcome comes from `poll` or `finish`.

@@ -217,10 +217,7 @@ class PreparedLoader(DataLoader[Any]):
         if not done and resume is None:
             return self._batches(self.base_dataloader)
         now = torch.get_rng_state()
-        if resume is not None:
-            torch.set_rng_state(resume["at_start"]["torch"])
-            if self.walk.generator is not None and resume["at_start"]["generator"] is not None:
-                self.walk.generator.set_state(resume["at_start"]["generator"])
+        before = None if resume is None else self._take_order(resume["at_start"])
         base, drop = self._rest(done, resume)
         batches = self._batches(base)
         for _ in range(drop):
@@ -228,7 +225,28 @@ class PreparedLoader(DataLoader[Any]):
         first = next(batches, _NOTHING)  # draws the permutation
         if resume is not None:
             torch.set_rng_state(now)
+        if before is not None:
+            self.get_sampler().generator = before
         return _chain(first, batches)
+
+    def _take_order(self, at_start: dict[str, Any]) -> torch.Generator | None:
+        """Set the generators as they were when the epoch's order was drawn.
+
+        One process draws its order from torch's generator, several from one that they share. An
+        epoch ends in the order it began with, so the other way is taken for its rest. Return the
+        shared generator if it must be put back once the order is drawn.
+        """
+        walk = self.walk
+        torch.set_rng_state(at_start["torch"])
+        if at_start["generator"] is None:
+            if walk.generator is None:
+                return None
+            self.get_sampler().generator = None
+            return walk.generator
+        if walk.generator is None:
+            walk.generator = self.get_sampler().generator = torch.Generator()
+        walk.generator.set_state(at_start["generator"])
+        return None
 
     def _rest(self, done: int, resume: dict[str, Any] | None) -> tuple[DataLoader[Any], int]:
         """Return a loader of what is left, and how many batches of it must be read and dropped."""
@@ -320,7 +338,10 @@ class PreparedLoader(DataLoader[Any]):
 
     def get_sampler(self) -> Any:
         """Return the sampler of single indices."""
-        return getattr(self._source(), "sampler", None)
+        source = self._source()
+        while getattr(source, "batch_sampler", None) is not None:
+            source = source.batch_sampler
+        return getattr(source, "sampler", None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: the epoch, the batches handed out, the epoch's generators."""

@@ -1,0 +1,241 @@
+"""A run is saved whole, put back whole, and taken from others' folders as far as it goes."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import needs
+from anytrain import Accelerator, ProjectConfiguration, set_seed
+from anytrain.core.errors import CheckpointError, Notice
+from launching import run_command, run_script
+
+
+def parts() -> tuple:
+    set_seed(2)
+    model = nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.2), nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, 30)
+    loader = DataLoader(TensorDataset(torch.randn(24, 3)), batch_size=4, shuffle=True)
+    return model, optimizer, scheduler, loader
+
+
+def train(accelerator: object, prepared: tuple, num_steps: int) -> None:
+    model, optimizer, scheduler, loader = prepared
+    done = 0
+    while done < num_steps:
+        for (batch,) in loader:
+            accelerator.backward(model(batch).pow(2).mean())
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+            done += 1
+            if done == num_steps:
+                return
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+
+
+def test_a_save_behind_the_loop_is_as_good(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(*parts())
+    train(accelerator, prepared, 5)
+    accelerator.save_state(tmp_path / "before")
+    accelerator.save_state(tmp_path / "behind", blocking=False)
+    train(accelerator, prepared, 4)  # changes what is being written, were it not copied
+    accelerator.finish_saving()
+    ends = []
+    for name in ("before", "behind"):
+        other = Accelerator(cpu=True)
+        again = other.prepare(*parts())
+        other.load_state(tmp_path / name)
+        train(other, again, 4)
+        ends.append(again[0])
+    assert same(*ends)
+
+
+def test_the_exit_waits_for_a_save_behind_the_loop(tmp_path: Path) -> None:
+    run_script(
+        """
+        import sys, torch
+        from anytrain import Accelerator
+        accelerator = Accelerator(cpu=True)
+        model = accelerator.prepare(torch.nn.Linear(2000, 2000))
+        accelerator.save_state(sys.argv[1], blocking=False)
+        """,
+        tmp_path / "last",
+    )
+    other = Accelerator(cpu=True)
+    other.prepare(nn.Linear(2000, 2000))
+    other.load_state(tmp_path / "last")
+
+
+def test_a_save_that_fails_behind_the_loop_is_told_at_a_step(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    prepared = accelerator.prepare(*parts())
+    with torch.no_grad():
+        prepared[0][0].weight[0, 0] = float("nan")
+    accelerator.save_state(tmp_path / "poisoned", blocking=False)
+    with pytest.warns(Notice, match="NaN"):
+        accelerator.finish_saving()
+    assert not (tmp_path / "poisoned").exists()
+
+
+def test_a_poisoned_run_keeps_its_last_good_checkpoint(tmp_path: Path) -> None:
+    config = ProjectConfiguration(automatic_checkpoint_naming=True, total_limit=1)
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path, project_config=config)
+    prepared = accelerator.prepare(*parts())
+    accelerator.save_state()
+    good = [p.detach().clone() for p in prepared[0].parameters()]
+    with torch.no_grad():
+        prepared[0][0].weight[0, 0] = float("inf")
+    with pytest.warns(Notice, match="inf"):
+        accelerator.save_state()
+    accelerator.load_state()
+    assert all(torch.equal(a, b) for a, b in zip(good, prepared[0].parameters(), strict=True))
+
+
+def test_registered_objects_and_hooks_travel_with_the_run(tmp_path: Path) -> None:
+    class Counter:
+        def __init__(self) -> None:
+            self.seen = {("a", 1): [1, 2]}
+
+        def state_dict(self) -> dict:
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state: dict) -> None:
+            self.seen = state["seen"]
+
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(*parts())
+    counter = Counter()
+    accelerator.register_for_checkpointing(counter)
+    calls = []
+
+    def on_save(models: list, weights: list, folder: str) -> None:
+        calls.append(len(weights))
+        Path(folder, "note.txt").write_text("mine")
+
+    handle = accelerator.register_save_state_pre_hook(on_save)
+    accelerator.register_load_state_pre_hook(
+        lambda models, folder: calls.append(Path(folder, "note.txt").read_text())
+    )
+    accelerator.save_state(tmp_path / "one")
+    counter.seen = {}
+    accelerator.load_state(tmp_path / "one")
+    assert counter.seen == {("a", 1): [1, 2]}
+    assert calls == [1, "mine"]
+    handle.remove()
+    accelerator.save_state(tmp_path / "two")
+    assert calls == [1, "mine"]
+
+
+def test_a_checkpoint_s_model_is_a_model_for_transformers(tmp_path: Path) -> None:
+    needs.tool("transformers")
+    from transformers import AutoModel, BertConfig, BertModel
+
+    size = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = BertConfig(vocab_size=20, intermediate_size=16, **size)
+    accelerator = Accelerator(cpu=True)
+    model = accelerator.prepare(BertModel(config))
+    accelerator.save_state(tmp_path / "bert")
+    assert same(model, AutoModel.from_pretrained(tmp_path / "bert"))
+
+
+def test_a_folder_of_accelerate_is_taken(tmp_path: Path) -> None:
+    needs.tool("accelerate")
+    import accelerate
+
+    theirs = accelerate.Accelerator(cpu=True)
+    prepared = theirs.prepare(*parts())
+    train(theirs, prepared, 3)
+    theirs.save_state(str(tmp_path / "theirs"))
+    ours = Accelerator(cpu=True)
+    again = ours.prepare(*parts())
+    with pytest.warns(Notice, match="position in the data"):
+        ours.load_state(tmp_path / "theirs")
+    assert same(prepared[0], again[0])
+    assert again[2].get_last_lr() == prepared[2].get_last_lr()
+    for mine, other in zip(
+        again[1].state_dict()["state"].values(),
+        prepared[1].state_dict()["state"].values(),
+        strict=True,
+    ):
+        assert torch.equal(mine["exp_avg"], other["exp_avg"])
+    fewer = Accelerator(cpu=True)
+    model = nn.Linear(1, 1)
+    fewer.prepare(model, nn.Linear(1, 1), torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(CheckpointError, match="1 of kind 'model', this run has 2"):
+        fewer.load_state(tmp_path / "theirs")
+
+
+RESUMABLE = """
+import sys, time, torch
+from torch.utils.data import DataLoader
+from anytrain import Accelerator, ProjectConfiguration, set_seed
+set_seed(0)
+folder, pause = sys.argv[1], float(sys.argv[2])
+accelerator = Accelerator(
+    cpu=True, project_dir=folder, gradient_accumulation_steps=2,
+    project_config=ProjectConfiguration(automatic_checkpoint_naming=True),
+)
+model = torch.nn.Sequential(torch.nn.Linear(4, 16), torch.nn.Dropout(0.2), torch.nn.Linear(16, 1))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+loader = DataLoader(torch.randn(64, 4), batch_size=4, shuffle=True)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+accelerator.resume()
+while loader.iteration < 3:
+    for batch in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(model(batch).pow(2).mean())
+            optimizer.step()
+            optimizer.zero_grad()
+        print("step", flush=True)
+        time.sleep(pause)
+accelerator.save_model(model, folder + "/final")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_between_two_steps_and_the_run_goes_on_exactly(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    import subprocess
+
+    script = tmp_path / "script.py"
+    script.write_text(RESUMABLE)
+    run_command([sys.executable, script, tmp_path / "whole", 0])
+    process = subprocess.Popen(
+        [sys.executable, script, tmp_path / "cut", "0.05"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    for _ in range(7):
+        assert process.stdout.readline() == "step\n"
+    process.send_signal(number)
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 128 + number
+    assert "saved" in told
+    assert "Traceback" not in told
+    run_command([sys.executable, script, tmp_path / "cut", 0])
+    whole = (tmp_path / "whole/final/model.safetensors").read_bytes()
+    assert (tmp_path / "cut/final/model.safetensors").read_bytes() == whole
+
+
+def test_handlers_are_given_back(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path)
+    prepared = accelerator.prepare(*parts())
+    train(accelerator, prepared, 2)
+    assert signal.getsignal(signal.SIGTERM) is not before
+    accelerator.end_training()
+    assert signal.getsignal(signal.SIGTERM) is before
