@@ -1,0 +1,5 @@
+"""Pipelines of stages: refused by name."""
+
+from anytrain.compat.accelerate import refused
+
+__getattr__ = refused.of(__name__, "inference")

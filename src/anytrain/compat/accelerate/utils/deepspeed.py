@@ -1,0 +1,5 @@
+"""DeepSpeed: refused by name."""
+
+from anytrain.compat.accelerate import refused
+
+__getattr__ = refused.of(__name__, "utils.deepspeed")

@@ -1,0 +1,5 @@
+"""Weights in host memory or on disk: refused by name."""
+
+from anytrain.compat.accelerate import refused
+
+__getattr__ = refused.of(__name__, "utils.offload")

@@ -1,0 +1,5 @@
+"""HF's switch for coloured tracebacks: importing it turns rich's on."""
+
+from rich.traceback import install
+
+install(show_locals=False)
