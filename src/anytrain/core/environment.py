@@ -18,7 +18,7 @@ from anytrain.core.plan import Choice, Wish, Wishes
 LAUNCH_PREFIX = "ANYTRAIN_LAUNCH_"
 
 _NAMES = {
-    "device": ("ANYTRAIN_DEVICE",),
+    "device": ("ANYTRAIN_DEVICE", "ACCELERATE_TORCH_DEVICE"),
     "precision": ("ANYTRAIN_MIXED_PRECISION", "ACCELERATE_MIXED_PRECISION"),
     "accumulation": (
         "ANYTRAIN_GRADIENT_ACCUMULATION_STEPS",

@@ -114,7 +114,7 @@ def test_what_cannot_work_is_refused(wrong, monkeypatch):
 
 def test_another_rendezvous_is_refused_by_name():
     with pytest.raises(Unsupported, match="c10d"):
-        notebook_launcher(print, num_processes=2, rdzv_backend="c10d")
+        notebook_launcher(print, num_processes=2, num_nodes=2, rdzv_backend="c10d")
 
 
 def test_a_port_in_use_is_refused_with_the_way_out(monkeypatch):

@@ -67,10 +67,10 @@ class Failing(Listed):
 
 @pytest.fixture
 def table() -> Iterator[None]:
-    before = dict(trackers._TABLE)
+    before = dict(trackers.TABLE)
     yield
-    trackers._TABLE.clear()
-    trackers._TABLE.update(before)
+    trackers.TABLE.clear()
+    trackers.TABLE.update(before)
 
 
 # What log_with means
@@ -103,7 +103,7 @@ def test_a_known_tracker_that_is_not_served_is_refused_with_a_way_out(name: str)
 
 
 def test_a_tracker_that_writes_files_needs_a_folder() -> None:
-    with pytest.raises(BadInput, match="(?s)'jsonl'.*project_dir"):
+    with pytest.raises(BadInput, match="(?s)`jsonl`.*project_dir"):
         resolve("jsonl", None)
 
 
@@ -126,7 +126,7 @@ def test_all_means_every_installed_library(monkeypatch: pytest.MonkeyPatch, tmp_
 
 def test_all_needs_a_folder_if_one_of_them_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "is_installed", lambda module: module == "tensorboard")
-    with pytest.raises(BadInput, match="(?s)'tensorboard'.*no folder"):
+    with pytest.raises(BadInput, match="(?s)`tensorboard`.*no folder"):
         resolve("all", None)
 
 

@@ -32,7 +32,7 @@ Folder = str | os.PathLike[str]
 REFUSED = ("aim", "comet_ml", "clearml", "dvclive", "swanlab")
 FAILURES_IN_A_ROW = 3
 
-_TABLE: dict[str, type[GeneralTracker]] = {
+TABLE: dict[str, type[GeneralTracker]] = {
     "tensorboard": TensorBoardTracker,
     "wandb": WandBTracker,
     "mlflow": MLflowTracker,
@@ -41,12 +41,12 @@ _TABLE: dict[str, type[GeneralTracker]] = {
     "csv": CSVTracker,
 }
 _LIBRARIES = ("tensorboard", "wandb", "mlflow", "trackio")
-_OURS = frozenset(_TABLE.values())
+_OURS = frozenset(TABLE.values())
 
 
 def available() -> list[str]:
     """Return the names that can be logged with here: their libraries are installed."""
-    return [name for name in _TABLE if name not in _LIBRARIES or is_installed(name)]
+    return [name for name in TABLE if name not in _LIBRARIES or is_installed(name)]
 
 
 def register(tracker_class: type[GeneralTracker]) -> None:
@@ -69,7 +69,7 @@ def register(tracker_class: type[GeneralTracker]) -> None:
             why="its `name` and `requires_logging_directory` must be known before it is built.",
             fix=f"set both as attributes of the class {tracker_class.__name__}.",
         )
-    _TABLE[name] = tracker_class
+    TABLE[name] = tracker_class
 
 
 def resolve(log_with: object, logging_dir: Folder | None) -> list[str | GeneralTracker]:
@@ -101,7 +101,7 @@ def _meaning(item: object, logging_dir: Folder | None) -> list[str | GeneralTrac
         raise BadType(
             f"Cannot log with {item!r}.",
             why="a tracker is chosen by its name, or is an instance of a GeneralTracker subclass.",
-            fix=f"pass one of {_listed(_TABLE)}, or an instance of your own GeneralTracker.",
+            fix=f"pass one of {_listed(TABLE)}, or an instance of your own GeneralTracker.",
         )
     names = _every_library() if name == "all" else [name]
     for one in names:
@@ -117,12 +117,12 @@ def _every_library() -> list[str]:
 
 
 def _check(name: str, logging_dir: Folder | None) -> None:
-    if name in _TABLE:
+    if name in TABLE:
         if name in _LIBRARIES and not is_installed(name):
             raise not_installed(name, f"the library {name!r} is not installed")
-        if logging_dir is None and _needs_folder(_TABLE[name]):
+        if logging_dir is None and _needs_folder(TABLE[name]):
             raise BadInput(
-                f"Cannot log with {name!r}.",
+                f"Logging with `{name}` requires a `logging_dir`.",
                 why="it writes files, and no folder was given for them.",
                 fix="pass project_dir=..., or logging_dir=... in ProjectConfiguration.",
             )
@@ -136,7 +136,7 @@ def _check(name: str, logging_dir: Folder | None) -> None:
     else:
         raise BadInput(
             f"Unknown tracker {name!r}.",
-            why=f"known names are {_listed(_TABLE)} and 'all'.",
+            why=f"known names are {_listed(TABLE)} and 'all'.",
             fix="pass one of them, or an instance of your own GeneralTracker subclass.",
         )
 
@@ -253,18 +253,18 @@ class Trackers:
             self._attempt(running, running.tracker.finish)
 
     def _build(self, name: str, project_name: str, options: Mapping[str, Any]) -> GeneralTracker:
-        kind: Callable[..., GeneralTracker] = _TABLE[name]
-        if _needs_folder(_TABLE[name]):
+        kind: Callable[..., GeneralTracker] = TABLE[name]
+        if _needs_folder(TABLE[name]):
             return kind(project_name, self._logging_dir, **options)
         return kind(project_name, **options)
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         own = [item.name for item in self._chosen if isinstance(item, GeneralTracker)]
-        unknown = [name for name in options if name not in (*_TABLE, *REFUSED, *own)]
+        unknown = [name for name in options if name not in (*TABLE, *REFUSED, *own)]
         if unknown and self._chosen:
             raise BadInput(
                 f"Cannot use init_kwargs for {_listed(unknown)}.",
-                why=f"there is no such tracker; known names are {_listed((*_TABLE, *own))}.",
+                why=f"there is no such tracker; known names are {_listed((*TABLE, *own))}.",
                 fix='name the tracker, as in init_kwargs={"wandb": {"tags": ["first"]}}.',
             )
 

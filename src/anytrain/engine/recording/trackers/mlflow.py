@@ -7,12 +7,14 @@ import re
 import warnings
 from typing import Any
 
+from anytrain.core import environment
 from anytrain.core.errors import BadInput, Notice
 from anytrain.engine.recording.trackers.general import GeneralTracker, is_installed, library
 from anytrain.engine.recording.trackers.values import flatten, read, settings
 
 _PARAMS_A_CALL = 100  # what one request to an MLflow server may carry
 _PARAM_CHARACTERS = 6000
+_NESTED = "MLFLOW_NESTED_RUN"
 _NOT_IN_A_NAME = re.compile(r"[^\w/.\- :]")
 
 
@@ -33,7 +35,7 @@ class MLflowTracker(GeneralTracker):
         logging_dir: str | os.PathLike[str] | None = None,
         run_id: str | None = None,
         tags: dict[str, Any] | None = None,
-        nested_run: bool = False,
+        nested_run: bool | None = None,
         run_name: str | None = None,
         description: str | None = None,
     ) -> None:
@@ -41,10 +43,11 @@ class MLflowTracker(GeneralTracker):
         self._mlflow = library("mlflow", self.name)
         self.experiment_name = experiment_name
         self.logging_dir = logging_dir
+        self.nested_run = _nested() if nested_run is None else nested_run
         self._tags = tags
         self._options = {
             "run_id": run_id,
-            "nested": nested_run,
+            "nested": self.nested_run,
             "run_name": run_name,
             "tags": tags,
             "description": description,
@@ -148,3 +151,8 @@ def _check_store(uri: str) -> None:
             fix="`pip install sqlalchemy alembic` (or the whole of mlflow), or set "
             "MLFLOW_TRACKING_URI to a tracking server.",
         )
+
+
+def _nested() -> bool:
+    """Whether HF's variable asks for a run inside the active one."""
+    return environment.flag({_NESTED: environment.variable(_NESTED) or ""}, _NESTED)
