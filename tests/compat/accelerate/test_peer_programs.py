@@ -45,7 +45,7 @@ def test_the_stand_in_is_what_they_import(tmp_path: Path) -> None:
     [
         ("test_script.py", "Test reinstantiated state"),
         ("test_sync.py", "gradient accumulation with optimizer and scheduler"),
-        ("test_ops.py", "testing sending tensors across devices"),
+        pytest.param("test_ops.py", "sending tensors across devices", marks=pytest.mark.full),
         ("test_distributed_data_loop.py", "sampler as an instance of `BatchSampler`"),
     ],
 )
@@ -112,7 +112,7 @@ def test_their_metric_checks_hold_on_two_processes(tmp_path: Path) -> None:
     assert "drop_last" in told
 
 
-@pytest.mark.parametrize("num_processes", [1, 2])
+@pytest.mark.parametrize("num_processes", [pytest.param(1, marks=pytest.mark.full), 2])
 def test_their_notebook_checks_hold(num_processes: int, tmp_path: Path) -> None:
     """Two are left out: a queue cannot be handed to a fresh process, and errors are our own."""
     options = ["-q", "-p", "no:cacheprovider", "-k", "not fault_tolerant and not monitoring"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
+from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.plan import Wishes, wish
 from anytrain.doors.accelerator.options import (
@@ -72,9 +73,16 @@ def run_options(
         device_placement=device_placement,
         loaders=LoaderOptions(rng_types=tuple(str(kind) for kind in kinds), **config),
         ddp=plain(changed(handlers.get(DistributedDataParallelKwargs))),
-        compile={**plain(changed(dynamo)), "backend": str(dynamo.backend or "inductor").lower()},
+        compile=_compile_options(dynamo),
         step_scheduler_with_optimizer=step_scheduler_with_optimizer,
     )
+
+
+def _compile_options(dynamo: TorchDynamoPlugin) -> dict[str, Any]:
+    """Return what torch.compile is given; the backend may come from the launch or the variable."""
+    asked = wish(dynamo.backend, "argument dynamo_backend") or environment.read().wishes.compile
+    backend = "inductor" if asked is None else asked.value.lower()
+    return {**plain(changed(dynamo)), "backend": backend}
 
 
 def wishes(

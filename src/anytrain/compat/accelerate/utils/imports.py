@@ -122,9 +122,7 @@ def is_weights_only_available() -> bool:
 
 def is_torch_distributed_available() -> bool:
     """Whether torch was built with its process groups."""
-    return find_spec("torch._C._distributed_c10d") is not None or hasattr(
-        torch._C, "_distributed_c10d"
-    )
+    return hasattr(torch._C, "_c10d_init")
 
 
 @cache
