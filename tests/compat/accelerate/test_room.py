@@ -140,6 +140,13 @@ def test_joining_where_it_cannot_be_is_said() -> None:
             pass
 
 
+def test_a_quantized_model_that_is_not_all_on_the_device_is_refused() -> None:
+    model = nn.Linear(1, 1)
+    model.is_loaded_in_8bit, model.hf_device_map = True, {"": "cpu"}
+    with pytest.raises(BadInput, match="CPU or disk offload"):
+        Accelerator(cpu=True).prepare(model)
+
+
 def test_a_refused_class_may_be_named_and_inherited_but_not_made() -> None:
     class Hook(ModelHook):
         pass

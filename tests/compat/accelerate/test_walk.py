@@ -107,7 +107,7 @@ def missing_parameters(theirs: Any, ours: Any) -> list[str]:
     takes_any = {p for p, kind in VARIADIC.items() if kind in kinds}
     lost = []
     for name, parameter in parameters(theirs).items():
-        if name == "self" or name.startswith("_") or parameter.kind in VARIADIC.values():
+        if name in ("self", "cls") or name[0] == "_" or parameter.kind in VARIADIC.values():
             continue
         if name not in taken and "keyword" not in takes_any:
             lost.append(name)
@@ -148,8 +148,8 @@ def member_differences(path: str, theirs: type, ours: Any) -> Iterator[str]:
     for name, member in public_members(theirs):
         if not hasattr(ours, name) and not is_on_instances(ours, name):
             yield f"{path}.{name}"
-        elif inspect.isfunction(member) and not isinstance(ours, refused.Refusal):
-            lost = missing_parameters(member, getattr(ours, name))
+        elif inspect.isfunction(function := getattr(member, "__func__", member)):
+            lost = missing_parameters(function, getattr(ours, name))
             yield from (f"{path}.{name}({parameter}=)" for parameter in lost)
 
 

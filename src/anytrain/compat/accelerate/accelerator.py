@@ -19,6 +19,10 @@ from anytrain.compat.accelerate.utils.dataclasses import (
     DistributedType,
     GradientAccumulationPlugin,
 )
+from anytrain.compat.accelerate.utils.imports import (
+    is_bitsandbytes_multi_backend_available as is_bitsandbytes_multi_backend_available,
+    is_xpu_available as is_xpu_available,
+)
 from anytrain.core.errors import Notice
 from anytrain.doors.accelerator import facade, options
 from anytrain.doors.accelerator.states import run_is_over

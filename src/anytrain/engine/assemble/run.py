@@ -96,6 +96,12 @@ class Run:
                 why="it was loaded with a device_map, and each process owns one device.",
                 fix="load it without device_map, or start one process.",
             )
+        if models.is_quantized(model) and models.is_offloaded(model):
+            raise BadInput(
+                "Cannot train a quantized model with CPU or disk offload.",
+                why="its device_map keeps some layers off the device, where they cannot train.",
+                fix='load it with device_map={"": 0}, or without one.',
+            )
         placing = self.options.device_placement if place is None else place
         if placing and not models.holds_device_map(model):
             self._moved.update(models.move(model, session.device))

@@ -79,6 +79,19 @@ def holds_device_map(model: nn.Module) -> bool:
     return len(set(spread.values())) > 1
 
 
+def is_offloaded(model: nn.Module) -> bool:
+    """Whether the model's loader keeps some layers in host memory or on disk."""
+    spread = getattr(model, "hf_device_map", None) or {}
+    return any(str(place) in ("cpu", "disk") for place in spread.values())
+
+
+def is_quantized(model: nn.Module) -> bool:
+    """Whether the model's loader has put 8-bit or 4-bit weights in it."""
+    return bool(
+        getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)
+    )
+
+
 def compiled(model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
     """Return the model compiled by torch."""
     result: Any = torch.compile(model, **options)
