@@ -9,6 +9,7 @@ that another will not join.
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -56,18 +57,25 @@ class Interrupts:
         self._decided = threading.Event()
         self._done = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
+        self._thread: threading.Thread | None = None
 
     def arm(self) -> None:
         """Take the signals, in the main thread alone; start to listen to the other ranks."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return
         self._before = {number: signal.signal(number, self._note) for number in self._signals}
+        # A thread that talks to the store must be gone before the interpreter is taken down.
+        atexit.register(self.disarm)
         if self._world.size > 1:
-            threading.Thread(target=self._listen, name="anytrain-stop", daemon=True).start()
+            self._thread = threading.Thread(target=self._listen, name="anytrain-stop", daemon=True)
+            self._thread.start()
 
     def disarm(self) -> None:
         """Give the signals back."""
         self._done.set()
+        atexit.unregister(self.disarm)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_AGREE_S)
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._before.items():
                 if signal.getsignal(number) == self._note:

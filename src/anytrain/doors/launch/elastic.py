@@ -84,7 +84,10 @@ def _tell_children(options: LaunchOptions, wishes: Wishes, crowd: Crowd) -> None
     """Put the options and the vendor's variables where the children find them."""
     told = options.wishes()
     if told.device is not None:
-        told = Wishes(device=Wish(crowd.backend.name, told.device.source)).over(told)
+        # "gpu" is a friendly name that only the launcher knows; a number in the name is kept.
+        number = told.device.value.partition(":")[2]
+        name = f"{crowd.backend.name}:{number}" if number else crowd.backend.name
+        told = Wishes(device=Wish(name, told.device.source)).over(told)
     os.environ.update(environment.launch_variables(told))
     os.environ.update(crowd.backend.launch_environment(crowd.num_processes, wishes))
 
@@ -103,6 +106,8 @@ def _run_one(command: list[str], beats: str, max_restarts: int) -> int:
                     return 0
                 end = crashes.ending(beats, 0, members[0].pid, members[0].returncode)
                 supervise.end(members, signal.SIGTERM, 0)
+                if end.was_preempted:
+                    return _say_stopped(beats, 1, end.code - 128)
                 if left:
                     _say_restart([end], 1, before, left)
             return _say_crash([end], 1, before)

@@ -19,6 +19,7 @@ from anytrain.engine.data.seeded import (
     draws_nothing,
 )
 from anytrain.engine.data.shard import BatchSamplerShard, IterableDatasetShard, check_split
+from anytrain.engine.data.workers import PatientWorker
 from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk, rebuild
 
 
@@ -56,7 +57,7 @@ def prepare_loader(
     base, generator = _seeded(loader, options), None
     if world.size > 1 and not dispatching:
         base, generator = _sharded(base, session, options)
-    base, tickets = _ticketed(base)
+    base, tickets = _ticketed(_patient(base))
     walk = Walk(
         cursor=session.cursor,
         world=world,
@@ -76,6 +77,23 @@ def prepare_loader(
         stream=_stream(base),
     )
     return PreparedLoader(base, walk, drop_last)
+
+
+def _patient(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Let loading workers outlive a signal for as long as the last step takes."""
+    if loader.num_workers == 0 or type(loader) is not DataLoader:
+        return loader
+    first = PatientWorker(loader.worker_init_fn)
+    if loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset):
+        return rebuild(loader, batch_sampler=loader.batch_sampler, worker_init_fn=first)
+    sampler = None if isinstance(loader.dataset, IterableDataset) else loader.sampler
+    return rebuild(
+        loader,
+        sampler=sampler,
+        batch_size=loader.batch_size,
+        drop_last=loader.drop_last,
+        worker_init_fn=first,
+    )
 
 
 def _ticketed(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Tickets | None]:

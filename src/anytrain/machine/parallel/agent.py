@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
@@ -121,6 +122,7 @@ class _Agent(LocalElasticAgent):
         if self.endings:
             self._job.on_restart(self.endings, self._remaining_restarts)
         self.endings = []
+        notes.forget_peer_died(self._job.beats)
         for worker in worker_group.workers:
             notes.clear(self._job.beats, worker.global_rank)
         started: dict[int, Any] = super()._start_workers(worker_group)
@@ -130,8 +132,11 @@ class _Agent(LocalElasticAgent):
         processes = self.processes()
         self._kill_the_stuck(worker_group, processes)
         self._note_endings(worker_group, processes)
+        if any(each.was_preempted for each in self.endings):
+            self._await_the_preempted(processes)
         if self.endings:
             self._await_cause(worker_group, processes)
+            notes.tell_peer_died(self._job.beats)
             supervise.end(processes, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
             self._note_endings(worker_group, processes, only_own_errors=True)
         result: RunResult = super()._monitor_workers(worker_group)
@@ -156,6 +161,15 @@ class _Agent(LocalElasticAgent):
                 found = ending(self._job.beats, worker.global_rank, process.pid, code)
                 if found.failed_by_itself or not only_own_errors:
                     self.endings.append(found)
+
+    def _await_the_preempted(self, processes: list[supervise.Process]) -> NoReturn:
+        """Let every rank leave after the common save; such an end is no failure to start over."""
+        code = next(each.code for each in self.endings if each.was_preempted)
+        deadline = time.monotonic() + supervise.GRACE_S
+        while time.monotonic() < deadline and any(p.poll() is None for p in processes):
+            time.sleep(0.05)
+        supervise.end(processes, signal.SIGTERM, 0)
+        raise supervise.Stopped(code - 128)
 
     def _await_cause(self, group: WorkerGroup, processes: list[supervise.Process]) -> None:
         """Give the rank that died first a moment to show, where a consequence came first."""
@@ -182,6 +196,8 @@ class _Meeting(RendezvousHandler):
     def __init__(self, job: Job) -> None:
         self._job = job
         self._attempt = 0
+        if job.machine_rank != 0:
+            _await_listener(job)
         try:
             self._store = dist.TCPStore(  # type: ignore[attr-defined]  # not in stubs
                 job.address,
@@ -245,6 +261,19 @@ class _Meeting(RendezvousHandler):
     def shutdown(self) -> bool:
         """Return True: the store goes with the launcher."""
         return True
+
+
+def _await_listener(job: Job) -> None:
+    """Knock at machine 0 until it listens: the store's own knocking would not hear a Ctrl-C."""
+    deadline = time.monotonic() + job.meet_s
+    while True:
+        try:
+            socket.create_connection((job.address, job.port), timeout=5.0).close()
+            return
+        except OSError as error:
+            if time.monotonic() > deadline:
+                raise _no_meeting(job, error) from error
+            time.sleep(0.2)
 
 
 def _no_meeting(job: Job, error: Exception) -> AnytrainError:

@@ -24,8 +24,11 @@ class StoreBoard:
         self._seen: set[str] = set()
 
     def post(self, key: str, value: str) -> None:
-        """Publish a value for every rank to read."""
-        self._store().set(key, value)
+        """Publish a value for every rank to read; it can be read when this returns."""
+        store = self._store()
+        store.set(key, value)
+        # Setting waits for no answer: a peer could come and ask before the store has heard.
+        store.check([key])
 
     def read(self, key: str) -> str | None:
         """Return what was posted under the key, or None; never wait for it."""

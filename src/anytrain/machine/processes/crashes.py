@@ -41,6 +41,11 @@ class Ending:
         return 128 - self.code if self.code < 0 else self.code
 
     @property
+    def was_preempted(self) -> bool:
+        """Whether it saved its work and left because a signal asked for it."""
+        return self.note is not None and self.note.kind == "preempted"
+
+    @property
     def failed_by_itself(self) -> bool:
         """Whether an error of the script's own ended it, whatever swept the process away."""
         return self.note is not None and self.note.kind == "error"

@@ -14,7 +14,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """How a rank said it ended: "error", "peer lost", "stall" or "interrupt", and its words."""
+    """How a rank said it ended, and its words.
+
+    The kinds are "error", "peer lost", "stall", "interrupt" and "preempted".
+    """
 
     kind: str
     text: str
@@ -64,6 +67,11 @@ def first_to_say(beats: str, text: str) -> bool:
 def tell_peer_died(beats: str | Path) -> None:
     """Leave word, before the survivors are ended, that a rank died: there is nothing to save."""
     (Path(beats) / "peer-died").touch()
+
+
+def forget_peer_died(beats: str | Path) -> None:
+    """Take that word back, before the ranks are started again."""
+    (Path(beats) / "peer-died").unlink(missing_ok=True)
 
 
 def peer_died(beats: str | None) -> bool:

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-GRACE_S = 30.0
-"""How long a process may take to save its work after it was asked to stop."""
+GRACE_S = 600.0
+"""How long a process may take to save its work after it was asked to stop; a second request ends
+it at once."""
 SURVIVOR_GRACE_S = 2.0
 """How long the others get once a rank has died: there is nothing they could finish together."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -62,7 +63,8 @@ def end(processes: Sequence[Process], signum: int, grace_s: float) -> None:
     try:
         for process in concerned:
             if process.poll() is None:
-                _signal_group(process, signum)
+                # Not its loading workers: it may need a batch more before it can save.
+                process.send_signal(signum)
                 # A stopped process takes no signal but SIGKILL until it is continued.
                 _signal_group(process, signal.SIGCONT)
         _wait(concerned, grace_s)
