@@ -226,7 +226,8 @@ def join(transport: str, device: torch.device):
     from anytrain.machine.parallel import torch_dist
 
     if transport == "gloo":
-        return torch_dist.join(read().place, transport, device)
+        # A law that one rank breaks leaves the other waiting: not for half an hour.
+        return torch_dist.join(read().place, transport, device, timeout_s=30)
     meeting = Path.cwd() / "store"
     dist.init_process_group(
         "nccl", init_method=f"file://{meeting}", rank=0, world_size=1, device_id=device

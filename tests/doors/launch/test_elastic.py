@@ -277,6 +277,15 @@ def test_two_machines_meet_and_end_together(train, tmp_path, how):
     assert len((err0 + err1).splitlines()) <= 12
 
 
+def test_a_machine_that_waits_for_the_others_hears_ctrl_c(report, tmp_path):
+    job = start(*machines(free_port(), 1, "-n", 2), report, tmp_path, cwd=tmp_path)
+    time.sleep(4)
+    job.send_signal(signal.SIGINT)
+    _, err = job.communicate(timeout=15)
+    assert job.returncode == 130
+    assert "Traceback" not in err
+
+
 def test_a_port_that_is_in_use_is_refused_before_anything_starts(report, tmp_path):
     with socket.socket() as taken:
         taken.bind(("", 0))

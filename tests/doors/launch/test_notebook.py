@@ -27,6 +27,12 @@ def test_the_signatures_are_those_people_know():
     assert anytrain.notebook_launcher is notebook_launcher
 
 
+def test_the_launchers_are_imported_without_torch():
+    run_script(
+        "from anytrain import notebook_launcher; import sys; assert 'torch' not in sys.modules"
+    )
+
+
 def test_one_process_is_this_one(monkeypatch):
     monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
     assert notebook_launcher(os.getpid, num_processes=1) == os.getpid()
