@@ -29,7 +29,9 @@ Step = Callable[[], float]
 
 def make() -> tuple[nn.Module, torch.optim.Optimizer, DataLoader, object]:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2))
+    model = nn.Sequential(
+        nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 2)
+    )
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0)
     data = TensorDataset(torch.randn(8 * STEPS, 8), torch.randint(0, 2, (8 * STEPS,)))
@@ -172,7 +174,9 @@ def main() -> None:
     rows = []
     for name, costs in times.items():
         ratios = [cost / raw_cost for cost, raw_cost in zip(costs, base, strict=True)]
-        rows.append((name, statistics.median(costs), statistics.median(ratios), min(ratios), max(ratios)))
+        rows.append(
+            (name, statistics.median(costs), statistics.median(ratios), min(ratios), max(ratios))
+        )
     lines = [
         "| CPU time per step, tiny model | median us | ratio to raw | lowest | highest |",
         "|---|---|---|---|---|",

@@ -64,17 +64,17 @@ def rng_state() -> dict[str, Any]:
 
 def same_bits(one: Any, other: Any) -> bool:
     """Whether two states are the same to the last bit."""
-    return _digest(one) == _digest(other)
+    return digest(one) == digest(other)
 
 
 def fingerprint(loaded: Loaded) -> str:
     """Return one word for everything that a checkpoint gives back, to the last bit."""
     parts = {name: loaded.part(name) for name in loaded.part_names}
     models = [loaded.model(i) for i in range(loaded.num_models)]
-    return _digest([loaded.step, models, parts, loaded.meta, dict(loaded.metrics)])
+    return digest([loaded.step, models, parts, loaded.meta, dict(loaded.metrics)])
 
 
-def _digest(state: Any) -> str:
+def digest(state: Any) -> str:
     held = encode(state)
     digest = hashlib.blake2b(to_json(held.document))
     for name, tensor in sorted(held.tensors.items()):

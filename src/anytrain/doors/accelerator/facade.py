@@ -457,7 +457,7 @@ class Accelerator(ProcessView, Settings, Saving, UnlikeAccelerate):
     def end_training(self) -> None:
         """Finish the trackers, leave the process group, and clear the current run."""
         self.finish_saving()
-        self.disarm()
+        self._between.disarm()
         if self._trackers is not None:
             self._trackers.finish()
         self._session.world.close()

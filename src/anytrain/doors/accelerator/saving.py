@@ -26,13 +26,37 @@ from anytrain.engine.interrupts import Interrupts
 Place = str | os.PathLike[str]
 
 
+class BetweenSteps:
+    """What may happen between two steps: a save behind the loop ends, a signal has come."""
+
+    def __init__(self, tell_outcome: Callable[[], None]) -> None:
+        self._tell_outcome = tell_outcome
+        self.interrupts: Interrupts | None = None
+
+    def arm(self) -> None:
+        """Begin to listen for signals, where there is a place to save."""
+        if self.interrupts is not None:
+            self.interrupts.arm()
+
+    def boundary(self) -> None:
+        """Tell how a save behind the loop went; leave, if a signal asks for it."""
+        self._tell_outcome()
+        if self.interrupts is not None:
+            self.interrupts.boundary()
+
+    def disarm(self) -> None:
+        """Give the signals back."""
+        if self.interrupts is not None:
+            self.interrupts.disarm()
+
+
 class Saving:
     """Checkpoints, exported models, and what is registered with them."""
 
     project_configuration: ProjectConfiguration
     _run: Run
     _writer: checkpoint.Writer | None
-    _interrupts: Interrupts | None
+    _between: BetweenSteps
     _registered: list[Any]
     _save_hooks: OrderedDict[int, Callable[..., None]]
     _load_hooks: OrderedDict[int, Callable[..., None]]
@@ -66,7 +90,7 @@ class Saving:
                 return os.fspath(store.root / name)
         else:
             self._writer_for(store).begin(name, take)
-            found.cursor.stops = self
+            found.cursor.stops = self._between
         self.project_configuration.iteration += 1
         return os.fspath(store.root / name)
 
@@ -84,30 +108,15 @@ class Saving:
             self._writer = checkpoint.Writer(store, world=found.world, synchronize=wait)
         return self._writer
 
+    def _tell_outcome(self) -> None:
+        if self._writer is not None:
+            self._told_failure(self._writer.poll())
+
     def _told_failure(self, outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
         if not isinstance(outcome, checkpoint.SaveFailed):
             return False
         warnings.warn(str(outcome), Notice, stacklevel=3)
         return True
-
-    # What may happen between two steps: a save behind the loop ends, a signal has come.
-
-    def arm(self) -> None:
-        """Begin to listen for signals, where there is a place to save."""
-        if self._interrupts is not None:
-            self._interrupts.arm()
-
-    def boundary(self) -> None:
-        """Tell how a save behind the loop went; leave, if a signal asks for it."""
-        if self._writer is not None:
-            self._told_failure(self._writer.poll())
-        if self._interrupts is not None:
-            self._interrupts.boundary()
-
-    def disarm(self) -> None:
-        """Give the signals back."""
-        if self._interrupts is not None:
-            self._interrupts.disarm()
 
     def load_state(self, input_dir: Place | None = None, **unused: Any) -> None:
         """Put a saved run back; without a folder, the newest whole checkpoint of the project."""
@@ -145,12 +154,12 @@ class Saving:
         """Save and leave between two steps when a signal asks, where there is a place to save."""
         self._registered = []
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
-        self._writer, self._interrupts = None, None
+        self._writer, self._between = None, BetweenSteps(self._tell_outcome)
         if self.project_configuration.project_dir is not None:
             found = self._run.session
             beats = found.environment.beats
-            self._interrupts = Interrupts(found.world, self._save_interrupted, beats=beats)
-            found.cursor.stops = self
+            self._between.interrupts = Interrupts(found.world, self._save_interrupted, beats=beats)
+            found.cursor.stops = self._between
 
     def _save_interrupted(self) -> str:
         """Save the run because a signal ends it; return a sentence about what was saved."""

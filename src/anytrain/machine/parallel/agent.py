@@ -92,8 +92,7 @@ def _spec(job: Job, meeting: _Meeting) -> WorkerSpec:
         args=tuple(word.replace("$", "$$") for word in job.command[1:]),
         max_restarts=job.max_restarts,
         monitor_interval=0.1,
-        master_addr=job.address,
-        master_port=meeting.port,
+        master_addr=job.address,  # the port is the meeting's, which chooses another at a restart
     )
 
 
@@ -223,8 +222,22 @@ class _Meeting(RendezvousHandler):
         self._attempt += 1
         store.set(f"machine-{self._job.machine_rank}", "here")
         self._await_machines(store, time.monotonic() + meet_s)
-        point = RendezvousStoreInfo(self._job.address, self.port)
+        point = RendezvousStoreInfo(self._job.address, self._ranks_port(store))
         return RendezvousInfo(store, self._job.machine_rank, self._job.num_machines, point)
+
+    def _ranks_port(self, store: Store) -> int:
+        """Return where the ranks meet: at a restart a fresh store, without the dead ones' words.
+
+        In the old one a rank finds the addresses of its dead predecessors and knocks there.
+        """
+        if self._attempt == 1:
+            return self.port
+        if self._job.machine_rank == 0:
+            self._fresh = dist.TCPStore(  # type: ignore[attr-defined]  # not in stubs
+                self._job.address, 0, is_master=True, wait_for_workers=False
+            )
+            store.set("port", str(self._fresh.port))
+        return int(store.get("port"))
 
     def _await_machines(self, store: Store, deadline: float) -> None:
         """Ask again and again: one long wait inside the store would not hear a Ctrl-C."""
