@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
+
 # A child must not think that it belongs to the job of whoever runs the tests. Unbuffered, python
 # writes a line and its end apart, and the lines of two ranks come out mixed.
 _NOT_INHERITED = (
@@ -122,6 +124,11 @@ def _run(
 
 
 def _end_session(pid: int) -> None:
+    """Kill a process and all that it started: torch's workers lead sessions of their own."""
+    with suppress(psutil.NoSuchProcess):
+        for child in psutil.Process(pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 

@@ -20,7 +20,7 @@ from anytrain.engine.prepared.cursor import Accumulation, Cursor
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.parallel import torch_dist
-from anytrain.machine.parallel.world import Solo, World
+from anytrain.machine.parallel.world import World
 
 DEFAULT_STALL_S = 60.0
 
@@ -59,7 +59,11 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
     _check_transport(backend, env.place.size)
     device = backend.device(env.place.local_rank)
     explain_uncaught(backend)
-    plan = resolve(wishes, backend.capabilities(device), JobFacts(), env.place.size)
+    machine = backend.capabilities(device)
+    plan = resolve(wishes, machine, JobFacts(), env.place.size)
+    world = _world(env, backend, device, wishes, options.process_group)
+    if world.size != env.place.size:  # the script made its process group by hand
+        plan = resolve(wishes, machine, JobFacts(), world.size)
     steps = options.accumulation
     cursor = Cursor(
         Accumulation(
@@ -73,7 +77,7 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
         plan=plan,
         backend=backend,
         device=device,
-        world=_world(env, backend, device, wishes, options.process_group),
+        world=world,
         precision=precisions.build(
             plan.precision.value,
             device.type,
@@ -103,8 +107,6 @@ def _world(
     wishes: Wishes,
     options: Mapping[str, Any],
 ) -> World:
-    if env.place.size == 1:
-        return Solo()
     timeout = options.get("timeout")
     return torch_dist.join(
         env.place,

@@ -1,0 +1,1 @@
+"""What tells: proofs about a run, made from the outside."""

@@ -1,0 +1,205 @@
+"""Compare two states, or two checkpoints, to the last bit, and name what differs."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from anytrain.engine.checkpoint import Loaded
+from anytrain.insight.proofs.parameters import parameter_names
+
+Path = tuple[Any, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One value that is not the same in both."""
+
+    where: str
+    """Its path in words, such as "optimizer state of encoder.weight: exp_avg"."""
+    what: str
+    """How the two differ, such as "differs in 3 of 4096 values; first at [0, 5]"."""
+
+    def __str__(self) -> str:
+        return f"{self.where} {self.what}"
+
+
+@dataclass(slots=True)
+class Part:
+    """How one part of a checkpoint compares."""
+
+    name: str
+    num_tensors: int = 0
+    differences: list[Difference] = field(default_factory=list)
+
+    @property
+    def num_different(self) -> int:
+        """How many values differ."""
+        return len(self.differences)
+
+
+def compare_checkpoints(one: Loaded, other: Loaded) -> list[Part]:
+    """Return every part of two checkpoints compared: models, then parts, then the ranks' own."""
+    parts = [Part("checkpoint")]
+    parts[0].differences += [
+        Difference(f"the checkpoint's {name}", f"is {a} and {b}")
+        for name, a, b in (
+            ("step", one.step, other.step),
+            ("number of ranks", one.world_size, other.world_size),
+            ("list of parts", ", ".join(one.part_names), ", ".join(other.part_names)),
+            ("number of models", one.num_models, other.num_models),
+        )
+        if a != b
+    ]
+    for index in range(min(one.num_models, other.num_models)):
+        name = "model" if index == 0 else f"model_{index}"
+        say = "weight {}" if index == 0 else f"model {index}, weight {{}}"
+        parts.append(_part(name, one.model(index), other.model(index), _weights(say)))
+    models = [one.model(index) for index in range(one.num_models)]
+    for name in one.part_names:
+        if name in other.part_names:
+            states = one.part(name), other.part(name)
+            in_words = _optimizer(name, models, states[0]) if _is_optimizer(states[0]) else None
+            parts.append(_part(name, *states, in_words or _plain(name)))
+    for name in one.rank_part_names:
+        for rank in range(min(one.world_size, other.world_size)):
+            if name in other.rank_part_names:
+                states = one.rank_part(name, rank), other.rank_part(name, rank)
+                parts.append(_part(f"{name} of rank {rank}", *states, _plain(f"rank {rank}'s {name}")))
+    return parts
+
+
+def compare_states(name: str, one: Any, other: Any) -> Part:
+    """Return two nested states compared under a name."""
+    return _part(name, one, other, _plain(name))
+
+
+def _part(name: str, one: Any, other: Any, in_words: Any) -> Part:
+    found = Part(name, num_tensors=sum(1 for _ in _tensors(one)))
+    found.differences = [
+        Difference(in_words(path), what) for path, what in differences(one, other)
+    ]
+    return found
+
+
+def differences(one: Any, other: Any, path: Path = ()) -> Iterator[tuple[Path, str]]:
+    """Yield the path of each value that differs, and how."""
+    if type(one) is not type(other):
+        yield path, f"is {_short(one)} and {_short(other)}"
+    elif isinstance(one, torch.Tensor):
+        yield from ((path, what) for what in _tensors_differ(one, other))
+    elif isinstance(one, np.ndarray):
+        yield from ((path, what) for what in _arrays_differ(one, other))
+    elif isinstance(one, Mapping):
+        yield from _mappings_differ(one, other, path)
+    elif isinstance(one, list | tuple):
+        if len(one) != len(other):
+            yield path, f"has {len(one)} and {len(other)} items"
+        for index, (a, b) in enumerate(zip(one, other, strict=False)):
+            yield from differences(a, b, (*path, index))
+    elif not _same(one, other):
+        yield path, f"is {_short(one)} and {_short(other)}"
+
+
+def _mappings_differ(
+    one: Mapping[Any, Any], other: Mapping[Any, Any], path: Path
+) -> Iterator[tuple[Path, str]]:
+    for key in one:
+        if key in other:
+            yield from differences(one[key], other[key], (*path, key))
+        else:
+            yield (*path, key), "is missing in the second"
+    for key in other:
+        if key not in one:
+            yield (*path, key), "is missing in the first"
+
+
+def _tensors_differ(one: torch.Tensor, other: torch.Tensor) -> Iterator[str]:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        yield f"is {_kind(one)} and {_kind(other)}"
+        return
+    if not one.numel():
+        return
+    unlike = (_bytes(one) != _bytes(other)).any(1).reshape(one.shape)
+    if unlike.any():
+        first = [int(i) for i in unlike.nonzero()[0]]
+        a, b = one[tuple(first)].item(), other[tuple(first)].item()
+        counted = f"differs in {int(unlike.sum())} of {one.numel()} values"
+        where = f"first at {first}: " if first else ""
+        yield f"{counted}; {where}{a!r} and {b!r}"
+
+
+def _arrays_differ(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> Iterator[str]:
+    if one.dtype != other.dtype or one.shape != other.shape:
+        yield f"is {one.dtype}{list(one.shape)} and {other.dtype}{list(other.shape)}"
+    elif one.tobytes() != other.tobytes():
+        unlike = np.frombuffer(one.tobytes(), np.uint8) != np.frombuffer(other.tobytes(), np.uint8)
+        values = unlike.reshape(-1, max(one.itemsize, 1)).any(1)
+        where = [int(i) for i in np.unravel_index(int(values.argmax()), one.shape)]
+        yield f"differs in {int(values.sum())} of {one.size} values; first at {where}"
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """Return each value's bytes as a row."""
+    flat = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return flat.view(torch.uint8).reshape(tensor.numel(), -1)
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, float):
+        return struct.pack("<d", one) == struct.pack("<d", other)
+    return bool(one == other)
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def _short(value: Any) -> str:
+    text = _kind(value) if isinstance(value, torch.Tensor) else repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _tensors(state: Any) -> Iterator[Any]:
+    if isinstance(state, torch.Tensor | np.ndarray):
+        yield state
+    elif isinstance(state, Mapping):
+        for value in state.values():
+            yield from _tensors(value)
+    elif isinstance(state, list | tuple | set | frozenset):
+        for value in state:
+            yield from _tensors(value)
+
+
+# Paths in words.
+
+
+def _weights(say: str) -> Any:
+    return lambda path: say.format(".".join(str(step) for step in path))
+
+
+def _plain(name: str) -> Any:
+    return lambda path: name + "".join(f"[{step!r}]" for step in path)
+
+
+def _is_optimizer(state: Any) -> bool:
+    return isinstance(state, Mapping) and {"state", "param_groups"} <= set(state)
+
+
+def _optimizer(name: str, models: list[dict[str, Any]], state: Any) -> Any:
+    named = parameter_names(models, state)
+    plain = _plain(name)
+
+    def in_words(path: Path) -> str:
+        if len(path) < 3 or path[0] != "state":
+            return str(plain(path))
+        parameter = named.get(path[1], f"parameter {path[1]}")
+        rest = "".join(f"[{step!r}]" for step in path[3:])
+        return f"{name} state of {parameter}: {path[2]}{rest}"
+
+    return in_words

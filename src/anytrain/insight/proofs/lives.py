@@ -1,0 +1,222 @@
+"""Run a script, see its checkpoints come, and kill it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from anytrain.core.errors import BadInput
+from anytrain.engine.checkpoint import manifest
+from anytrain.engine.checkpoint.files import Damaged
+from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest
+
+PLACEHOLDER = "{project}"
+_LOOK_EVERY_S = 0.01
+_DEEPEST = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """What to run, and how it is told where its project folder is."""
+
+    path: str
+    args: tuple[str, ...] = ()
+    project_dir: Path | None = None
+    """The folder that the script always uses, seen from the working folder."""
+    num_processes: int | None = None
+    cpu: bool = False
+
+    def check(self) -> None:
+        """Refuse a script that is not there, or whose project folder nobody knows."""
+        if not Path(self.path).is_file():
+            raise BadInput(
+                f"There is no script {self.path}.",
+                why=f"no such file, seen from {Path.cwd()}.",
+                fix="pass the path of a Python file.",
+            )
+        told = any(PLACEHOLDER in word for word in self.args)
+        if told == (self.project_dir is not None):
+            raise BadInput(
+                f"Cannot tell where {self.path} keeps its checkpoints.",
+                why=f"neither {PLACEHOLDER} is among its arguments, nor --project-dir was passed."
+                if not told
+                else f"both {PLACEHOLDER} and --project-dir say so.",
+                fix=f"write {PLACEHOLDER} for the folder in the script's own arguments, as in "
+                f"`train.py --output_dir {PLACEHOLDER}`; or, where the script has a fixed folder, "
+                "pass --project-dir with it.",
+            )
+        if self.project_dir is not None and not _is_inside(self.project_dir):
+            raise BadInput(
+                f"Cannot use --project-dir {self.project_dir}.",
+                why="each run gets a working folder of its own, and this one lies outside.",
+                fix="pass the folder as the script names it, seen from here; a script with a "
+                f"path from / must take it as an argument: {PLACEHOLDER}.",
+            )
+
+    def command(self, project: Path) -> list[str]:
+        """Return the command that runs it."""
+        args = [word.replace(PLACEHOLDER, str(project)) for word in self.args]
+        launch: list[str] = []
+        if self.num_processes is not None:
+            launch = ["-m", "anytrain", "launch", "--num_processes", str(self.num_processes)]
+            launch += ["--cpu"] if self.cpu else []
+        return [sys.executable, *launch, self.path, *args]
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A checkpoint that was seen: its path in the project, what it says of itself, and when."""
+
+    name: str
+    manifest: Manifest
+    seconds: float
+    """Since the life in which it came began."""
+
+
+@dataclass(slots=True)
+class Trial:
+    """One training in a folder of its own, started as often as it takes."""
+
+    script: Script
+    folder: Path
+    commits: list[Commit] = field(default_factory=list)
+    lives: int = 0
+    _known: set[tuple[str, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.folder.mkdir(parents=True)
+        if self.script.project_dir is not None:
+            mirror(Path.cwd(), self.folder / "working", self.script.project_dir)
+        self.project.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def project(self) -> Path:
+        """The script's project folder in this trial."""
+        own = self.script.project_dir
+        return self.folder / "project" if own is None else self.folder / "working" / own
+
+    @property
+    def log(self) -> Path:
+        """What the newest life has printed."""
+        return self.folder / f"life-{self.lives}.log"
+
+    def live(self, kill_when: Callable[[Life], bool] | None = None) -> int | None:
+        """Start the script; return its exit code, or None where it was killed on the way."""
+        self.lives += 1
+        with _started(self.script, self) as process:
+            life = Life(self, time.monotonic(), len(self.commits))
+            while True:
+                code = process.poll()
+                self.look(life.began)
+                if code is not None:
+                    return code
+                if kill_when is not None and kill_when(life):
+                    return None
+                time.sleep(_LOOK_EVERY_S)
+
+    def look(self, began: float) -> None:
+        """Take note of checkpoints that have come since the last look."""
+        seconds = time.monotonic() - began
+        for folder in sorted(_checkpoints(self.project, _DEEPEST)):
+            with suppress(Damaged, OSError):
+                found = manifest.read(folder)
+                key = (str(folder.relative_to(self.project)), found.created_ns)
+                if key not in self._known:
+                    self._known.add(key)
+                    self.commits.append(Commit(key[0], found, seconds))
+
+    @property
+    def newest(self) -> Commit | None:
+        """The checkpoint that was committed last."""
+        return max(self.commits, key=lambda c: c.manifest.created_ns, default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One start of a script."""
+
+    trial: Trial
+    began: float
+    """On the monotonic clock."""
+    num_before: int
+    """The checkpoints that earlier lives had left."""
+
+    @property
+    def seconds(self) -> float:
+        """How long it has lasted."""
+        return time.monotonic() - self.began
+
+    @property
+    def own_commits(self) -> list[Commit]:
+        """The checkpoints that came in this life."""
+        return self.trial.commits[self.num_before :]
+
+
+@contextmanager
+def _started(script: Script, trial: Trial) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the script; whatever of it is left in the end is killed, with all its children."""
+    working = trial.folder / "working"
+    with trial.log.open("wb") as log:
+        process = subprocess.Popen(
+            script.command(trial.project),
+            cwd=working if working.is_dir() else None,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        yield process
+    finally:
+        kill(process.pid)
+        process.wait()
+
+
+def kill(pid: int) -> None:
+    """Kill a process and all its descendants with SIGKILL, as a machine that fails does."""
+    with suppress(psutil.NoSuchProcess):
+        first = psutil.Process(pid)
+        for process in [first, *first.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+
+
+def mirror(source: Path, target: Path, own: Path) -> None:
+    """Make a folder of links to everything in `source`, except for the path `own` inside it."""
+    target.mkdir(parents=True, exist_ok=True)
+    first = own.parts[0]
+    for entry in sorted(os.listdir(source)) if source.is_dir() else []:
+        if entry != first:
+            (target / entry).symlink_to(source / entry)
+    if len(own.parts) > 1:
+        mirror(source / first, target / first, Path(*own.parts[1:]))
+
+
+def _is_inside(folder: Path) -> bool:
+    return not folder.is_absolute() and ".." not in folder.parts and bool(folder.parts)
+
+
+def _checkpoints(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders below that hold a manifest; hidden ones are not committed."""
+    try:
+        inside = [e for e in os.scandir(folder) if e.is_dir() and not e.name.startswith(".")]
+    except OSError:
+        return  # it went while we looked
+    for entry in inside:
+        path = Path(entry.path)
+        if (path / MANIFEST).exists():
+            yield path
+        elif depth:
+            yield from _checkpoints(path, depth - 1)
+
+
+def last_lines(log: Path, most: int = 20) -> Sequence[str]:
+    """Return the end of what a script has printed."""
+    return log.read_text(errors="replace").splitlines()[-most:]
