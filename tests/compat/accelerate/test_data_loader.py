@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
+import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -90,8 +93,22 @@ def test_a_prepared_loader_is_of_the_class_that_scripts_ask_for(
     assert loader.gradient_state.num_steps == 1
 
 
-def test_a_pickled_run_brings_its_loaders_with_it() -> None:
+def test_an_abandoned_run_is_freed_at_once_though_a_loader_was_being_walked() -> None:
     accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(list(range(8)), batch_size=2))
+    walked = iter(loader)
+    next(walked)
+    gone = [weakref.ref(accelerator), weakref.ref(loader)]
+    gc.disable()  # a cycle would wait for the collector, with the model in the device's memory
+    try:
+        del accelerator, loader, walked
+        assert [ref() for ref in gone] == [None, None]
+    finally:
+        gc.enable()
+
+
+def test_a_pickled_run_brings_its_loaders_with_it(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path)
     data = torch.utils.data.TensorDataset(torch.arange(10))
     loader = accelerator.prepare(DataLoader(data, batch_size=2))
     loader.set_epoch(2)

@@ -29,9 +29,12 @@ Place = str | os.PathLike[str]
 class BetweenSteps:
     """What may happen between two steps: a save behind the loop ends, a signal has come."""
 
-    def __init__(self, tell_outcome: Callable[[], None]) -> None:
-        self._tell_outcome = tell_outcome
+    def __init__(self) -> None:
+        self.writer: checkpoint.Writer | None = None
         self.interrupts: Interrupts | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BetweenSteps, ()  # a pickled run neither writes nor listens for signals
 
     def arm(self) -> None:
         """Begin to listen for signals, where there is a place to save."""
@@ -40,7 +43,8 @@ class BetweenSteps:
 
     def boundary(self) -> None:
         """Tell how a save behind the loop went; leave, if a signal asks for it."""
-        self._tell_outcome()
+        if self.writer is not None:
+            tell_failure(self.writer.poll())
         if self.interrupts is not None:
             self.interrupts.boundary()
 
@@ -50,12 +54,19 @@ class BetweenSteps:
             self.interrupts.disarm()
 
 
+def tell_failure(outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
+    """Give notice of a save that failed; return whether it did."""
+    if not isinstance(outcome, checkpoint.SaveFailed):
+        return False
+    warnings.warn(str(outcome), Notice, stacklevel=3)
+    return True
+
+
 class Saving:
     """Checkpoints, exported models, and what is registered with them."""
 
     project_configuration: ProjectConfiguration
     _run: Run
-    _writer: checkpoint.Writer | None
     _between: BetweenSteps
     _registered: list[Any]
     _save_hooks: OrderedDict[int, Callable[..., None]]
@@ -86,7 +97,7 @@ class Saving:
         self.finish_saving()
         if blocking:
             outcome = store.save(name, take, world=found.world)
-            if self._told_failure(outcome):
+            if tell_failure(outcome):
                 return os.fspath(store.root / name)
         else:
             self._writer_for(store).begin(name, take)
@@ -96,27 +107,19 @@ class Saving:
 
     def finish_saving(self) -> None:
         """Wait until a save behind the loop is committed, and tell if it failed."""
-        if self._writer is not None:
-            for outcome in self._writer.finish():
-                self._told_failure(outcome)
+        if self._between.writer is not None:
+            for outcome in self._between.writer.finish():
+                tell_failure(outcome)
 
     def _writer_for(self, store: checkpoint.Store) -> checkpoint.Writer:
         """Return the writer for a folder; the next save reuses the memory of the last."""
-        if self._writer is None or self._writer.root != store.root:
+        writer = self._between.writer
+        if writer is None or writer.root != store.root:
             found = self._run.session
             wait = partial(found.backend.synchronize, found.device)
-            self._writer = checkpoint.Writer(store, world=found.world, synchronize=wait)
-        return self._writer
-
-    def _tell_outcome(self) -> None:
-        if self._writer is not None:
-            self._told_failure(self._writer.poll())
-
-    def _told_failure(self, outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
-        if not isinstance(outcome, checkpoint.SaveFailed):
-            return False
-        warnings.warn(str(outcome), Notice, stacklevel=3)
-        return True
+            writer = checkpoint.Writer(store, world=found.world, synchronize=wait)
+            self._between.writer = writer
+        return writer
 
     def load_state(self, input_dir: Place | None = None, **unused: Any) -> None:
         """Put a saved run back; without a folder, the newest whole checkpoint of the project."""
@@ -154,7 +157,7 @@ class Saving:
         """Save and leave between two steps when a signal asks, where there is a place to save."""
         self._registered = []
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
-        self._writer, self._between = None, BetweenSteps(self._tell_outcome)
+        self._between = BetweenSteps()
         if self.project_configuration.project_dir is not None:
             found = self._run.session
             beats = found.environment.beats
