@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from anytrain.core.errors import BadInput, CheckpointError, Notice
+from anytrain.core.errors import BadInput, BadType, CheckpointError, Notice
 from anytrain.doors.accelerator.options import ProjectConfiguration
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
@@ -77,7 +77,7 @@ class Saving:
         output_dir: Place | None = None,
         safe_serialization: bool = True,
         blocking: bool = True,
-        **unused: Any,
+        **save_model_func_kwargs: Any,
     ) -> str:
         """Write the whole run to a folder that is whole or absent; return its path.
 
@@ -87,6 +87,7 @@ class Saving:
         Where there is no room, or a weight is not finite, a notice says so, the previous
         checkpoint stays, and training goes on. The main process's folder counts for all.
         """
+        _refuse_unknown("save_state", save_model_func_kwargs)
         store, name = self._store_for(self._main_says(output_dir), saving=True)
         hooks = list(self._save_hooks.values())
         found, registered = self._run.session, self._registered
@@ -121,8 +122,27 @@ class Saving:
             self._between.writer = writer
         return writer
 
-    def load_state(self, input_dir: Place | None = None, **unused: Any) -> None:
-        """Put a saved run back; without a folder, the newest whole checkpoint of the project."""
+    def load_state(
+        self,
+        input_dir: Place | None = None,
+        load_kwargs: dict[str, Any] | None = None,
+        strict: bool = True,
+        map_location: str | None = None,
+        **load_model_func_kwargs: Any,
+    ) -> None:
+        """Put a saved run back; without a folder, the newest whole checkpoint of the project.
+
+        Tensors go where the objects they belong to are, so `map_location` has nothing to decide;
+        nothing is unpickled, so neither have `load_kwargs`, which HF hands to torch.load.
+        With `strict=False` a model may miss weights or find ones it has no place for.
+        """
+        _refuse_unknown("load_state", load_model_func_kwargs)
+        if map_location not in (None, "cpu", "on_device"):
+            raise BadType(
+                f"Cannot load to map_location={map_location!r}.",
+                why="known are 'cpu' and 'on_device'; tensors follow their objects in any case.",
+                fix="leave it out.",
+            )
         world, input_dir = self._run.session.world, self._main_says(input_dir)
         if input_dir is None:
             store, _ = self._store_for(None, saving=False)
@@ -143,7 +163,7 @@ class Saving:
         else:
             loaded = checkpoint.load(input_dir, world=world)
         hooks = list(self._load_hooks.values())
-        snapshot.restore(self._run, self._registered, loaded, hooks)
+        snapshot.restore(self._run, self._registered, loaded, hooks, strict=strict)
 
     def resume(self) -> bool:
         """Load the project's newest whole checkpoint; return whether there was one."""
@@ -261,3 +281,14 @@ class Saving:
             return checkpoint.Store(root, retention=keep), name
         path = Path(folder)
         return checkpoint.Store(path.parent), path.name
+
+
+def _refuse_unknown(call: str, options: dict[str, Any]) -> None:
+    """Refuse options that would have no effect, instead of dropping them without a word."""
+    if options:
+        names = ", ".join(sorted(options))
+        raise BadType(
+            f"{call}() does not know {names}.",
+            why="a checkpoint has one layout here, and there is nothing for them to change.",
+            fix=f"call {call}() without {names}.",
+        )

@@ -54,7 +54,9 @@ def prepare_loader(
     if options.split_batches and world.size > 1:
         check_split(size, world.size)
     drop_last = bool(loader.drop_last or getattr(_batch_sampler(loader), "drop_last", False))
-    base, generator = _seeded(loader, options), None
+    base = _seeded(loader, options)
+    # A generator that the user has given is part of the position, also in one process.
+    generator = getattr(getattr(_batch_sampler(base), "sampler", None), "generator", None)
     if world.size > 1 and not dispatching:
         base, generator = _sharded(base, session, options)
     base, tickets = _ticketed(_patient(base))

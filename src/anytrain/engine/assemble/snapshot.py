@@ -54,12 +54,31 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
         meta={
             "plan": {name: choice.value for name, choice in session.plan.reasons().items()},
             "num_models": len(kept),
+            "parameters": _parameters(models, run),
             "seed": torch.initial_seed(),
         },
     )
 
 
-def restore(run: Run, registered: list[Any], loaded: Loaded, hooks: list[LoadHook]) -> None:
+def _parameters(models: list[torch.nn.Module], run: Run) -> dict[str, list[str | None]]:
+    """Return the names of each optimizer's parameters, whose state knows them by number."""
+    names = {id(p): name for model in models for name, p in model.named_parameters()}
+    return {
+        _name("optimizer", position): [
+            names.get(id(p)) for group in optimizer.param_groups for p in group["params"]
+        ]
+        for position, optimizer in enumerate(run.optimizers)
+    }
+
+
+def restore(
+    run: Run,
+    registered: list[Any],
+    loaded: Loaded,
+    hooks: list[LoadHook],
+    *,
+    strict: bool = True,
+) -> None:
     """Put a saved run back; a part that is missing is an error, never a fresh default."""
     session = run.session
     models = list(run.models)
@@ -68,7 +87,8 @@ def restore(run: Run, registered: list[Any], loaded: Loaded, hooks: list[LoadHoo
     kept = [m for m in run.models if any(m is left for left in models)]
     _check_count("model", len(kept), int(loaded.meta["num_models"]), loaded)
     for position, model in enumerate(kept):
-        loaded.load_model(run.unwrap(model, keep_forward=True, keep_compiled=False), position)
+        inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
+        loaded.load_model(inner, position, strict=strict)
     for kind, objects in _stateful(run, registered).items():
         saved = sum(1 for name in loaded.part_names if name == kind or _is_nth(name, kind))
         _check_count(kind, len(objects), saved, loaded)
