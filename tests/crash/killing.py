@@ -12,6 +12,7 @@ just told of (its start, a batch, an update, a save, its end), and how long afte
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import random
@@ -41,6 +42,13 @@ KINDS: dict[str, tuple[list[str], int]] = {
     "behind": (["--behind"], 1),
     "two-ranks": ([], 2),
     "two-ranks-behind": (["--behind", "--workers", "2"], 2),
+    # Saves in the last step of an epoch, and between two epochs.
+    "epoch-ends": (["--samples", "48", "--epochs", "3"], 1),
+    "two-ranks-epoch-ends": (["--samples", "48", "--epochs", "5"], 2),
+    "between-epochs": (["--save-epochs", "--epochs", "4"], 1),
+    "two-ranks-between-epochs": (["--save-epochs", "--epochs", "4"], 2),
+    "own-generator": (["--own-generator", "--epochs", "3"], 1),
+    "two-ranks-own-generator": (["--own-generator", "--epochs", "4"], 2),
     "careless": (["--careless"], 1),
 }
 AHEAD = 5  # a life is killed within so many updates, or a training would see few kills
@@ -81,7 +89,9 @@ class Job:
                 os.environ.update({name: str(value) for name, value in place.items()})
                 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
             mortal.main([str(self.folder), *self.words])
-            threading._shutdown()  # an interpreter that ends waits for its threads
+            # What an interpreter does that ends: wait for threads, say goodbye to the others.
+            threading._shutdown()
+            atexit._run_exitfuncs()
             code = 0
         except SystemExit as end:
             code = int(end.code or 0)

@@ -103,6 +103,8 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=50)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--workers", type=int, default=0)
+    parser.add_argument("--save-epochs", action="store_true", help="save after epochs alone")
+    parser.add_argument("--own-generator", action="store_true", help="shuffle with one of our own")
     parser.add_argument("--accumulation", type=int, default=2)
     parser.add_argument("--pause", type=float, default=0.0, help="seconds that each batch takes")
     parser.add_argument("--behind", action="store_true", help="save in the background")
@@ -135,7 +137,10 @@ class Run:
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 0.95**n)
         data = Augmented(options.samples, options.poisoned)
-        loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=options.workers)
+        own = torch.Generator().manual_seed(5) if options.own_generator else None
+        loader = DataLoader(
+            data, batch_size=4, shuffle=True, num_workers=options.workers, generator=own
+        )
         self.model, self.optimizer, self.scheduler, self.loader = self.accelerator.prepare(
             model, optimizer, scheduler, loader
         )
@@ -148,6 +153,8 @@ class Run:
             self.model.train()
             for batch in self.loader:
                 self.step(batch)
+            if self.options.save_epochs:
+                self.save()
         self.save()
         self.accelerator.wait_for_everyone()
         self.mark("done", skipped=self.accelerator.num_skipped_steps)
@@ -172,7 +179,7 @@ class Run:
         self.progress.updates += 1
         self.mark("update")
         self.trouble()
-        if self.progress.updates % 3 == 0:
+        if self.progress.updates % 3 == 0 and not self.options.save_epochs:
             self.save()
 
     def save(self) -> None:

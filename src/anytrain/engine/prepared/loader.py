@@ -345,10 +345,12 @@ class PreparedLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: the epoch, the batches handed out, the epoch's generators."""
+        generator = self.walk.generator
         return {
             "iteration": self.iteration,
             "done": self._done,
             "at_start": self._at_start,
+            "generator": None if generator is None else generator.get_state(),
             "seed": self._seed,
             "stream": self._stream,
         }
@@ -361,6 +363,13 @@ class PreparedLoader(DataLoader[Any]):
         ended = begun and self._ended(state["done"])
         self._resume = state if begun and not ended else None
         self.iteration += 1 if ended else 0
+        if (
+            self._resume is None
+            and self.walk.generator is not None
+            and state["generator"] is not None
+        ):
+            # The next epoch's order is drawn from where the last one left the generator.
+            self.walk.generator.set_state(state["generator"])
 
     def _ended(self, done: int) -> bool:
         """Whether the last batch had been handed out: what is left of that epoch is nothing."""
