@@ -26,6 +26,7 @@ from anytrain.machine.processes import notes
 DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.05
 _AGREE_S = 20.0
+_PATIENCE_S = 5.0
 _generations = count()
 
 
@@ -40,29 +41,40 @@ class Interrupts:
         self,
         world: World,
         save: Callable[[], str],
+        is_walking: Callable[[], bool],
         *,
         signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS,
         beats: str | None = None,
     ) -> None:
         self._world = world
         self._save = save
+        self._is_walking = is_walking
         self._signals = signals
         self._beats = beats
-        self._prefix = f"stop/{next(_generations)}"
-        self._wanted: int | None = None
-        self._passed = 0
-        self._last: int | None = None
-        self._acknowledged = False
         self._lock = threading.Lock()
         self._decided = threading.Event()
         self._done = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
         self._thread: threading.Thread | None = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Begin anew: a notebook's next loop must not stop for an old signal."""
+        self._prefix = f"stop/{next(_generations)}"
+        self._wanted: int | None = None
+        self._own_interrupts = 0
+        self._is_leaving = False
+        self._passed = 0
+        self._last: int | None = None
+        self._acknowledged = False
+        self._decided.clear()
+        self._done.clear()
 
     def arm(self) -> None:
         """Take the signals, in the main thread alone; start to listen to the other ranks."""
         if self._before or threading.current_thread() is not threading.main_thread():
             return
+        self._forget()
         self._before = {number: signal.signal(number, self._note) for number in self._signals}
         # A thread that talks to the store must be gone before the interpreter is taken down.
         atexit.register(self.disarm)
@@ -83,15 +95,33 @@ class Interrupts:
         self._before = {}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if notes.peer_died(
-            self._beats
-        ):  # the launcher ends us because another rank died: nothing to save
+        if notes.peer_died(self._beats):  # the launcher ends the survivors: nothing to save
             os._exit(128 + number)
-        if self._wanted is not None and number == signal.SIGINT:  # the second one stops at once
+        # Only this process's own are counted: a peer's wish is no second Ctrl-C.
+        self._own_interrupts += number == signal.SIGINT
+        if self._own_interrupts > 1:
             self.disarm()
             raise KeyboardInterrupt
+        if self._is_leaving or self._wanted == number:
+            if not self._is_leaving and not self._is_walking():
+                self._yield_to_default(number)
+            return
         self._wanted = number
         _say(f"anytrain: {signal.Signals(number).name}: saving after this step, then stopping.")
+        if not self._is_walking():
+            reminder = threading.Timer(_PATIENCE_S, self._remind, (number,))
+            reminder.daemon = True
+            reminder.start()
+
+    def _remind(self, number: int) -> None:
+        """Ask once more where no loop has come that could have stopped."""
+        if not self._is_walking() and not self._done.is_set():
+            os.kill(os.getpid(), number)
+
+    def _yield_to_default(self, number: int) -> None:
+        """Outside any loop there is no step to finish: do what the signal does by itself."""
+        self.disarm()
+        signal.raise_signal(number)
 
     def boundary(self) -> None:
         """Between two steps: leave here if this is the step after which every rank stops."""
@@ -111,8 +141,11 @@ class Interrupts:
         self._passed += 1
 
     def _leave(self, number: int) -> None:
-        self.disarm()
-        told = self._save()
+        self._is_leaving = True  # a repeated SIGTERM must not kill the save it asked for
+        try:
+            told = self._save()
+        finally:
+            self.disarm()
         if self._world.rank == 0:
             _say(f"anytrain: {told}")
         notes.leave(self._beats, self._world.rank, "preempted", told)
@@ -157,7 +190,7 @@ class Interrupts:
     def _decide(self, last_key: str) -> None:
         board = self._world.board
         deadline = time.monotonic() + _AGREE_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline and not self._done.is_set():
             told = [board.read(f"{self._prefix}/passed/{r}") for r in range(self._world.size)]
             if all(value is not None for value in told):
                 board.post(last_key, str(max(int(value) for value in told if value is not None)))
@@ -166,4 +199,5 @@ class Interrupts:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)  # noqa: T201 -- the last words of a run
+    # Not through sys.stderr: a signal may have come in the middle of a print.
+    os.write(2, f"{text}\n".encode())

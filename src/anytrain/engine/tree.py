@@ -15,26 +15,41 @@ from anytrain.core.errors import BadInput, BadType
 Leaf = Callable[[torch.Tensor], Any]
 
 
-def map_tensors(function: Leaf, tree: Any, *, skip_keys: tuple[str, ...] = ()) -> Any:
+def map_tensors(
+    function: Leaf,
+    tree: Any,
+    *,
+    skip_keys: tuple[str, ...] = (),
+    movable: Callable[[Any], Any] | None = None,
+) -> Any:
     """Return the same tree with `function` applied to each tensor.
+
+    `movable` is applied to other things that have a `.to`, such as a graph library's batches.
 
     >>> map_tensors(lambda t: t * 2, {"a": torch.tensor(1), "b": ["x", torch.tensor(2)]})
     {'a': tensor(2), 'b': ['x', tensor(4)]}
     """
     if isinstance(tree, torch.Tensor):
         return function(tree)
+    if movable is not None and hasattr(tree, "to") and not _is_plain(tree):
+        return movable(tree)
     if isinstance(tree, Mapping):
         # Items outside the tree's own type's reach (BatchEncoding, ModelOutput) survive by type().
         return _like(
             tree,
             {
-                key: value if key in skip_keys else map_tensors(function, value)
+                key: value if key in skip_keys else map_tensors(function, value, movable=movable)
                 for key, value in tree.items()
             },
         )
     if isinstance(tree, (list, tuple)):
-        return _like(tree, [map_tensors(function, value) for value in tree])
+        return _like(tree, [map_tensors(function, value, movable=movable) for value in tree])
     return tree
+
+
+def _is_plain(tree: Any) -> bool:
+    """Whether it is one of Python's containers, and no object that moves itself."""
+    return type(tree) in (dict, list, tuple) or isinstance(tree, (str, bytes))
 
 
 def _like(original: Any, values: Any) -> Any:

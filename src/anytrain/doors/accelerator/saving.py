@@ -162,6 +162,7 @@ class Saving:
             return
         else:
             loaded = checkpoint.load(input_dir, world=world)
+            self._count_on_from(Path(input_dir))
         hooks = list(self._load_hooks.values())
         snapshot.restore(self._run, self._registered, loaded, hooks, strict=strict)
 
@@ -181,7 +182,10 @@ class Saving:
         if self.project_configuration.project_dir is not None:
             found = self._run.session
             beats = found.environment.beats
-            self._between.interrupts = Interrupts(found.world, self._save_interrupted, beats=beats)
+            cursor = found.cursor
+            self._between.interrupts = Interrupts(
+                found.world, self._save_interrupted, lambda: cursor.loader is not None, beats=beats
+            )
             found.cursor.stops = self._between
 
     def _save_interrupted(self) -> str:
@@ -190,11 +194,22 @@ class Saving:
         named = self.project_configuration.automatic_checkpoint_naming
         folder = f"{self.project_configuration.project_dir}/checkpoints/step-{cursor.updates:09}"
         self.finish_saving()
+        if named:
+            self._take_free_number()
         before = self.project_configuration.iteration
         path = self.save_state(None if named else folder)
         if self.project_configuration.iteration == before:
             return f"the run could not be saved after step {cursor.updates}; see the notice above."
         return f"saved {path} after step {cursor.updates}. Start the same command to go on."
+
+    def _take_free_number(self) -> None:
+        """Number the next checkpoint so that it meets none that is there already."""
+        config = self.project_configuration
+        root = Path(config.project_dir or "") / "checkpoints"
+        free = config.iteration
+        while (root / f"checkpoint_{free}").exists():
+            free += 1
+        config.iteration = self._run.session.world.broadcast_object(free)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
         """Save and restore these too: anything with state_dict() and load_state_dict()."""

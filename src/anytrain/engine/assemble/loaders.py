@@ -78,7 +78,15 @@ def prepare_loader(
         tickets=tickets,
         stream=_stream(base),
     )
-    return PreparedLoader(base, walk, drop_last)
+    # Shared here, where every rank is: later a single rank may look at a batch alone.
+    seed = world.broadcast_object(torch.initial_seed()) if tickets is not None else None
+    return PreparedLoader(base, walk, drop_last, seed)
+
+
+def _own_generator(loader: DataLoader[Any]) -> torch.Generator | None:
+    """Return a generator that the user gave to the sampler; None where orders are global's."""
+    generator = getattr(getattr(_batch_sampler(loader), "sampler", None), "generator", None)
+    return generator if isinstance(generator, torch.Generator) else None
 
 
 def _patient(loader: DataLoader[Any]) -> DataLoader[Any]:

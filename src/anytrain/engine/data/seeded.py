@@ -96,12 +96,21 @@ class SeededDataset:
     def __len__(self) -> int:
         return len(self.dataset)
 
+    def __getattr__(self, name: str) -> Any:
+        if name == "dataset":  # not yet set: an unpickled one is being made
+            raise AttributeError(name)
+        return getattr(self.dataset, name)
+
     def __getitems__(self, tickets: list[Ticket]) -> Drawn:
         drawn = Drawn()
         drawn.seed = tickets[0].seed if tickets else 0
         # A worker's generators are its own; the main process's are also the model's.
         drawn.before = hold() if get_worker_info() is None else None
         try:
+            if hasattr(self.dataset, "__getitems__") and tickets:
+                seed_all(tickets[0].seed)  # the dataset loads a batch at once, under one seed
+                drawn.extend(self.dataset.__getitems__([ticket.index for ticket in tickets]))
+                return drawn
             for ticket in tickets:
                 seed_all(ticket.seed)
                 drawn.append(self.dataset[ticket.index])

@@ -50,6 +50,7 @@ class Cursor:
         self.micro = 0
         self.updates = 0
         self.stops: Stops | None = None
+        self._updates_before = 0
         self._open: list[weakref.ref[Walked]] = []
 
     def __getstate__(self) -> dict[str, Any]:
@@ -57,8 +58,15 @@ class Cursor:
         return {**self.__dict__, "_open": [], "stops": None}
 
     def between(self, loader: Walked) -> None:
-        """The loop asks for its next batch: if an update is complete, the run may end here."""
-        if self.stops is not None and self.sync and self._open[0]() is loader:
+        """The loop asks for its next batch: after an update of its own the run may end here.
+
+        An evaluation makes no updates: ending inside it would lose the rest of it. A run that
+        never makes one (its optimizer was not prepared) may end after any batch.
+        """
+        moved = self.updates != self._updates_before or self.updates == 0
+        outermost = bool(self._open) and self._open[0]() is loader
+        if self.stops is not None and self.sync and moved and outermost:
+            self._updates_before = self.updates
             self.stops.boundary()
 
     def next_micro(self) -> bool:
@@ -100,8 +108,12 @@ class Cursor:
         self._open.append(weakref.ref(loader))
 
     def leave(self, loader: Walked) -> None:
-        """Note that a loader is done or was left early."""
-        self._open = [ref for ref in self._open if ref() is not loader and ref() is not None]
+        """Note that a loader is done or was left early; one walk of it, if there are two."""
+        for position in reversed(range(len(self._open))):
+            if self._open[position]() is loader:
+                del self._open[position]
+                break
+        self._open = [ref for ref in self._open if ref() is not None]
 
     @property
     def open_loaders(self) -> list[Walked]:

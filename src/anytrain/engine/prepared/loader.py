@@ -7,12 +7,14 @@ reports is that of the batch handed out, not of the ones read ahead.
 from __future__ import annotations
 
 import copy
+import random
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -38,9 +40,11 @@ class Placement:
     def __call__(self, batch: Any) -> Any:
         """Return the batch on the device."""
         place, device, non_blocking = self.backend.place, self.device, self.non_blocking
-        if not isinstance(batch, (dict, list, tuple, torch.Tensor)) and hasattr(batch, "to"):
-            return batch.to(device)
-        return map_tensors(lambda tensor: place(tensor, device, non_blocking), batch)
+        return map_tensors(
+            lambda tensor: place(tensor, device, non_blocking),
+            batch,
+            movable=lambda thing: thing.to(device),
+        )
 
 
 @dataclass(slots=True)
@@ -100,7 +104,9 @@ class PreparedLoader(DataLoader[Any]):
     _stream: dict[str, Any] | None
     _dealer: Any
 
-    def __init__(self, base: DataLoader[Any], walk: Walk, drop_last: bool) -> None:
+    def __init__(
+        self, base: DataLoader[Any], walk: Walk, drop_last: bool, seed: int | None = None
+    ) -> None:
         # DataLoader.__init__ is not called: `base` is the loader, this one only walks it.
         self.__dict__.update(
             base_dataloader=base,
@@ -112,7 +118,7 @@ class PreparedLoader(DataLoader[Any]):
             _done=0,
             _at_start=None,
             _resume=None,
-            _seed=None,
+            _seed=seed,
             _stream=None,
             _dealer=None,
         )
@@ -180,10 +186,17 @@ class PreparedLoader(DataLoader[Any]):
                     walk.cursor.between(self)
                 current = following
             self.iteration += 1
-            self._done = 0
-            self._at_start = None
+            self._rewind()
+        except GeneratorExit:  # left early, by a break: the next walk begins at the start
+            self._rewind()
+            raise
         finally:
             walk.cursor.leave(self)
+
+    def _rewind(self) -> None:
+        self._done = 0
+        self._at_start = None
+        self._stream = None
 
     def _begin(self, resume: dict[str, Any] | None) -> None:
         """Start an epoch: share the order, and note the generators it is drawn from."""
@@ -199,14 +212,9 @@ class PreparedLoader(DataLoader[Any]):
         else:
             if walk.rng_types:
                 rng.share(walk.rng_types, walk.world, walk.backend, walk.device, walk.generator)
-            self._at_start = {
-                "torch": torch.get_rng_state(),
-                "generator": None if walk.generator is None else walk.generator.get_state(),
-            }
+            self._at_start = {**_process_generators(), "generator": self._generator_state()}
         if walk.tickets is not None:
-            if self._seed is None:  # every rank draws from the main process's seed
-                self._seed = walk.world.broadcast_object(torch.initial_seed())
-            walk.tickets.begin(self._seed, self.iteration)
+            walk.tickets.begin(self._seed or 0, self.iteration)
 
     def _after(self, done: int, resume: dict[str, Any] | None) -> Iterator[Any]:
         """Return the epoch's batches less the first ones, in the order a checkpoint names.
@@ -216,7 +224,7 @@ class PreparedLoader(DataLoader[Any]):
         """
         if not done and resume is None:
             return self._batches(self.base_dataloader)
-        now = torch.get_rng_state()
+        now = _process_generators()
         before = None if resume is None else self._take_order(resume["at_start"])
         base, drop = self._rest(done, resume)
         batches = self._batches(base)
@@ -224,7 +232,7 @@ class PreparedLoader(DataLoader[Any]):
             next(batches, _NOTHING)
         first = next(batches, _NOTHING)  # draws the permutation
         if resume is not None:
-            torch.set_rng_state(now)
+            _set_process_generators(now)
         if before is not None:
             self.get_sampler().generator = before
         return _chain(first, batches)
@@ -237,7 +245,7 @@ class PreparedLoader(DataLoader[Any]):
         shared generator if it must be put back once the order is drawn.
         """
         walk = self.walk
-        torch.set_rng_state(at_start["torch"])
+        _set_process_generators(at_start)
         if at_start["generator"] is None:
             if walk.generator is None:
                 return None
@@ -253,10 +261,12 @@ class PreparedLoader(DataLoader[Any]):
         each, base = self._per_batch, self.base_dataloader
         if isinstance(self.dataset, IterableDataset):
             return base, self.walk.catch_up(done // each, resume and resume["stream"])
-        dealt = self.batch_sampler
+        dealt = self._source()
         if isinstance(dealt, BatchSamplerShard) and done % each:
             # Another number of ranks began this epoch: skip first, then deal.
             self._dealer = dealt.after(done)
+            if self.batch_sampler is None:  # a batch sampler in the sampler's place
+                return rebuild(base, sampler=self._dealer, batch_size=None), 0
             return rebuild(base, batch_sampler=_ticketed(self._dealer, self.walk.tickets)), 0
         local = done // each if isinstance(dealt, BatchSamplerShard) else done
         rest = skipping(base, local)
@@ -267,7 +277,7 @@ class PreparedLoader(DataLoader[Any]):
         if not walk.dispatching or walk.world.size == 1:  # alone, a batch stays as it is
             return iter(base)
         return dispatch(
-            iter(base),
+            iter(base) if walk.world.rank == 0 else iter(()),
             walk.world,
             walk.device,
             split_batches=walk.split_batches,
@@ -345,41 +355,35 @@ class PreparedLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position: the epoch, the batches handed out, the epoch's generators."""
-        generator = self.walk.generator
         return {
             "iteration": self.iteration,
             "done": self._done,
             "at_start": self._at_start,
-            "generator": None if generator is None else generator.get_state(),
+            "generator": self._generator_state(),
             "seed": self._seed,
             "stream": self._stream,
         }
+
+    def _generator_state(self) -> torch.Tensor | None:
+        """Return the state of the generator that orders are drawn from, where it is no global."""
+        generator = self.walk.generator
+        return None if generator is None else generator.get_state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue, at the next walk, after the batches that `state` counts."""
         self.iteration = state["iteration"]
         self._seed = state["seed"]
-        begun = state["at_start"] is not None
-        ended = begun and self._ended(state["done"])
-        self._resume = state if begun and not ended else None
-        self.iteration += 1 if ended else 0
-        if (
-            self._resume is None
-            and self.walk.generator is not None
-            and state["generator"] is not None
-        ):
-            # The next epoch's order is drawn from where the last one left the generator.
-            self.walk.generator.set_state(state["generator"])
-
-    def _ended(self, done: int) -> bool:
-        """Whether the last batch had been handed out: what is left of that epoch is nothing."""
-        try:
-            return bool(done >= len(self) * self._per_batch)
-        except TypeError:
-            return False
+        # A position at the very end counts too: the next walk then only ends that epoch, so that
+        # what the loop does after an epoch is done once.
+        self._resume = state if state["at_start"] is not None else None
+        if state["generator"] is not None:
+            if self.walk.generator is None and hasattr(self.get_sampler(), "generator"):
+                self.walk.generator = self.get_sampler().generator = torch.Generator()
+            if self.walk.generator is not None:
+                self.walk.generator.set_state(state["generator"])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PreparedLoader, (self.base_dataloader, self.walk, self._drop_last)
+        return PreparedLoader, (self.base_dataloader, self.walk, self._drop_last, self._seed)
 
 
 class SkippedLoader(DataLoader[Any]):
@@ -405,6 +409,21 @@ class SkippedLoader(DataLoader[Any]):
 
 
 _NOTHING = object()
+
+
+def _process_generators() -> dict[str, Any]:
+    """Return the process's own generators: samplers draw orders from any of them."""
+    return {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
+
+
+def _set_process_generators(state: dict[str, Any]) -> None:
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
 
 
 def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
