@@ -130,7 +130,8 @@ def _show(path: Path, manifest: Manifest) -> None:
     facts.add_row("metrics", _metrics(manifest))
     facts.add_row("versions", ", ".join(f"{k} {v}" for k, v in manifest.versions.items()))
     for name, value in (manifest.meta or {}).items():
-        facts.add_row(escape(str(name)), escape(json.dumps(value)))
+        if name != "parameters":  # hundreds of names, for programs to read
+            facts.add_row(escape(str(name)), escape(json.dumps(value)))
     console.print(facts)
     table = Table("file", "size", "tensors", "values")
     for row in _file_rows(path, manifest):

@@ -25,6 +25,10 @@ _COMMANDS = {
     "test": ("anytrain.cli.selftest:selftest", "Check processes and a few training steps here."),
     "demo": ("anytrain.cli.demo:demo", "Train a small model here and now."),
     "checkpoint": ("anytrain.cli.checkpoint:app", "List, show, verify and prune checkpoints."),
+    "verify-resume": (
+        "anytrain.cli.verify_resume:verify_resume",
+        "Kill your training at random and prove that it resumes exactly.",
+    ),
 }
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +14,7 @@ from anytrain.engine.checkpoint import Loaded
 from anytrain.insight.proofs.parameters import parameter_names
 
 Path = tuple[Any, ...]
+InWords = Callable[[Path], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +65,18 @@ def compare_checkpoints(one: Loaded, other: Loaded) -> list[Part]:
     for name in one.part_names:
         if name in other.part_names:
             states = one.part(name), other.part(name)
-            in_words = _optimizer(name, models, states[0]) if _is_optimizer(states[0]) else None
-            parts.append(_part(name, *states, in_words or _plain(name)))
+            in_words = _plain(name)
+            if _is_optimizer(states[0]):
+                recorded = one.meta.get("parameters", {}).get(name)
+                in_words = _optimizer(name, recorded or parameter_names(models, states[0]))
+            parts.append(_part(name, *states, in_words))
     for name in one.rank_part_names:
         for rank in range(min(one.world_size, other.world_size)):
             if name in other.rank_part_names:
                 states = one.rank_part(name, rank), other.rank_part(name, rank)
-                parts.append(_part(f"{name} of rank {rank}", *states, _plain(f"rank {rank}'s {name}")))
+                parts.append(
+                    _part(f"{name} of rank {rank}", *states, _plain(f"rank {rank}'s {name}"))
+                )
     return parts
 
 
@@ -79,11 +85,9 @@ def compare_states(name: str, one: Any, other: Any) -> Part:
     return _part(name, one, other, _plain(name))
 
 
-def _part(name: str, one: Any, other: Any, in_words: Any) -> Part:
+def _part(name: str, one: Any, other: Any, in_words: InWords) -> Part:
     found = Part(name, num_tensors=sum(1 for _ in _tensors(one)))
-    found.differences = [
-        Difference(in_words(path), what) for path, what in differences(one, other)
-    ]
+    found.differences = [Difference(in_words(path), what) for path, what in differences(one, other)]
     return found
 
 
@@ -98,12 +102,18 @@ def differences(one: Any, other: Any, path: Path = ()) -> Iterator[tuple[Path, s
     elif isinstance(one, Mapping):
         yield from _mappings_differ(one, other, path)
     elif isinstance(one, list | tuple):
-        if len(one) != len(other):
-            yield path, f"has {len(one)} and {len(other)} items"
-        for index, (a, b) in enumerate(zip(one, other, strict=False)):
-            yield from differences(a, b, (*path, index))
+        yield from _sequences_differ(one, other, path)
     elif not _same(one, other):
         yield path, f"is {_short(one)} and {_short(other)}"
+
+
+def _sequences_differ(
+    one: Sequence[Any], other: Sequence[Any], path: Path
+) -> Iterator[tuple[Path, str]]:
+    if len(one) != len(other):
+        yield path, f"has {len(one)} and {len(other)} items"
+    for index, (a, b) in enumerate(zip(one, other, strict=False)):
+        yield from differences(a, b, (*path, index))
 
 
 def _mappings_differ(
@@ -179,11 +189,11 @@ def _tensors(state: Any) -> Iterator[Any]:
 # Paths in words.
 
 
-def _weights(say: str) -> Any:
+def _weights(say: str) -> InWords:
     return lambda path: say.format(".".join(str(step) for step in path))
 
 
-def _plain(name: str) -> Any:
+def _plain(name: str) -> InWords:
     return lambda path: name + "".join(f"[{step!r}]" for step in path)
 
 
@@ -191,14 +201,14 @@ def _is_optimizer(state: Any) -> bool:
     return isinstance(state, Mapping) and {"state", "param_groups"} <= set(state)
 
 
-def _optimizer(name: str, models: list[dict[str, Any]], state: Any) -> Any:
-    named = parameter_names(models, state)
+def _optimizer(name: str, names: Mapping[int, str | None] | Sequence[str | None]) -> InWords:
+    named = names if isinstance(names, Mapping) else dict(enumerate(names))
     plain = _plain(name)
 
     def in_words(path: Path) -> str:
         if len(path) < 3 or path[0] != "state":
-            return str(plain(path))
-        parameter = named.get(path[1], f"parameter {path[1]}")
+            return plain(path)
+        parameter = named.get(path[1]) or f"parameter {path[1]}"
         rest = "".join(f"[{step!r}]" for step in path[3:])
         return f"{name} state of {parameter}: {path[2]}{rest}"
 

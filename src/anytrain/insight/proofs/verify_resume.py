@@ -1,0 +1,237 @@
+"""Prove that a script which is killed and started again ends as one that is left alone.
+
+The script runs once undisturbed and once with SIGKILLs at random moments, each in an empty project
+folder. Its last checkpoints, and the tensor files beside them, must be the same to the last bit.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from anytrain.core.errors import BadInput
+from anytrain.engine import checkpoint
+from anytrain.insight.proofs import kills as killing, losses
+from anytrain.insight.proofs.artifacts import compare_artifacts
+from anytrain.insight.proofs.compare import Difference, Part, compare_checkpoints
+from anytrain.insight.proofs.lives import Commit, Script, Trial, last_lines
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was found."""
+
+    kills: list[int] = field(default_factory=list)
+    """For each kill the step of the newest checkpoint then; 0 where there was none."""
+    parts: list[Part] = field(default_factory=list)
+    when: list[str] = field(default_factory=list)
+    """What is known about the moment at which the two runs part."""
+    is_reproducible: bool | None = None
+    """Whether two undisturbed runs are the same; None where nobody had to ask."""
+    failure: str | None = None
+    """Why the killed run did not get to its end, or did not resume."""
+
+    @property
+    def is_equal(self) -> bool:
+        """Whether resumed equals uninterrupted."""
+        return self.failure is None and not any(part.differences for part in self.parts)
+
+    @property
+    def num_tensors(self) -> int:
+        """How many tensors were compared."""
+        return sum(part.num_tensors for part in self.parts)
+
+    @property
+    def first(self) -> Difference | None:
+        """The first value that differs, in the order of the checkpoint."""
+        return next((d for part in self.parts for d in part.differences), None)
+
+    def __str__(self) -> str:
+        if self.failure is not None:
+            return self.failure
+        if self.is_equal:
+            return (
+                f"resumed equals uninterrupted: {_counted(len(self.kills), 'kill')}, "
+                f"{self.num_tensors} tensors identical"
+            )
+        lines = ["resumed differs from uninterrupted", f"first: {self.first}"]
+        lines.append(f"parts: {_listed(self.parts)}")
+        lines += [f"when: {'; '.join(self.when)}"] if self.when else []
+        return "\n  ".join([*lines, *_advice(self.is_reproducible)])
+
+
+def verify_resume(
+    script: Script,
+    work: Path,
+    *,
+    kills: int = 3,
+    seed: int = 0,
+    say: Callable[[str], None] = lambda text: None,
+) -> Verdict:
+    """Run the script undisturbed and killed, below the folder `work`; return how they compare."""
+    script.check()
+    say("running it uninterrupted")
+    whole = _undisturbed(script, work / "uninterrupted")
+    say(f"it took {_took(whole)}")
+    resumed, verdict = Trial(script, work / "resumed"), Verdict()
+    traps = killing.plan(whole.commits, kills, random.Random(seed))
+    verdict.failure = _killed_to_its_end(resumed, traps, verdict.kills, say)
+    if verdict.failure is None and not verdict.kills:
+        raise BadInput(
+            f"{script.path} cannot be killed on its way.",
+            why="it ended before the first kill was due: its run is too short.",
+            fix="let it train longer, or save less often near its end.",
+        )
+    if verdict.failure is None:
+        verdict.parts = _compared(whole, resumed)
+    if verdict.failure is None and not verdict.is_equal:
+        verdict.when = _when(whole, resumed, verdict.kills)
+        say("they differ: running it uninterrupted once more, to see whether it repeats itself")
+        again = _undisturbed(script, work / "uninterrupted-again")
+        verdict.is_reproducible = not any(p.differences for p in _compared(whole, again))
+    return verdict
+
+
+def _undisturbed(script: Script, folder: Path) -> Trial:
+    trial = Trial(script, folder)
+    code = trial.live()
+    if code != 0:
+        raise BadInput(
+            f"{script.path} failed by itself, with exit code {code}.",
+            why=f"its last lines were:\n{_tail(trial.log)}",
+            fix=f"let it run to its end first; all it printed is in {trial.log}.",
+        )
+    if not trial.commits:
+        raise BadInput(
+            f"{script.path} has saved no checkpoint in {trial.project}.",
+            why="what resumes is compared by its last checkpoint.",
+            fix="call accelerator.save_state() with a folder below the project folder, every now "
+            "and then and once at the end.",
+        )
+    return trial
+
+
+def _killed_to_its_end(
+    trial: Trial,
+    traps: Sequence[killing.Trap],
+    kills: list[int],
+    say: Callable[[str], None],
+) -> str | None:
+    """Kill and start again until it ends; note each kill; return what kept it from its end."""
+    for trap in [*traps, None]:
+        before, seen = trial.newest, len(trial.commits)
+        code = trial.live(trap)
+        new = trial.commits[seen:]
+        if before is not None and new and new[0].manifest.step < before.manifest.step:
+            return _began_anew(trial, before, new[0])
+        if code is None:
+            step = trial.newest.manifest.step if trial.newest else 0
+            kills.append(step)
+            say(f"kill {len(kills)} of {len(traps)}: the newest checkpoint is of step {step}")
+        elif code != 0:
+            return _did_not_start_again(trial, code, kills)
+        else:
+            break
+    return None
+
+
+def _compared(one: Trial, other: Trial) -> list[Part]:
+    if one.newest is None or other.newest is None:
+        missing = Difference("the last checkpoint", "is missing in the second")
+        return [Part("checkpoint", differences=[missing])]
+    first, second = (checkpoint.load(t.project / t.newest.name) for t in (one, other) if t.newest)
+    return compare_checkpoints(first, second) + compare_artifacts(one.project, other.project)
+
+
+def _when(one: Trial, other: Trial, kills: Sequence[int]) -> list[str]:
+    told = [f"it was killed after the checkpoints of steps {', '.join(map(str, kills))}"]
+    unlike = _first_unlike(one.commits, other.commits)
+    if unlike is not None:
+        step, files = unlike
+        told.append(f"the checkpoint of step {step} is the first that differs ({files})")
+    parting = losses.first_parting(
+        losses.read_losses(one.project), losses.read_losses(other.project)
+    )
+    return [*told, str(parting)] if parting is not None else told
+
+
+def _first_unlike(one: Sequence[Commit], other: Sequence[Commit]) -> tuple[int, str] | None:
+    """Return the first step whose checkpoints differ, and their files that do.
+
+    The manifests are enough, and outlast the checkpoints: they hold every file's checksum.
+    """
+    mine = {(c.name, c.manifest.step): c.manifest.files for c in one}
+    for commit in sorted(other, key=lambda c: c.manifest.step):
+        files = mine.get((commit.name, commit.manifest.step))
+        if files is not None:
+            theirs = commit.manifest.files
+            unlike = sorted(name for name in files if theirs.get(name) != files[name])
+            if unlike:
+                return commit.manifest.step, ", ".join(unlike)
+    return None
+
+
+# In words.
+
+
+def _began_anew(trial: Trial, before: Commit, found: Commit) -> str:
+    return (
+        f"{trial.script.path} does not resume: it begins anew.\n"
+        f"  why: there was a checkpoint of step {before.manifest.step}, and the next one that it "
+        f"saved after a kill is of step {found.manifest.step}.\n"
+        "  fix: call accelerator.resume() (or load_state()) after prepare(), before the loop."
+    )
+
+
+def _did_not_start_again(trial: Trial, code: int, kills: Sequence[int]) -> str:
+    return (
+        f"{trial.script.path} failed when it was started again, with exit code {code}.\n"
+        f"  why: after kill {len(kills)} its last lines were:\n{_tail(trial.log)}\n"
+        f"  fix: all it printed is in {trial.log}; its project folder is {trial.project}."
+    )
+
+
+def _advice(is_reproducible: bool | None) -> list[str]:
+    if is_reproducible:
+        return [
+            "why: two uninterrupted runs are the same, so the training depends on something that "
+            "is not in the checkpoint: a moving average, a counter, a cache, an attribute.",
+            "fix: give it state_dict() and load_state_dict(), and pass it to "
+            "accelerator.register_for_checkpointing(); or draw it from the seed and the step.",
+        ]
+    return [
+        "why: two uninterrupted runs differ as well, so no resume could be exact: something is "
+        "drawn from the time, from secrets or from a generator that nobody seeded, or the device "
+        "does not repeat its sums.",
+        "fix: call set_seed() first, draw from python's, numpy's or torch's generators, and on a "
+        "GPU use torch.use_deterministic_algorithms(True).",
+    ]
+
+
+def _listed(parts: Sequence[Part]) -> str:
+    unlike = [
+        f"{p.name} ({len(p.differences)} of {p.num_tensors} tensors)"
+        if p.num_tensors >= len(p.differences)
+        else p.name
+        for p in parts
+        if p.differences
+    ]
+    same = [p.name for p in parts if not p.differences and p.name != "checkpoint"]
+    return f"{', '.join(unlike)}; the same in {', '.join(same) or 'no other'}"
+
+
+def _took(trial: Trial) -> str:
+    steps = [commit.manifest.step for commit in trial.commits]
+    last = trial.commits[-1].seconds
+    saves = _counted(len(steps), "checkpoint")
+    return f"{last:.1f} s to its last save, of step {steps[-1]}; {saves}"
+
+
+def _counted(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
+
+
+def _tail(log: Path) -> str:
+    return "\n".join(f"    {line}" for line in last_lines(log))

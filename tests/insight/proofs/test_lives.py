@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import random
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from anytrain.core.errors import BadInput
+from anytrain.engine.checkpoint.manifest import Manifest
+from anytrain.insight.proofs import kills
+from anytrain.insight.proofs.lives import Commit, Script, Trial, mirror
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working folder with a script and some data."""
+    working = tmp_path / "working"
+    (working / "data").mkdir(parents=True)
+    (working / "runs" / "mine").mkdir(parents=True)
+    (working / "runs" / "mine" / "precious").write_text("old")
+    (working / "runs" / "other").write_text("data")
+    (working / "train.py").write_text("")
+    monkeypatch.chdir(working)
+    return working
+
+
+def test_a_folder_of_links_leaves_the_project_out(here: Path, tmp_path: Path) -> None:
+    target = tmp_path / "links"
+    mirror(here, target, Path("runs/mine"))
+    assert sorted(p.name for p in target.iterdir()) == ["data", "runs", "train.py"]
+    assert (target / "train.py").is_symlink() and not (target / "runs").is_symlink()
+    assert [p.name for p in (target / "runs").iterdir()] == ["other"]
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (Script("none.py"), "no such file"),
+        (Script("train.py"), "neither {project} is among its arguments"),
+        (Script("train.py", ("{project}",), Path("runs")), "both"),
+        (Script("train.py", (), Path("/tmp/runs")), "lies outside"),
+        (Script("train.py", (), Path("../runs")), "lies outside"),
+    ],
+)
+def test_a_project_folder_that_nobody_knows_is_refused(
+    here: Path, script: Script, why: str
+) -> None:
+    with pytest.raises(BadInput) as refused:
+        script.check()
+    assert why in refused.value.why
+
+
+def test_the_placeholder_is_replaced_wherever_it_stands() -> None:
+    script = Script("train.py", ("--out={project}/a", "--lr", "1"), num_processes=2, cpu=True)
+    assert script.command(Path("/p")) == [
+        *(sys.executable, "-m", "anytrain", "launch", "--num_processes", "2", "--cpu"),
+        *("train.py", "--out=/p/a", "--lr", "1"),
+    ]
+
+
+def test_a_life_that_is_killed_leaves_no_process(here: Path, tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    (here / "train.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],\n"
+        "    start_new_session=True)\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\n"
+        "print('waiting', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    trial = Trial(Script("train.py", ("{project}",)), tmp_path / "trial")
+    assert trial.live(lambda life: pids.exists() and pids.read_text().endswith("\n")) is None
+    time.sleep(0.1)
+    for pid in map(int, pids.read_text().split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+    assert trial.log.read_text() == "waiting\n"
+
+
+def commit(step: int, seconds: float) -> Commit:
+    return Commit(f"step-{step}", Manifest(step, step, 1, {}), seconds)
+
+
+@pytest.mark.parametrize("num_commits", [1, 2, 3, 10])
+@pytest.mark.parametrize("num_kills", [1, 3, 12])
+def test_kills_are_spread_over_the_saves(num_commits: int, num_kills: int) -> None:
+    commits = [commit(3 * n, 2.0 + n) for n in range(1, num_commits + 1)]
+    for seed in range(20):
+        traps = kills.plan(commits, num_kills, random.Random(seed))
+        steps = [trap.after_step or 0 for trap in traps]
+        assert len(traps) == num_kills
+        assert steps == sorted(steps)
+        assert all(step < commits[-1].manifest.step for step in steps), "there is work left"
+        assert all(trap.start_s == 3.0 and trap.gap_s in (1.0, 3.0) for trap in traps)
+        if num_commits > 2:
+            assert steps[-1] >= 6
+    again = kills.plan(commits, num_kills, random.Random(0))
+    assert again == kills.plan(commits, num_kills, random.Random(0))

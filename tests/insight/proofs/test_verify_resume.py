@@ -1,0 +1,123 @@
+"""Whole proofs, on a script that saves with the store alone: it starts quickly."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anytrain.core.errors import BadInput
+from anytrain.insight.proofs.lives import Script
+from anytrain.insight.proofs.verify_resume import Verdict, verify_resume
+
+TRAIN = """
+import json, secrets, sys, time
+from pathlib import Path
+import torch
+from anytrain.engine.checkpoint import Snapshot, Store
+
+out, mistake = Path(sys.argv[1]), sys.argv[2]
+if mistake == "fails":
+    sys.exit("the data is not there")
+store = Store(out / "checkpoints")
+weight, moment, step, average, seen = torch.zeros(4, 4), torch.zeros(4, 4), 0, torch.zeros(4), 0
+newest = store.newest_whole()
+if newest.path is not None and mistake != "anew":
+    if mistake == "fails again":
+        sys.exit("cannot do this twice")
+    loaded = store.load(newest)
+    weight, step = loaded.model()["weight"], loaded.step
+    if mistake != "moment":
+        moment = loaded.part("optimizer")["state"][0]["exp_avg"]
+while step < 12:
+    step, seen = step + 1, seen + 1
+    gradient = torch.randn(4, 4, generator=torch.Generator().manual_seed(step)) - weight
+    if mistake == "counter":
+        gradient = gradient * (1 + seen / 100)
+    if mistake == "secrets":
+        gradient = gradient + secrets.randbelow(1000) / 1000
+    moment = 0.9 * moment + gradient
+    weight = weight + 0.1 * moment
+    average = 0.9 * average + 0.1 * weight[0]
+    with (out / "metrics.jsonl").open("a") as log:
+        print(json.dumps({"_step": step, "loss": float(gradient.norm())}), file=log)
+    time.sleep(0.02)
+    if step % 2 == 0 and mistake != "nothing":
+        optimizer = {"state": {0: {"exp_avg": moment}}, "param_groups": [{"params": [0]}]}
+        parts = {"optimizer": optimizer}
+        store.save(f"step-{step}", Snapshot(step=step, models=[{"weight": weight}], parts=parts))
+if mistake == "average":
+    torch.save({"average": average}, out / "average.pt")
+"""
+
+
+def proof(folder: Path, mistake: str, kills: int = 1, seed: int = 0) -> Verdict:
+    script = folder / "train.py"
+    script.write_text(TRAIN)
+    job = Script(str(script), ("{project}", mistake))
+    return verify_resume(job, folder / "work", kills=kills, seed=seed)
+
+
+def test_a_script_that_resumes_exactly_passes(tmp_path: Path) -> None:
+    verdict = proof(tmp_path, "none", kills=2)
+    assert verdict.is_equal
+    assert str(verdict) == "resumed equals uninterrupted: 2 kills, 2 tensors identical"
+
+
+def test_something_that_was_not_saved_is_caught_and_the_step_named(tmp_path: Path) -> None:
+    verdict = proof(tmp_path, "counter")
+    assert not verdict.is_equal and verdict.is_reproducible
+    killed = verdict.kills[0]
+    told = str(verdict)
+    assert "first: weight weight differs in 16 of 16 values; first at [0, 0]: " in told
+    assert "parts: model (1 of 1 tensors), optimizer (1 of 1 tensors)" in told
+    assert f"loss parts at step {killed + 1}: " in told
+    assert f"the checkpoint of step {killed + 2} is the first that differs" in told
+    assert "register_for_checkpointing" in told
+
+
+def test_what_no_seed_rules_is_told_from_what_is_not_saved(tmp_path: Path) -> None:
+    verdict = proof(tmp_path, "secrets")
+    assert not verdict.is_equal and verdict.is_reproducible is False
+    assert "loss parts at step 1: " in str(verdict)
+    assert "two uninterrupted runs differ as well" in str(verdict)
+
+
+def test_an_average_beside_the_checkpoints_is_compared(tmp_path: Path) -> None:
+    verdict = proof(tmp_path, "average")
+    assert not verdict.is_equal and verdict.is_reproducible
+    assert str(verdict.first).startswith("average.pt['average'] differs in 4 of 4 values")
+    assert "the same in model, optimizer" in str(verdict)
+
+
+def test_a_script_that_begins_anew_does_not_pass(tmp_path: Path) -> None:
+    verdict = proof(tmp_path, "anew")
+    assert not verdict.is_equal
+    assert "does not resume: it begins anew" in str(verdict)
+
+
+def test_a_script_that_cannot_start_again_is_shown_with_its_last_lines(tmp_path: Path) -> None:
+    verdict = proof(tmp_path, "fails again")
+    assert not verdict.is_equal
+    assert "failed when it was started again, with exit code 1" in str(verdict)
+    assert "    cannot do this twice" in str(verdict)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "what"), [("fails", "failed by itself"), ("nothing", "saved no checkpoint")]
+)
+def test_a_script_that_proves_nothing_is_refused(tmp_path: Path, mistake: str, what: str) -> None:
+    with pytest.raises(BadInput, match=what):
+        proof(tmp_path, mistake)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("seed", range(3))
+def test_many_kills_of_a_script_that_resumes_exactly(tmp_path: Path, seed: int) -> None:
+    assert proof(tmp_path, "none", kills=10, seed=seed).is_equal
+
+
+@pytest.mark.full
+def test_a_part_that_is_saved_and_not_loaded_is_caught(tmp_path: Path) -> None:
+    verdict = proof(tmp_path, "moment")
+    assert not verdict.is_equal and verdict.is_reproducible
