@@ -19,7 +19,7 @@ from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest
 
 PLACEHOLDER = "{project}"
-_LOOK_EVERY_S = 0.01
+_LOOK_EVERY_S = 0.002
 _DEEPEST = 4
 
 
@@ -89,7 +89,7 @@ class Trial:
     folder: Path
     commits: list[Commit] = field(default_factory=list)
     lives: int = 0
-    _known: set[tuple[str, int]] = field(default_factory=set)
+    _known: set[tuple[str, int, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True)
@@ -125,13 +125,17 @@ class Trial:
     def look(self, began: float) -> None:
         """Take note of checkpoints that have come since the last look."""
         seconds = time.monotonic() - began
-        for folder in sorted(_checkpoints(self.project, _DEEPEST)):
+        new: list[Commit] = []
+        for folder in _checkpoints(self.project, _DEEPEST):
             with suppress(Damaged, OSError):
-                found = manifest.read(folder)
-                key = (str(folder.relative_to(self.project)), found.created_ns)
+                status = (folder / MANIFEST).stat()
+                key = (str(folder), status.st_ino, status.st_mtime_ns)
                 if key not in self._known:
+                    found = manifest.read(folder)
                     self._known.add(key)
-                    self.commits.append(Commit(key[0], found, seconds))
+                    name = str(folder.relative_to(self.project))
+                    new.append(Commit(name, found, seconds))
+        self.commits += sorted(new, key=lambda commit: commit.manifest.created_ns)
 
     @property
     def newest(self) -> Commit | None:
