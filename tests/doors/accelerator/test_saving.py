@@ -239,3 +239,99 @@ def test_handlers_are_given_back(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) is not before
     accelerator.end_training()
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_save_in_the_middle_of_an_accumulated_step_keeps_its_gradients(tmp_path: Path) -> None:
+    def build() -> tuple:
+        set_seed(2)
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        model = nn.Linear(1, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loader = DataLoader(torch.arange(8.0)[:, None], batch_size=1)
+        return accelerator, *accelerator.prepare(model, optimizer, loader)
+
+    def walk(accelerator: object, model: nn.Module, optimizer: object, loader: object) -> None:
+        for position, batch in enumerate(loader):
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).sum())
+                optimizer.step()
+                optimizer.zero_grad()
+            if position == 2 and not (tmp_path / "mid").exists():
+                accelerator.save_state(tmp_path / "mid")
+
+    whole = build()
+    walk(*whole)
+    resumed = build()
+    resumed[0].load_state(tmp_path / "mid")
+    walk(*resumed)
+    assert same(whole[1], resumed[1])
+
+
+def test_a_shuffle_with_its_own_generator_goes_on_after_an_epoch(tmp_path: Path) -> None:
+    def build() -> tuple:
+        accelerator = Accelerator(cpu=True)
+        generator = torch.Generator().manual_seed(4)
+        data = torch.arange(8)
+        return accelerator, accelerator.prepare(
+            DataLoader(data, batch_size=2, shuffle=True, generator=generator)
+        )
+
+    accelerator, loader = build()
+    first = [batch.tolist() for batch in loader]
+    accelerator.save_state(tmp_path / "epoch")
+    second = [batch.tolist() for batch in loader]
+    accelerator, loader = build()
+    accelerator.load_state(tmp_path / "epoch")
+    assert [batch.tolist() for batch in loader] == second != first
+
+
+def test_an_epoch_saved_at_its_last_batch_is_ended_once(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(torch.arange(4), batch_size=2))
+    for batch in loader:
+        if batch.tolist() == [2, 3]:
+            accelerator.save_state(tmp_path / "last")
+    fresh = Accelerator(cpu=True)
+    loader = fresh.prepare(DataLoader(torch.arange(4), batch_size=2))
+    fresh.load_state(tmp_path / "last")
+    assert [batch.tolist() for batch in loader] == []
+    assert loader.iteration == 1
+    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]
+
+
+def test_a_loader_left_early_begins_again(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(torch.arange(6), batch_size=2))
+    for _ in loader:
+        break
+    accelerator.save_state(tmp_path / "early")
+    fresh = Accelerator(cpu=True)
+    loader = fresh.prepare(DataLoader(torch.arange(6), batch_size=2))
+    fresh.load_state(tmp_path / "early")
+    assert len(list(loader)) == 3
+
+
+def test_another_precision_than_the_saved_one_is_told(tmp_path: Path) -> None:
+    Accelerator(cpu=True).save_state(tmp_path / "full")
+    other = Accelerator(cpu=True, mixed_precision="bf16")
+    with pytest.warns(Notice, match="Saved in precision 'no', continued in 'bf16'"):
+        other.load_state(tmp_path / "full")
+
+
+def test_objects_of_an_earlier_run_follow_the_new_one() -> None:
+    first = Accelerator(cpu=True, mixed_precision="bf16")
+    model = nn.Linear(1, 1)
+    prepared = first.prepare(
+        model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(torch.ones(4, 1))
+    )
+    second = Accelerator(cpu=True, gradient_accumulation_steps=4)
+    model, optimizer, loader = second.prepare(*prepared)
+    assert "forward" not in model.__dict__
+    before = model.weight.item()
+    for batch in loader:
+        with second.accumulate(model):
+            second.backward(model(batch).sum())
+            optimizer.step()
+        if not second.sync_gradients:
+            assert model.weight.item() == before
+    assert model.weight.item() != before

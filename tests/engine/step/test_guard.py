@@ -203,3 +203,35 @@ def test_a_loss_scale_shrinks_on_overflow_and_grows_after(fused: bool) -> None:
         seen.append(float(scaler.get_scale()))
     assert seen == [2.0**10, 2.0**9, 2.0**9, 2.0**10, 2.0**10, 2.0**11]
     assert scheduler.state_dict()["last_epoch"] == 5
+
+
+def test_a_closure_is_undone_on_the_device_too() -> None:
+    model, optimizer, _ = parts(DeviceGuard(CPU))
+
+    def closure() -> torch.Tensor:
+        optimizer.optimizer.zero_grad()
+        loss = model(torch.ones(1, 4)).sum() * float("nan")
+        loss.backward()
+        return loss
+
+    before = model.weight.detach().clone()
+    optimizer.step(closure)
+    assert optimizer.step_was_skipped
+    assert optimizer.guard.num_skipped == 1
+    assert torch.equal(before, model.weight)
+
+
+def test_clipping_by_value_does_not_hide_an_overflow() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scale = LossScale(scaler)
+    for fused in (True, False):
+        model, optimizer, _ = parts(ScaledGuard(scale, CPU, fused))
+        before = model.weight.detach().clone()
+        scale(model(torch.ones(1, 4)).sum() * float("inf")).backward()
+        optimizer.guard.unscale(optimizer.optimizer)
+        torch.nn.utils.clip_grad_value_(model.parameters(), 1.0)
+        model.weight.grad.nan_to_num_()
+        model.bias.grad.nan_to_num_()
+        optimizer.step()
+        assert optimizer.step_was_skipped
+        assert torch.equal(before, model.weight)

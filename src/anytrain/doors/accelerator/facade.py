@@ -38,10 +38,11 @@ from anytrain.doors.accelerator.refused import refuse_plugins
 from anytrain.doors.accelerator.saving import Saving
 from anytrain.doors.accelerator.settings import Settings
 from anytrain.doors.accelerator.states import AcceleratorState, GradientState
+from anytrain.doors.accelerator.tracking import Tracking
 from anytrain.doors.accelerator.unlike import UnlikeAccelerate
 from anytrain.engine import collect
 from anytrain.engine.assemble import current
-from anytrain.engine.assemble.run import Run, num_skipped, unscale, veto
+from anytrain.engine.assemble.run import Run, holders, num_skipped, unscale, veto
 from anytrain.engine.assemble.session import Session, session
 from anytrain.engine.prepared.loader import skip_first_batches
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
@@ -51,7 +52,7 @@ from anytrain.engine.step.eager import EagerStep
 from anytrain.engine.tree import is_all_tensors, map_tensors
 
 
-class Accelerator(ProcessView, Settings, Saving, UnlikeAccelerate):
+class Accelerator(ProcessView, Settings, Saving, Tracking, UnlikeAccelerate):
     """Run a training loop on whatever device and processes there are."""
 
     def __init__(
@@ -312,6 +313,12 @@ class Accelerator(ProcessView, Settings, Saving, UnlikeAccelerate):
 
     def unscale_gradients(self, optimizer: Any = None) -> None:
         """Undo fp16's loss scale now, so that gradients can be looked at."""
+        if self.scaler is not None and not self.sync_gradients:
+            raise WrongOrder(
+                "Cannot look at fp16 gradients in the middle of an accumulated step.",
+                why="they are still scaled, and the next backward adds scaled ones to them.",
+                fix="clip under `if accelerator.sync_gradients:`.",
+            )
         chosen = self._run.optimizers if optimizer is None else optimizer
         unscale(list(chosen) if isinstance(chosen, (list, tuple)) else [chosen])
 
@@ -322,17 +329,24 @@ class Accelerator(ProcessView, Settings, Saving, UnlikeAccelerate):
         norm_type: float = 2,
     ) -> torch.Tensor:
         """Clip the gradients to a norm; return the norm they had, on the device."""
-        unscale(self._run.optimizers)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, max_norm, norm_type=norm_type)
-        veto(self._run.optimizers, norm)
+        found = _listed(parameters)
+        owners = holders(self._run.optimizers, found)
+        self.unscale_gradients(owners)
+        norm = torch.nn.utils.clip_grad_norm_(found, max_norm, norm_type=norm_type)
+        veto(owners, norm)
         return norm
 
     def clip_grad_value_(
         self, parameters: Iterable[torch.Tensor] | torch.Tensor, clip_value: float
     ) -> None:
-        """Clip each gradient value."""
-        unscale(self._run.optimizers)
-        torch.nn.utils.clip_grad_value_(parameters, clip_value)
+        """Clip each gradient value; one that was not finite still counts as that."""
+        found = _listed(parameters)
+        owners = holders(self._run.optimizers, found)
+        self.unscale_gradients(owners)
+        grads = [p.grad for p in found if p.grad is not None]
+        if grads:
+            veto(owners, torch.nn.utils.get_total_norm(grads, float("inf")))
+        torch.nn.utils.clip_grad_value_(found, clip_value)
 
     def autocast(
         self, autocast_handler: AutocastKwargs | None = None
@@ -417,43 +431,6 @@ class Accelerator(ProcessView, Settings, Saving, UnlikeAccelerate):
         options = profile_handler or self._handlers.get(ProfileKwargs) or ProfileKwargs()
         return profile(options, self.process_index)
 
-    def init_trackers(
-        self,
-        project_name: str,
-        config: dict[str, Any] | None = None,
-        init_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        """Start the trackers of `log_with`."""
-        self._trackers = trackers.Trackers(
-            self._log_with, self.logging_dir, is_main=self.is_main_process
-        )
-        self._trackers.start(project_name, config, init_kwargs or {})
-
-    @property
-    def trackers(self) -> list[Any]:
-        """The trackers that are running."""
-        return [] if self._trackers is None else list(self._trackers)
-
-    def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return a running tracker, or the library's own object below it."""
-        if self._trackers is None:
-            raise WrongOrder(
-                f"Cannot get the tracker {name!r}.",
-                why="no tracker was started.",
-                fix=f'pass Accelerator(log_with="{name}") and call init_trackers() first.',
-            )
-        return self._trackers.get(name, unwrap)
-
-    def log(
-        self,
-        values: dict[str, Any],
-        step: int | None = None,
-        log_kwargs: dict[str, Any] | None = None,
-    ) -> None:
-        """Log to every running tracker, from the main process."""
-        if self._trackers is not None:
-            self._trackers.log(values, step, log_kwargs or {})
-
     def end_training(self) -> None:
         """Finish the trackers, leave the process group, and clear the current run."""
         self.finish_saving()
@@ -508,3 +485,7 @@ def check_loss(loss: Any) -> None:
             fix="compute it from the model's output with gradients on, and check "
             "`requires_grad` of the parameters that should train.",
         )
+
+
+def _listed(parameters: Iterable[torch.Tensor] | torch.Tensor) -> list[torch.Tensor]:
+    return [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)

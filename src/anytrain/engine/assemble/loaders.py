@@ -77,6 +77,7 @@ def prepare_loader(
         slice_fn=slice_fn,
         tickets=tickets,
         stream=_stream(base),
+        given=loader,
     )
     # Shared here, where every rank is: later a single rank may look at a batch alone.
     seed = world.broadcast_object(torch.initial_seed()) if tickets is not None else None

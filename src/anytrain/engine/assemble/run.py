@@ -105,6 +105,7 @@ class Run:
         placing = self.options.device_placement if place is None else place
         if placing and not models.holds_device_map(model):
             self._moved.update(models.move(model, session.device))
+        models.restore_forward(model)  # an earlier run may have had another precision
         models.cast_forward(model, session.precision)
         prepared = model
         if not evaluation_mode:
@@ -116,10 +117,12 @@ class Run:
 
     def optimizer(self, optimizer: Optimizer, place: bool | None = None) -> PreparedOptimizer:
         """Return the optimizer, guarded and bound to accumulated steps."""
-        if isinstance(optimizer, PreparedOptimizer):
-            self._remember(self.optimizers, optimizer)
-            return optimizer
         session = self.session
+        if isinstance(optimizer, PreparedOptimizer):
+            if optimizer.belongs_to(session.cursor):
+                self._remember(self.optimizers, optimizer)
+                return optimizer
+            optimizer = optimizer.optimizer  # prepared by an earlier run, as in a notebook's cell
         follow(optimizer, self._moved)
         self._check_optimizer(optimizer)
         if self.options.device_placement if place is None else place:
@@ -148,10 +151,13 @@ class Run:
         slice_fn: Callable[..., Any] | None = None,
     ) -> Any:
         """Return the loader, dealt to this rank."""
-        if isinstance(loader, (PreparedLoader, SkippedLoader)):
-            if isinstance(loader, PreparedLoader):
-                self._remember(self.loaders, loader)
+        if isinstance(loader, SkippedLoader):
             return loader
+        if isinstance(loader, PreparedLoader):
+            if loader.walk.cursor is self.session.cursor:
+                self._remember(self.loaders, loader)
+                return loader
+            loader = loader.given  # prepared by an earlier run, as in a notebook's cell
         prepared = prepare_loader(
             loader,
             self.session,
@@ -165,8 +171,10 @@ class Run:
     def scheduler(self, scheduler: Any) -> PreparedScheduler:
         """Return the scheduler, moving with its optimizer."""
         if isinstance(scheduler, PreparedScheduler):
-            self._remember(self.schedulers, scheduler)
-            return scheduler
+            if all(any(o is own for own in self.optimizers) for o in scheduler.optimizers):
+                self._remember(self.schedulers, scheduler)
+                return scheduler
+            scheduler = scheduler.scheduler
         own = [
             optimizer
             for optimizer in self.optimizers
@@ -247,6 +255,16 @@ def guard_for(optimizer: Optimizer, session: Session) -> Guard:
     return DeviceGuard(session.device) if on_device else HostGuard(session.device)
 
 
+def holders(optimizers: list[PreparedOptimizer], parameters: list[Any]) -> list[PreparedOptimizer]:
+    """Return the optimizers that hold any of the parameters."""
+    wanted = {id(parameter) for parameter in parameters}
+    return [
+        optimizer
+        for optimizer in optimizers
+        if any(id(p) in wanted for group in optimizer.param_groups for p in group["params"])
+    ]
+
+
 def unscale(optimizers: list[PreparedOptimizer]) -> None:
     """Undo fp16's loss scale, so that gradients can be looked at."""
     for optimizer in optimizers:
@@ -260,6 +278,6 @@ def num_skipped(optimizers: list[PreparedOptimizer]) -> int:
 
 
 def veto(optimizers: list[PreparedOptimizer], norm: torch.Tensor) -> None:
-    """Let every guard know a gradient norm."""
+    """Let every guard of these know a gradient norm."""
     for optimizer in optimizers:
         optimizer.guard.veto(norm)

@@ -50,7 +50,7 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
         step=session.cursor.updates,
         models=kept,
         parts=parts,
-        rank_parts={"rng": rng_state(run)},
+        rank_parts={"rng": rng_state(run), "gradients": _pending(run)},
         meta={
             "plan": {name: choice.value for name, choice in session.plan.reasons().items()},
             "num_models": len(kept),
@@ -98,10 +98,43 @@ def restore(
         session.precision.scale.scaler.load_state_dict(loaded.part("scaler"))
     place = loaded.part("cursor")
     session.cursor.micro, session.cursor.updates = place["micro"], place["updates"]
+    _notice_other_precision(session, loaded)
     if loaded.world_size == session.world.size:
         restore_rng(run, loaded.rank_part("rng", session.world.rank))
+        _restore_pending(run, loaded.rank_part("gradients", session.world.rank))
     else:
         _derive_rng(run, loaded)
+
+
+def _pending(run: Run) -> dict[str, Any]:
+    """Return gradients that wait for the rest of their accumulated step; nothing between steps."""
+    if run.session.cursor.sync:
+        return {}
+    return {
+        f"{position}.{name}": parameter.grad
+        for position, model in enumerate(run.models)
+        for name, parameter in model.named_parameters()
+        if parameter.grad is not None
+    }
+
+
+def _restore_pending(run: Run, gradients: dict[str, Any]) -> None:
+    run.session.cursor.sync = not gradients
+    for position, model in enumerate(run.models):
+        for name, parameter in model.named_parameters():
+            saved = gradients.get(f"{position}.{name}")
+            parameter.grad = None if saved is None else saved.to(parameter.device)
+
+
+def _notice_other_precision(session: Session, loaded: Loaded) -> None:
+    saved, now = loaded.meta["plan"]["precision"], session.plan.precision
+    if saved != now.value and session.world.rank == 0:
+        warnings.warn(
+            f"Saved in precision {saved!r}, continued in {now.value!r} ({now.because}): the run "
+            f"goes on, but not to the bit. Pass mixed_precision={saved!r} for that.",
+            Notice,
+            stacklevel=4,
+        )
 
 
 def _derive_rng(run: Run, loaded: Loaded) -> None:

@@ -65,6 +65,8 @@ class Walk:
     """What seeds the loading of each sample; None where nothing is drawn."""
     stream: Any = None
     """A stream that can tell and take its place; None where there is none."""
+    given: Any = None
+    """The loader that the user prepared."""
 
     def stream_state(self) -> dict[str, Any] | None:
         """Return where the stream is, if it can tell."""
@@ -148,6 +150,11 @@ class PreparedLoader(DataLoader[Any]):
         """The collator as it was given."""
         found = self.base_dataloader.collate_fn
         return found.collate if isinstance(found, SeededCollate) else found
+
+    @property
+    def given(self) -> DataLoader[Any]:
+        """The loader as it was given, to be prepared by another run."""
+        return self.base_dataloader if self.walk.given is None else self.walk.given
 
     @property
     def device(self) -> torch.device | None:

@@ -35,6 +35,10 @@ class PreparedOptimizer(Optimizer):
         self._world.mark(cursor.updates, "between steps")
         return result
 
+    def belongs_to(self, cursor: Cursor) -> bool:
+        """Whether it follows this run's loop."""
+        return self._cursor is cursor
+
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, if this batch ends an accumulated step."""
         if self._cursor.sync:

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
-from anytrain.core.errors import Notice
+from anytrain.core.errors import Notice, Unsupported
 from anytrain.engine.precision import LossScale
 
 Closure = Callable[[], Any] | None
@@ -69,7 +69,7 @@ class HostGuard:
 
     def veto(self, norm: torch.Tensor) -> None:
         """Take a gradient norm computed elsewhere into account."""
-        self._veto = norm
+        self._veto = norm if self._veto is None else self._veto + norm
 
     def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
         """Run the update where the gradient is finite."""
@@ -88,16 +88,8 @@ class HostGuard:
         return has_nonfinite(grads, self._found, self._one)
 
     def _update_by_closure(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
-        """Undo an update that went wrong: its gradients exist only inside it."""
-        held = [p for group in optimizer.param_groups for p in group["params"]]
-        before = [p.detach().clone() for p in held]
-        state = copy.deepcopy(optimizer.state_dict())
-        result = optimizer.step(closure)
-        if has_nonfinite([p.detach() for p in held], self._found, self._one):
-            with torch.no_grad():
-                for parameter, value in zip(held, before, strict=True):
-                    parameter.copy_(value)
-            optimizer.load_state_dict(state)
+        result, undone = update_or_undo(optimizer, closure, self._found, self._one)
+        if undone:
             self._note()
         else:
             self._last = False
@@ -137,10 +129,12 @@ class DeviceGuard:
 
     def veto(self, norm: torch.Tensor) -> None:
         """Take a gradient norm computed elsewhere into account."""
-        self._veto = norm
+        self._veto = norm if self._veto is None else self._veto + norm
 
     def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
         """Run the update; the device leaves everything alone where the gradient is not finite."""
+        if closure is not None:
+            return self._update_by_closure(optimizer, closure)
         grads = gradients(optimizer)
         mark_nonfinite(grads, self._found, self._one)
         if self._veto is not None:
@@ -150,9 +144,16 @@ class DeviceGuard:
         fused: Any = optimizer
         fused.grad_scale, fused.found_inf = None, self._found
         try:
-            return optimizer.step(closure)
+            return optimizer.step()
         finally:
             del fused.grad_scale, fused.found_inf
+
+    def _update_by_closure(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
+        """Undo an update that went wrong: its gradients exist only inside it."""
+        result, undone = update_or_undo(optimizer, closure, self._found, self._one)
+        self._found.fill_(float(undone))
+        self._total.add_(self._found)
+        return result
 
     @property
     def skipped(self) -> torch.Tensor:
@@ -175,7 +176,7 @@ class ScaledGuard:
     def __init__(self, scale: LossScale, device: torch.device, fused: bool) -> None:
         self._scale = scale
         self._inner: Guard = DeviceGuard(device) if fused else _QuietHostGuard(device)
-        self._unscaled = False
+        self._unscaled: torch.Tensor | None = None
         self._scratch = torch.zeros((), device=device)
 
     @property
@@ -185,10 +186,13 @@ class ScaledGuard:
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
         """Undo the loss scale, once per update, so that clipping sees true gradients."""
-        if not self._unscaled and self._scale.used is not None:
-            inverse = self._scale.used.reciprocal().reshape(())  # powers of two: exact
-            mark_nonfinite(gradients(optimizer), self._scratch, inverse)
-        self._unscaled = True
+        used = self._scale.used
+        if used is None or self._unscaled is used:
+            return
+        mark_nonfinite(gradients(optimizer), self._scratch, used.reciprocal().reshape(()))
+        # What overflowed must count even if clipping by value makes it finite again.
+        self._inner.veto(torch.where(self._scratch > 0, float("inf"), 0.0))
+        self._unscaled = used  # the next backward has another scale: it must be undone anew
 
     def veto(self, norm: torch.Tensor) -> None:
         """Take a gradient norm computed elsewhere into account."""
@@ -196,8 +200,14 @@ class ScaledGuard:
 
     def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
         """Run the update where nothing overflowed, then grow or shrink the scale."""
+        if closure is not None:
+            raise Unsupported(
+                f"Cannot step {type(optimizer).__name__} by a closure in fp16.",
+                why="its gradients are scaled, and exist only inside the update.",
+                fix='pass mixed_precision="bf16" or "no".',
+            )
         self.unscale(optimizer)
-        self._unscaled = False
+        self._unscaled = None
         # Infinity times any scale stays infinite: the inner guard finds what overflowed.
         result = self._inner.update(optimizer, closure)
         self._adapt()
@@ -236,6 +246,23 @@ class _QuietHostGuard(HostGuard):
     def _note(self) -> None:
         self._last = True
         self._count += 1
+
+
+def update_or_undo(
+    optimizer: torch.optim.Optimizer, closure: Closure, found: torch.Tensor, one: torch.Tensor
+) -> tuple[Any, bool]:
+    """Run an update whose gradients exist only inside it; undo it if a parameter went wrong."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.detach().clone() for p in held]
+    state = copy.deepcopy(optimizer.state_dict())
+    result = optimizer.step(closure)
+    if not has_nonfinite([p.detach() for p in held], found, one):
+        return result, False
+    with torch.no_grad():
+        for parameter, value in zip(held, before, strict=True):
+            parameter.copy_(value)
+    optimizer.load_state_dict(state)
+    return result, True
 
 
 def mark_nonfinite(grads: list[torch.Tensor], found: torch.Tensor, factor: torch.Tensor) -> None:
