@@ -33,10 +33,8 @@ from anytrain.doors.accelerator.options import (
     check_flags,
     sort_handlers,
 )
-from anytrain.doors.accelerator.processes import ProcessView
 from anytrain.doors.accelerator.refused import refuse_plugins
 from anytrain.doors.accelerator.saving import Saving
-from anytrain.doors.accelerator.settings import Settings
 from anytrain.doors.accelerator.states import AcceleratorState, GradientState
 from anytrain.doors.accelerator.tracking import Tracking
 from anytrain.doors.accelerator.unlike import UnlikeAccelerate
@@ -52,7 +50,7 @@ from anytrain.engine.step.eager import EagerStep
 from anytrain.engine.tree import is_all_tensors, map_tensors
 
 
-class Accelerator(ProcessView, Settings, Saving, Tracking, UnlikeAccelerate):
+class Accelerator(Tracking, Saving, UnlikeAccelerate):
     """Run a training loop on whatever device and processes there are."""
 
     def __init__(
