@@ -370,9 +370,15 @@ class Accelerator(Tracking, Saving, UnlikeAccelerate):
         with self._run.evenness(even_batches) as even:
             if even or not self.use_distributed:
                 yield
-            else:
+                return
+            # Ranks pass different numbers of batches in here: a stop waits for the block's end.
+            cursor = self._session.cursor
+            stops, cursor.stops = cursor.stops, None
+            try:
                 with self._session.world.join(joinables):
                     yield
+            finally:
+                cursor.stops = stops
 
     # -- collectives --------------------------------------------------------------------------
 
