@@ -295,9 +295,9 @@ def wait_for(folder: Path, what: str, updates: int, life: int, process: Any) -> 
             found = len(pids) == life and mark["pid"] == pids[-1]
             if found and (mark["what"], mark["updates"]) == (what, updates):
                 return mark
-        assert process.poll() is None, f"it ended before {what} {updates}"
+        assert process.poll() is None, f"it ended before {what} {updates}: {process.told()}"
         time.sleep(0.002)
-    raise AssertionError(f"waited in vain for {what} {updates} of life {life}")
+    raise AssertionError(f"waited in vain for {what} {updates} of life {life}: {process.told()}")
 
 
 def rank_pids(folder: Path) -> list[int]:
