@@ -135,7 +135,10 @@ def with_anytrain(
         nonlocal saved
         saved = Path(accelerator.save_state(blocking=blocking))
 
-    found = Loop(step, device, saves).run(save, lambda: saved.exists())
+    # A save is done when the one before it is gone too: the next must not wait for that.
+    found = Loop(step, device, saves).run(
+        save, lambda: saved.exists() and len(os.listdir(saved.parent)) == 1
+    )
     accelerator.end_training()
     return found
 
