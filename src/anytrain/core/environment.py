@@ -8,6 +8,7 @@ under LAUNCH_PREFIX and beats what a user exported.
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -77,6 +78,8 @@ class Environment:
     """The folder where a launcher of ours reads each rank's last sign of life."""
     debug: bool
     log_level: str | None
+    stop_signals: tuple[str, ...] = ("SIGTERM", "SIGINT")
+    """Signals that save the run between two steps and end it."""
 
 
 def read(environ: Mapping[str, str] | None = None) -> Environment:
@@ -88,6 +91,7 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         beats=env.get("ANYTRAIN_BEATS"),
         debug=flag(env, "ANYTRAIN_DEBUG") or flag(env, "ACCELERATE_DEBUG_MODE"),
         log_level=env.get("ANYTRAIN_LOG_LEVEL") or env.get("ACCELERATE_LOG_LEVEL"),
+        stop_signals=_stop_signals(env),
     )
 
 
@@ -161,6 +165,20 @@ def _wishes(env: Mapping[str, str]) -> Wishes:
         cpu = Wishes(device=Wish("cpu", "environment variable ACCELERATE_USE_CPU"))
         exported = exported.over(cpu)
     return launched.over(exported)
+
+
+def _stop_signals(env: Mapping[str, str]) -> tuple[str, ...]:
+    """Read ANYTRAIN_STOP_SIGNALS: SLURM sends SIGUSR1 where --signal asks for it."""
+    told = env.get("ANYTRAIN_STOP_SIGNALS", "SIGTERM,SIGINT")
+    names = tuple(name.strip().upper() for name in told.split(",") if name.strip())
+    unknown = [name for name in names if not hasattr(signal.Signals, name)]
+    if unknown:
+        raise BadInput(
+            f"Cannot stop on {', '.join(unknown)}.",
+            why="ANYTRAIN_STOP_SIGNALS holds names of signals, with commas between them.",
+            fix='set it to "SIGTERM,SIGINT,SIGUSR1", for example.',
+        )
+    return names
 
 
 def _launch_option(env: Mapping[str, str], name: str) -> Wish | None:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import needs
 from anytrain import Accelerator, ProjectConfiguration, set_seed
 from anytrain.core.errors import CheckpointError, Notice
-from launching import run_command, run_script
+from launching import child_environment, run_command, run_script
 
 
 def parts() -> tuple:
@@ -204,7 +204,7 @@ accelerator.save_model(model, folder + "/final")
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
 def test_a_signal_saves_between_two_steps_and_the_run_goes_on_exactly(
     tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -215,6 +215,7 @@ def test_a_signal_saves_between_two_steps_and_the_run_goes_on_exactly(
     run_command([sys.executable, script, tmp_path / "whole", 0])
     process = subprocess.Popen(
         [sys.executable, script, tmp_path / "cut", "0.05"],
+        env=child_environment({"ANYTRAIN_STOP_SIGNALS": "SIGTERM,SIGINT,SIGUSR1"}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

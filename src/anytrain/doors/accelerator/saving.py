@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -184,7 +185,11 @@ class Saving:
             beats = found.environment.beats
             cursor = found.cursor
             self._between.interrupts = Interrupts(
-                found.world, self._save_interrupted, lambda: cursor.loader is not None, beats=beats
+                found.world,
+                self._save_interrupted,
+                lambda: cursor.loader is not None,
+                signals=tuple(signal.Signals[name] for name in found.environment.stop_signals),
+                beats=beats,
             )
             found.cursor.stops = self._between
 
