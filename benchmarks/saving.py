@@ -239,8 +239,8 @@ def run_apart(name: str, options: argparse.Namespace) -> dict[str, object] | Non
 def table(results: dict[str, dict[str, object]]) -> list[str]:
     base = statistics.median(results[BASE]["stopped"][1:]) if BASE in results else None
     lines = [
-        "| one save of 1.2 GB | loop stopped, first save | loop stopped, later saves (median) "
-        "| most | steps slower meanwhile | written behind for | stopped, of HF Trainer's |",
+        "| one save of 1.2 GB | loop stopped, first save | later saves, median | lowest to highest "
+        "| of HF Trainer's | steps slower meanwhile | written behind for |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, found in results.items():
@@ -249,8 +249,8 @@ def table(results: dict[str, dict[str, object]]) -> list[str]:
         share = f"{100 * typical / base:.1f} %" if base else "-"
         slower, behind = (statistics.median(found[key][1:]) for key in ("slower", "behind"))
         lines.append(
-            f"| {name} | {first:.3f} s | {typical:.3f} s | {max(later):.3f} s | {slower:.2f} s "
-            f"| {behind:.2f} s | {share} |"
+            f"| {name} | {first:.3f} s | {typical:.3f} s | {min(later):.3f} to {max(later):.3f} s "
+            f"| {share} | {slower:.2f} s | {behind:.2f} s |"
         )
     return lines
 
