@@ -65,6 +65,11 @@ class Plan:
     accumulation: Choice
     guard: Choice
 
+    @property
+    def precision_is_free(self) -> bool:
+        """Whether nobody asked for a precision, so that a checkpoint may bring its own."""
+        return self.precision.because.startswith(("default:", "auto:"))
+
     def reasons(self) -> Mapping[str, Choice]:
         """Return the choices by name, in the order they were made."""
         return {f.name: getattr(self, f.name) for f in fields(self)}

@@ -336,3 +336,16 @@ def test_objects_of_an_earlier_run_follow_the_new_one() -> None:
         if not second.sync_gradients:
             assert model.weight.item() == before
     assert model.weight.item() != before
+
+
+def test_a_resumed_run_takes_the_precision_of_its_checkpoint(tmp_path: Path) -> None:
+    first = Accelerator(cpu=True, mixed_precision="bf16")
+    model = first.prepare(nn.Linear(2, 2))
+    first.save_state(tmp_path / "half")
+    second = Accelerator(cpu=True)
+    again = second.prepare(nn.Linear(2, 2))
+    second.load_state(tmp_path / "half")
+    assert second.mixed_precision == "bf16"
+    assert "checkpoint half" in second.plan.precision.because
+    assert torch.equal(model(torch.ones(1, 2)), again(torch.ones(1, 2)))
+    assert second.state.mixed_precision == "bf16"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,6 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from anytrain.core.errors import BadInput, Notice
+from anytrain.core.plan import Choice
+from anytrain.engine import precision as precisions
 from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.shard import BatchSamplerShard
@@ -203,6 +205,17 @@ class Run:
         return models.unwrap(
             model, self.session.world, keep_forward=keep_forward, keep_compiled=keep_compiled
         )
+
+    def compute_in(self, precision: str, because: str) -> None:
+        """Change the precision of what is prepared, as a resumed run's checkpoint asks."""
+        session = self.session
+        session.plan = replace(session.plan, precision=Choice(precision, because))
+        session.precision = precisions.build(precision, session.device.type)
+        for model in self.models:
+            inner = self.unwrap(model, keep_forward=False, keep_compiled=False)
+            models.cast_forward(inner, session.precision)
+        for optimizer in self.optimizers:
+            optimizer.guard = guard_for(optimizer.optimizer, session)
 
     @contextmanager
     def evenness(self, even_batches: bool | None) -> Iterator[bool]:

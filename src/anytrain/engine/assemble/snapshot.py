@@ -81,6 +81,7 @@ def restore(
 ) -> None:
     """Put a saved run back; a part that is missing is an error, never a fresh default."""
     session = run.session
+    _settle_precision(run, loaded)
     models = list(run.models)
     for hook in hooks:
         hook(models, str(loaded.path))
@@ -98,7 +99,6 @@ def restore(
         session.precision.scale.scaler.load_state_dict(loaded.part("scaler"))
     place = loaded.part("cursor")
     session.cursor.micro, session.cursor.updates = place["micro"], place["updates"]
-    _notice_other_precision(session, loaded)
     if loaded.world_size == session.world.size:
         restore_rng(run, loaded.rank_part("rng", session.world.rank))
         _restore_pending(run, loaded.rank_part("gradients", session.world.rank))
@@ -126,14 +126,19 @@ def _restore_pending(run: Run, gradients: dict[str, Any]) -> None:
             parameter.grad = None if saved is None else saved.to(parameter.device)
 
 
-def _notice_other_precision(session: Session, loaded: Loaded) -> None:
-    saved, now = loaded.meta["plan"]["precision"], session.plan.precision
-    if saved != now.value and session.world.rank == 0:
+def _settle_precision(run: Run, loaded: Loaded) -> None:
+    """Take the saved run's precision, unless the user asked for another: then say so."""
+    saved, now = loaded.meta["plan"]["precision"], run.session.plan.precision
+    if saved == now.value:
+        return
+    if run.session.plan.precision_is_free:
+        run.compute_in(saved, f"the checkpoint {loaded.path.name} was made in it")
+    elif run.session.world.rank == 0:
         warnings.warn(
             f"Saved in precision {saved!r}, continued in {now.value!r} ({now.because}): the run "
             f"goes on, but not to the bit. Pass mixed_precision={saved!r} for that.",
             Notice,
-            stacklevel=4,
+            stacklevel=5,
         )
 
 
