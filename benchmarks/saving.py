@@ -273,6 +273,8 @@ def hardware(device: torch.device, folder: str | None) -> dict[str, object]:
         "cpu": names[0] if names else platform.processor(),
         "cores": os.cpu_count(),
         "filesystem": filesystem(Path(folder or tempfile.gettempdir())),
+        "load average at the end": round(os.getloadavg()[0], 2),
+        "nice": os.nice(0),
     }
     if device.type == "cuda":
         found["gpu"] = torch.cuda.get_device_name()

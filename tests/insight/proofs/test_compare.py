@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from anytrain import Accelerator
 from anytrain.engine.checkpoint import Snapshot, load, save
 from anytrain.insight.proofs.compare import compare_checkpoints, compare_states
 from anytrain.insight.proofs.parameters import parameter_names
@@ -103,6 +104,21 @@ def test_the_names_that_a_run_has_recorded_are_used(tmp_path: Path) -> None:
     parts = compare_checkpoints(load(tmp_path / "one"), load(tmp_path / "other"))
     (difference,) = [d for part in parts for d in part.differences]
     assert difference.where == "optimizer state of a: exp_avg"
+
+
+def test_an_accelerator_records_the_names(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 2))
+    groups = [{"params": [p for p in model.parameters() if p.ndim == n]} for n in (2, 1)]
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(groups))
+    for name in ("one", "other"):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        accelerator.save_state(tmp_path / name)
+    parts = compare_checkpoints(load(tmp_path / "one"), load(tmp_path / "other"))
+    told = {d.where for part in parts if part.name == "optimizer" for d in part.differences}
+    names = [name for name, _ in accelerator.unwrap_model(model).named_parameters()]
+    assert {f"optimizer state of {name}: exp_avg" for name in names} <= told
 
 
 def test_another_step_is_a_difference(tmp_path: Path) -> None:
