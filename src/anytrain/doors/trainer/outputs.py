@@ -1,0 +1,230 @@
+"""What a Trainer gives back, and the small functions that scripts import beside it."""
+
+from __future__ import annotations
+
+import re
+import time
+import warnings
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+
+from anytrain.core.errors import BadInput, Notice
+from anytrain.engine import rng
+from anytrain.engine.checkpoint import catalog
+from anytrain.engine.checkpoint.manifest import MANIFEST
+
+PREFIX_CHECKPOINT_DIR = "checkpoint"
+Arrays: TypeAlias = Any
+"""A numpy array, or arrays nested in tuples, lists and dicts."""
+
+_CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+
+
+class EvalPrediction:
+    """What `compute_metrics` is given: predictions, labels, and on request inputs and losses.
+
+    Unpacks and indexes like a tuple of those that are there.
+    """
+
+    def __init__(
+        self,
+        predictions: Arrays,
+        label_ids: Arrays,
+        inputs: Arrays | None = None,
+        losses: Arrays | None = None,
+    ) -> None:
+        self.predictions = predictions
+        self.label_ids = label_ids
+        self.inputs = inputs
+        self.losses = losses
+        extra = tuple(part for part in (inputs, losses) if part is not None)
+        self.elements = (predictions, label_ids, *extra)
+
+    def __iter__(self) -> Iterator[Arrays]:
+        return iter(self.elements)
+
+    def __getitem__(self, index: int) -> Arrays:
+        if not 0 <= index < len(self.elements):
+            raise IndexError(f"no element {index}: there are {len(self.elements)}")
+        return self.elements[index]
+
+
+class EvalLoopOutput(NamedTuple):
+    """What one pass over an evaluation set gave."""
+
+    predictions: Arrays
+    label_ids: Arrays | None
+    metrics: dict[str, float] | None
+    num_samples: int | None
+
+
+class PredictionOutput(NamedTuple):
+    """What `Trainer.predict` returns."""
+
+    predictions: Arrays
+    label_ids: Arrays | None
+    metrics: dict[str, float] | None
+
+
+class TrainOutput(NamedTuple):
+    """What `Trainer.train` returns."""
+
+    global_step: int
+    training_loss: float
+    metrics: dict[str, float]
+
+
+class BestRun(NamedTuple):
+    """The best trial of a search; its checkpoints are in the folder run-<run_id>."""
+
+    run_id: str
+    objective: float | list[float]
+    hyperparameters: dict[str, Any]
+    run_summary: Any | None = None
+
+
+class HPSearchBackend(StrEnum):
+    """Libraries that HF's search knows by name; anytrain drives optuna."""
+
+    OPTUNA = "optuna"
+    RAY = "ray"
+    WANDB = "wandb"
+
+
+def default_compute_objective(metrics: Mapping[str, float]) -> float:
+    """Return the sum of the user's metrics, or the evaluation loss where there are none."""
+    about_speed = ("_runtime", "_per_second")
+    chosen = {
+        name: value
+        for name, value in metrics.items()
+        if name not in ("eval_loss", "epoch") and not name.endswith(about_speed)
+    }
+    if chosen:
+        return sum(chosen.values())
+    if "eval_loss" not in metrics:
+        raise BadInput(
+            "The search has nothing to compare its trials by.",
+            why=f"the evaluation gave {sorted(metrics) or 'no metrics'}: no loss and no metric.",
+            fix="pass compute_metrics= or compute_objective=, or give the labels to the model.",
+        )
+    return metrics["eval_loss"]
+
+
+def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
+    """Suggest a learning rate, epochs, a seed and a batch size from an optuna trial."""
+    batch_sizes = [4, 8, 16, 32, 64]
+    return {
+        "learning_rate": trial.suggest_float("learning_rate", 1e-6, 1e-4, log=True),
+        "num_train_epochs": trial.suggest_int("num_train_epochs", 1, 5),
+        "seed": trial.suggest_int("seed", 1, 40),
+        "per_device_train_batch_size": trial.suggest_categorical(
+            "per_device_train_batch_size", batch_sizes
+        ),
+    }
+
+
+def speed_metrics(
+    split: str,
+    start_time: float,
+    num_samples: int | None = None,
+    num_steps: int | None = None,
+    num_tokens: int | None = None,
+) -> dict[str, float]:
+    """Return the seconds since `start_time`, and what was done in each of them."""
+    runtime = time.time() - start_time
+    result = {f"{split}_runtime": round(runtime, 4)}
+    if runtime <= 0:
+        return result
+    counts = {"samples": num_samples, "steps": num_steps, "tokens": num_tokens}
+    for what, count in counts.items():
+        if count is not None:
+            result[f"{split}_{what}_per_second"] = round(count / runtime, 3)
+    return result
+
+
+def metrics_format(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metrics as people read them: times, megabytes, four decimals."""
+    return {name: _readable(name, value) for name, value in metrics.items()}
+
+
+def _readable(name: str, value: Any) -> Any:
+    if "_mem_" in name:
+        return f"{int(value) >> 20}MB"
+    if "_runtime" in name:
+        whole, hundredths = divmod(int(value * 100), 100)
+        return f"{timedelta(seconds=whole)}.{hundredths:02d}"
+    if name == "total_flos":
+        return f"{int(value) >> 30}GF"
+    return round(value, 4) if isinstance(value, float) else value
+
+
+def get_last_checkpoint(folder: str | Path) -> str | None:
+    """Return the checkpoint-<step> folder with the highest step that is whole.
+
+    A newer one that is damaged is passed over, with a notice that names the file. A folder
+    that another Trainer wrote has no manifest to check and is taken as it is.
+    """
+    found = [(int(match[1]), path) for path, match in _checkpoints(Path(folder))]
+    for _, path in sorted(found, reverse=True):
+        problems = catalog.verify(path) if (path / MANIFEST).exists() else []
+        if not problems:
+            return str(path)
+        warnings.warn(
+            f"{path} is passed over: {problems[0]}. The next older checkpoint is taken.",
+            Notice,
+            stacklevel=2,
+        )
+    return None
+
+
+def _checkpoints(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+    for path in folder.iterdir():
+        match = _CHECKPOINT.fullmatch(path.name)
+        if match and path.is_dir():
+            yield path, match
+
+
+def has_length(dataset: Any) -> bool:
+    """Whether `len` works on a dataset."""
+    try:
+        return len(dataset) is not None
+    except (TypeError, AttributeError, NotImplementedError):
+        return False
+
+
+def denumpify_detensorize(metrics: Any) -> Any:
+    """Return metrics with numpy scalars and one-element tensors made plain numbers."""
+    if isinstance(metrics, dict):
+        return type(metrics)({k: denumpify_detensorize(v) for k, v in metrics.items()})
+    if isinstance(metrics, list | tuple):
+        return type(metrics)(denumpify_detensorize(value) for value in metrics)
+    if isinstance(metrics, np.generic) or (
+        isinstance(metrics, torch.Tensor) and metrics.numel() == 1
+    ):
+        return metrics.item()
+    return metrics
+
+
+def set_seed(seed: int, deterministic: bool = False) -> None:
+    """Seed python, numpy and torch on every device it knows."""
+    rng.seed_everything(seed, deterministic=deterministic)
+
+
+def enable_full_determinism(seed: int, warn_only: bool = False) -> None:
+    """Seed everything and let torch refuse (or only name) operations that may differ."""
+    rng.seed_everything(seed)
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
+    """Seed a loader's worker, differently on each rank."""
+    del worker_id  # torch has already put it into initial_seed
+    rng.seed_everything((torch.initial_seed() + num_workers * rank) % 2**32)
