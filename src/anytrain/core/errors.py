@@ -65,5 +65,9 @@ class CheckpointError(AnytrainError, RuntimeError):
     """A checkpoint could not be written, or must not be loaded."""
 
 
+class HubError(AnytrainError, ConnectionError):
+    """The model hub could not be reached, or refused."""
+
+
 class Notice(UserWarning):
     """Something the user should know and need not stop for."""
