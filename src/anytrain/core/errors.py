@@ -61,6 +61,10 @@ class PeerLost(AnytrainError, RuntimeError):
     """Another rank died, or stopped answering."""
 
 
+class DiskFull(AnytrainError, OSError):
+    """A file that holds what memory should not finds no room."""
+
+
 class CheckpointError(AnytrainError, RuntimeError):
     """A checkpoint could not be written, or must not be loaded."""
 

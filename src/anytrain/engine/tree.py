@@ -5,9 +5,11 @@ A tree is a tensor, or a list, tuple, named tuple or mapping of trees; other lea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from anytrain.core.errors import BadInput, BadType
@@ -120,4 +122,67 @@ def join_rows(trees: list[Any], dim: int = 0) -> Any:
         f"Cannot join batches that hold a {type(first).__name__}.",
         why="joining needs tensors, or nested lists, tuples and dicts of tensors.",
         fix="return tensors alone from the collate function, or pass dispatch_batches=False.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """The place of one tensor in a tree that was taken apart."""
+
+    index: int
+
+
+def take_apart(tree: Any) -> tuple[Any, list[torch.Tensor]]:
+    """Return the tree with slots in place of its tensors, and the tensors in order.
+
+    Skeletons of trees that are built alike are equal.
+
+    >>> take_apart({"a": torch.tensor(1), "b": None})
+    ({'a': Slot(index=0), 'b': None}, [tensor(1)])
+    """
+    tensors: list[torch.Tensor] = []
+
+    def keep(tensor: torch.Tensor) -> Slot:
+        tensors.append(tensor)
+        return Slot(len(tensors) - 1)
+
+    return map_tensors(keep, tree), tensors
+
+
+def put_together(skeleton: Any, values: Sequence[Any]) -> Any:
+    """Return the skeleton's tree with the values in its slots."""
+    if isinstance(skeleton, Slot):
+        return values[skeleton.index]
+    if isinstance(skeleton, Mapping):
+        return _like(skeleton, {key: put_together(v, values) for key, v in skeleton.items()})
+    if isinstance(skeleton, (list, tuple)):
+        return _like(skeleton, [put_together(v, values) for v in skeleton])
+    return skeleton
+
+
+def take_rows(tree: Any, part: slice, num_rows: int) -> Any:
+    """Return the given rows of all that has `num_rows` rows; the rest stays whole.
+
+    A list of `num_rows` things is sliced too, unless a tensor in it has rows of its own: then it
+    is one of the tree's containers.
+
+    >>> take_rows({"ids": torch.zeros(3, 7), "text": ["a", "b", "c"], "lr": 0.1}, slice(1), 3)
+    {'ids': tensor([[0., 0., 0., 0., 0., 0., 0.]]), 'text': ['a'], 'lr': 0.1}
+    """
+    if isinstance(tree, (torch.Tensor, np.ndarray)):
+        return tree[part] if tree.ndim > 0 and tree.shape[0] == num_rows else tree
+    if isinstance(tree, Mapping):
+        return _like(tree, {key: take_rows(v, part, num_rows) for key, v in tree.items()})
+    if isinstance(tree, list) and len(tree) == num_rows and not _holds_rows(tree, num_rows):
+        return tree[part]
+    if isinstance(tree, (list, tuple)):
+        return _like(tree, [take_rows(v, part, num_rows) for v in tree])
+    return tree
+
+
+def _holds_rows(tree: Any, num_rows: int) -> bool:
+    """Whether a tensor in the tree has that many rows."""
+    return any(
+        isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim > 0 and leaf.shape[0] == num_rows
+        for leaf in leaves(tree)
     )
