@@ -1,0 +1,292 @@
+"""The part of `Trainer` that puts a model on the hub.
+
+What can fail is tried before training begins. A push behind the loop that fails later is told
+and never stops the run.
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from anytrain.core.errors import BadInput, HubError, Notice
+from anytrain.doors.callbacks import Callbacks, TrainerControl
+from anytrain.doors.trainer.card import CardFacts, RunFacts, as_list, card_tags, write_card
+from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
+from anytrain.doors.trainer.reports import Reports, write_text
+from anytrain.engine.checkpoint import files, manifest
+from anytrain.engine.checkpoint.files import Damaged
+from anytrain.engine.checkpoint.manifest import MANIFEST
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo, HfApi
+
+CARD_NAME = "README.md"
+LAST_CHECKPOINT = "last-checkpoint"
+_NOT_PUSHED = ["_*", ".*", "*/.*", f"{PREFIX_CHECKPOINT_DIR}-*", "run-*"]
+_STAGED = ".hub-"
+_TEXTS = (".json", ".jsonl", ".md")
+
+
+class Hub(Reports):
+    """A repository for the run: made before training, fed at saves, filled at the end."""
+
+    model: nn.Module
+    processing_class: Any
+    control: TrainerControl
+    callback_handler: Callbacks
+    hub_model_id: str | None = None
+    push_in_progress: Future[Any] | None = None
+    _hub_api: HfApi | None = None
+    save_model: Callable[..., None]
+
+    def init_hf_repo(self, token: str | None = None) -> None:
+        """Make the repository, or find out now why that cannot be."""
+        wanted = self.args.hub_model_id or Path(str(self.args.output_dir)).absolute().name
+        answer: str | HubError = ""
+        if self.is_world_process_zero():
+            answer = self._make_repository(wanted, token or self.args.hub_token)
+        # A refusal is every rank's: the others would wait for the first one in the first step.
+        answer = self._session.world.broadcast_object(answer)
+        if isinstance(answer, HubError):
+            raise answer
+        self.hub_model_id = answer
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write README.md into the output folder: header, settings, results and versions."""
+        if not self.is_world_process_zero():
+            return
+        facts = CardFacts(
+            language=language,
+            license=license,
+            tags=tags,
+            model_name=model_name,
+            finetuned_from=finetuned_from or _base_model(self.model),
+            tasks=tasks,
+            dataset_tags=dataset_tags,
+            dataset=dataset,
+            dataset_args=dataset_args,
+        )
+        target = Path(str(self.args.output_dir)) / CARD_NAME
+        known = [*as_list(tags), *as_list(getattr(self.model, "model_tags", None))]
+        facts = replace(facts, tags=list(dict.fromkeys([*known, *card_tags(target)])))
+        write_text(target, write_card(facts, self._run_facts()))
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        **kwargs: Any,
+    ) -> CommitInfo | Future[CommitInfo] | None:
+        """Save the model, write its card, and push the output folder without checkpoints.
+
+        Return what the hub answered, a future of it where `blocking` is False, and None on
+        every process but the main one. `kwargs` go to `create_model_card`.
+        """
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        token = token or self.args.hub_token
+        if self.hub_model_id is None:
+            self.init_hf_repo(token=token)
+        self.save_model(_internal_call=True)
+        if not self.is_world_process_zero():
+            return None
+        kwargs["model_name"] = kwargs.get("model_name") or str(self.hub_model_id).split("/")[-1]
+        self.create_model_card(**kwargs)
+        self._finish_current_push()
+        folder = Path(str(self.args.output_dir))
+        return self._upload(folder, str(commit_message), token, revision, blocking=blocking)
+
+    def _make_repository(self, wanted: str, token: str | None) -> str | HubError:
+        try:
+            made = self._api().create_repo(
+                wanted, token=token, private=self.args.hub_private_repo, exist_ok=True
+            )
+        except _hub_errors() as error:
+            return HubError(
+                f"Cannot push to the hub: the repository {wanted!r} could not be opened.",
+                why=_first_line(error),
+                fix="log in (`hf auth login`) or pass hub_token=; check hub_model_id= and the "
+                "network; or leave push_to_hub out and call trainer.push_to_hub() later.",
+            )
+        return str(made.repo_id)
+
+    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+        """Push a checkpoint's model behind the loop, as hub_strategy says."""
+        strategy = str(getattr(self.args.hub_strategy, "value", self.args.hub_strategy))
+        if not self.is_world_process_zero() or strategy == "end":
+            return
+        busy = self.push_in_progress is not None and not self.push_in_progress.done()
+        if busy and not self.args.hub_always_push:
+            return
+        if not busy:
+            self._finish_current_push()
+        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        source = Path(checkpoint_folder)
+        within = {"checkpoint": LAST_CHECKPOINT, "all_checkpoints": source.name}.get(strategy)
+        try:
+            staged = _stage(source, Path(str(self.args.output_dir)), within)
+            pushed = self._upload(
+                staged, f"Training in progress, step {self.state.global_step}", blocking=False
+            )
+        except (Damaged, HubError, OSError) as error:
+            _tell_failed_push(error)
+            return
+        assert isinstance(pushed, Future)
+        pushed.add_done_callback(lambda _: shutil.rmtree(staged, ignore_errors=True))
+        self.push_in_progress = pushed
+
+    def _push_after_save(self) -> None:
+        """Push what `save_model` wrote; a hub that fails costs a notice, not the run."""
+        try:
+            self.push_to_hub(commit_message="Model save")
+        except HubError as error:
+            _tell_failed_push(error)
+
+    def _finish_current_push(self) -> None:
+        """Wait for the push behind the loop, and tell if it failed."""
+        pushed, self.push_in_progress = self.push_in_progress, None
+        if pushed is None:
+            return
+        error = pushed.exception()
+        if error is not None:
+            _tell_failed_push(error)
+
+    def _upload(
+        self,
+        folder: Path,
+        message: str,
+        token: str | None = None,
+        revision: str | None = None,
+        *,
+        blocking: bool,
+    ) -> CommitInfo | Future[CommitInfo]:
+        # A checkpoint inside a staged folder is meant to go; one in the output folder is not.
+        ignored = [] if folder.name.startswith(_STAGED) else _NOT_PUSHED
+        try:
+            return self._api().upload_folder(
+                repo_id=str(self.hub_model_id),
+                folder_path=str(folder),
+                commit_message=message,
+                token=token or self.args.hub_token,
+                run_as_future=not blocking,
+                ignore_patterns=ignored,
+                revision=revision or self.args.hub_revision,
+            )
+        except _hub_errors() as error:
+            raise HubError(
+                f"The push to {self.hub_model_id} failed.",
+                why=_first_line(error),
+                fix=f"the files are whole in {folder}: call trainer.push_to_hub() again, or "
+                f"`hf upload {self.hub_model_id} {folder}`.",
+            ) from error
+
+    def _run_facts(self) -> RunFacts:
+        found = self._session
+        return RunFacts(
+            name=Path(str(self.args.output_dir)).absolute().name,
+            library=_library(self.model),
+            arguments=self.args,
+            num_processes=found.world.size,
+            device=str(found.device.type),
+            precision=found.plan.precision.value,
+            history=self.state.log_history,
+        )
+
+    def _api(self) -> HfApi:
+        if self._hub_api is None:
+            try:
+                from huggingface_hub import HfApi
+            except ImportError:
+                raise BadInput(
+                    "Cannot push to the hub: huggingface_hub is not installed.",
+                    why="it is the library that talks to the hub.",
+                    fix="pip install huggingface_hub, or leave push_to_hub out.",
+                ) from None
+            self._hub_api = HfApi(library_name="anytrain")
+        return self._hub_api
+
+
+def _hub_errors() -> tuple[type[Exception], ...]:
+    """Return what its library raises: its own errors, and those of what carries its requests."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    carriers = tuple(kind for kind in HfHubHTTPError.__bases__ if issubclass(kind, Exception))
+    return (OSError, ValueError, RuntimeError, *carriers)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
+
+
+def _tell_failed_push(error: BaseException) -> None:
+    warnings.warn(
+        f"A push to the hub failed ({_first_line(error)}). Training goes on; the checkpoint "
+        "is on the disk, and the next save pushes again.",
+        Notice,
+        stacklevel=3,
+    )
+
+
+def _stage(checkpoint: Path, output: Path, within: str | None) -> Path:
+    """Give the files to push second names in a folder of their own.
+
+    Retention may remove the checkpoint while it is still being read; its files stay under
+    these names until the push is over.
+    """
+    contents = manifest.read(checkpoint)
+    states = {
+        name
+        for part in (
+            *contents.parts.values(),
+            *(p for r in contents.rank_parts.values() for p in r),
+        )
+        for name in (part.document, *part.tensors)
+    }
+    staged = output / f"{_STAGED}{checkpoint.name}"
+    shutil.rmtree(staged, ignore_errors=True)
+    staged.mkdir(parents=True)
+    files.link_tree(checkpoint, staged, sorted(contents.files.keys() - states))
+    if within is not None:
+        (staged / within).mkdir()
+        files.link_tree(checkpoint, staged / within, sorted([*contents.files, MANIFEST]))
+    for text in output.iterdir():
+        beside = staged / text.name
+        if text.is_file() and text.suffix in _TEXTS and not beside.exists():
+            shutil.copyfile(text, beside)  # a copy: logs grow while they are read
+    return staged
+
+
+def _base_model(model: nn.Module) -> str | None:
+    """Return the hub's name of the model this one came from; a folder's name is no such name."""
+    config = getattr(model, "config", None)
+    name = getattr(config, "_name_or_path", None) or getattr(config, "name_or_path", None)
+    if not name or Path(str(name)).exists() or str(name).startswith(("/", ".")):
+        return None
+    return str(name)
+
+
+def _library(model: nn.Module) -> str:
+    if hasattr(model, "peft_config"):
+        return "peft"
+    return "transformers" if hasattr(model, "save_pretrained") else "pytorch"
