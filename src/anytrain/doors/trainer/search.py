@@ -1,0 +1,268 @@
+"""The part of `Trainer` that looks for good settings, with optuna.
+
+The main process asks optuna; the others are told each trial and follow it, so that every rank
+trains, evaluates and gives up the same trials.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from copy import copy
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from anytrain.core.errors import BadInput, BadType, Unsupported, WrongOrder
+from anytrain.doors.callbacks import Callbacks, TrainerControl
+from anytrain.doors.trainer.outputs import (
+    BestRun,
+    HPSearchBackend,
+    default_compute_objective,
+    default_hp_space_optuna,
+)
+from anytrain.doors.trainer.reports import Reports
+
+Space = Callable[[Any], dict[str, Any]]
+_OF_OPTIMIZE = ("timeout", "gc_after_trial", "catch", "callbacks", "show_progress_bar")
+
+
+class Search(Reports):
+    """Trials, each with its own model, settings and folder."""
+
+    model_init: Callable[..., nn.Module] | None
+    control: TrainerControl
+    callback_handler: Callbacks
+    train: Callable[..., Any]
+    evaluate: Callable[..., dict[str, float]]
+    hp_search_backend: HPSearchBackend | None = None
+    hp_space: Space | None = None
+    hp_name: Callable[[Any], str] | None = None
+    compute_objective: Callable[[dict[str, float]], Any] = staticmethod(default_compute_objective)
+    objective: Any = None
+    _trial: Any = None
+    _args_before: dict[str, Any] | None = None
+
+    def hyperparameter_search(
+        self,
+        hp_space: Space | None = None,
+        compute_objective: Callable[[dict[str, float]], Any] | None = None,
+        n_trials: int = 20,
+        direction: str | list[str] = "minimize",
+        backend: str | HPSearchBackend | None = None,
+        hp_name: Callable[[Any], str] | None = None,
+        **kwargs: Any,
+    ) -> BestRun | list[BestRun]:
+        """Train `n_trials` models with settings that optuna suggests; return the best trial.
+
+        With several directions, return every trial that no other beats in all of them. The
+        arguments are as they were once the search is over. `kwargs` go to optuna's
+        `create_study` (sampler, pruner, storage) and `Study.optimize` (timeout, catch).
+        """
+        self._check_search(backend, n_trials, kwargs)
+        self.hp_search_backend = HPSearchBackend.OPTUNA
+        self.hp_space = hp_space or default_hp_space_optuna
+        self.compute_objective = compute_objective or default_compute_objective
+        self.hp_name = hp_name
+        self._args_before = {k: copy(v) for k, v in vars(self.args).items()}
+        try:
+            if self.is_world_process_zero():
+                return self._lead(n_trials, direction, kwargs)
+            return self._follow(kwargs.get("catch", ()))
+        finally:
+            self._restore_args()
+            self._args_before = self._trial = self.hp_search_backend = None
+
+    def call_model_init(self, trial: Any = None) -> nn.Module:
+        """Return a fresh model from `model_init`, which may take the trial."""
+        if self.model_init is None:
+            raise WrongOrder(
+                "There is no model_init to call.",
+                why="the Trainer was given a model.",
+                fix="pass model_init=, a function that returns a new model.",
+            )
+        model = self.model_init(trial) if self._takes_trial() else self.model_init()
+        if not isinstance(model, nn.Module):
+            raise BadType(
+                f"model_init returned {type(model).__name__}, not a model.",
+                why="each trial trains what model_init returns.",
+                fix="return a torch.nn.Module from model_init.",
+            )
+        return model
+
+    def _takes_trial(self) -> bool:
+        assert self.model_init is not None
+        num_parameters = len(inspect.signature(self.model_init).parameters)
+        if num_parameters > 1:
+            raise BadInput(
+                f"model_init takes {num_parameters} arguments.",
+                why="it is called with nothing, or with the trial of a search.",
+                fix="let it take no argument, or one: the trial.",
+            )
+        return num_parameters == 1
+
+    def _check_search(
+        self, backend: str | HPSearchBackend | None, n_trials: int, options: Mapping[str, Any]
+    ) -> None:
+        if backend is not None and backend != HPSearchBackend.OPTUNA:
+            raise Unsupported(
+                f"Cannot search with {str(backend)!r}.",
+                why="anytrain drives optuna alone.",
+                fix='pass backend="optuna", or leave it out.',
+            )
+        if self.model_init is None:
+            raise WrongOrder(
+                "Cannot search: the Trainer has no model_init.",
+                why="every trial trains a new model, and a model that was given is one model.",
+                fix="pass model_init=, a function that returns a new model, in place of model=.",
+            )
+        if options.get("n_jobs", 1) != 1:
+            raise Unsupported(
+                f"Cannot run {options['n_jobs']} trials at once.",
+                why="one Trainer trains one model at a time.",
+                fix="leave n_jobs out; start several searches on one storage= instead.",
+            )
+        if n_trials < 1:
+            raise BadInput(
+                f"Cannot search with n_trials={n_trials}.",
+                why="the best of no trials is none.",
+                fix="pass n_trials=1 or more.",
+            )
+        _optuna()
+
+    def _lead(
+        self, n_trials: int, direction: str | list[str], options: dict[str, Any]
+    ) -> BestRun | list[BestRun]:
+        """Ask optuna for trials until it has enough, and tell the other ranks."""
+        optuna, world = _optuna(), self._session.world
+        several = not isinstance(direction, str)
+        asked = {key: options[key] for key in _OF_OPTIMIZE if key in options}
+        rest = {k: v for k, v in options.items() if k not in (*_OF_OPTIMIZE, "n_jobs")}
+        goal = {"directions": direction} if several else {"direction": direction}
+
+        def objective(trial: Any) -> Any:
+            assert self.hp_space is not None
+            self.hp_space(trial)  # so that its values are known and can be told
+            world.broadcast_object(("trial", dict(trial.params), trial.number))
+            return self._try(trial)
+
+        study = optuna.create_study(**goal, **rest)
+        study.optimize(objective, n_trials=n_trials, **asked)
+        best = _best(study, several)
+        world.broadcast_object(("end", best, 0))
+        return _something(best)
+
+    def _follow(self, catch: Any) -> BestRun | list[BestRun]:
+        """Train what the main process tells, until it tells the best."""
+        optuna = _optuna()
+        caught = tuple(catch) if isinstance(catch, list | tuple | set) else (catch,)
+        while True:
+            what, value, number = self._session.world.broadcast_object(("", None, 0))
+            if what == "end":
+                return _something(value)
+            try:
+                self._try(optuna.trial.FixedTrial(value, number))
+            except (optuna.TrialPruned, *caught):
+                continue  # the main process has told optuna
+
+    def _try(self, trial: Any) -> Any:
+        self.objective = None
+        self.train(resume_from_checkpoint=None, trial=trial)
+        if self.objective is None:  # nothing was evaluated while it trained
+            self.objective = self.compute_objective(self.evaluate())
+        return self.objective
+
+    def _hp_search_setup(self, trial: Any) -> None:
+        """Put a trial's values into the arguments; outside a search, do nothing."""
+        self._trial = trial
+        if self.hp_search_backend is None or trial is None:
+            return
+        assert self.hp_space is not None
+        self._restore_args()  # a value that only an earlier trial set must not stay
+        unknown = []
+        for name, value in self.hp_space(trial).items():
+            if hasattr(self.args, name):
+                setattr(self.args, name, _like(name, getattr(self.args, name), value))
+            else:
+                unknown.append(name)
+        if unknown and not self._takes_trial():
+            raise BadInput(
+                f"The search suggests {', '.join(unknown)}, which nothing uses.",
+                why="no training argument has that name, and model_init takes no trial.",
+                fix="correct the name, or let model_init take the trial and read trial.params.",
+            )
+
+    def _restore_args(self) -> None:
+        if self._args_before is not None:
+            vars(self.args).clear()
+            vars(self.args).update({k: copy(v) for k, v in self._args_before.items()})
+
+    def _get_output_dir(self, trial: Any) -> str:
+        """Return the folder of a run: the output folder, or a trial's folder inside it."""
+        root = str(self.args.output_dir)
+        if self.hp_search_backend is None or trial is None:
+            return root
+        name = self.hp_name(trial) if self.hp_name is not None else f"run-{trial.number}"
+        return str(Path(root) / name)
+
+    def _report_to_hp_search(self, trial: Any, step: int, metrics: Mapping[str, float]) -> None:
+        """Tell optuna how a trial stands; leave it, on every rank, if optuna gives it up."""
+        if self.hp_search_backend is None or trial is None:
+            return
+        optuna = _optuna()
+        self.objective = self.compute_objective(dict(metrics))
+        stop = False
+        if self.is_world_process_zero() and len(trial.study.directions) == 1:
+            trial.report(self.objective, step)
+            stop = trial.should_prune()
+        if self._session.world.broadcast_object(stop):
+            raise optuna.TrialPruned(f"given up at step {step}")
+
+
+def _optuna() -> Any:
+    try:
+        import optuna
+    except ImportError:
+        raise BadInput(
+            "Cannot search: optuna is not installed.",
+            why="it is the library that suggests each trial's settings.",
+            fix="pip install optuna.",
+        ) from None
+    return optuna
+
+
+def _best(study: Any, several: bool) -> BestRun | list[BestRun] | None:
+    """Return the study's best trial or trials, None where not one was finished."""
+    if not any(trial.state.name == "COMPLETE" for trial in study.trials):
+        return None
+    if several:
+        return [BestRun(str(t.number), list(t.values), t.params) for t in study.best_trials]
+    best = study.best_trial
+    return BestRun(str(best.number), best.value, best.params)
+
+
+def _something(best: Any) -> BestRun | list[BestRun]:
+    if best is None:
+        raise WrongOrder(
+            "The search has no best run: not one of its trials was finished.",
+            why="each was given up early, or failed.",
+            fix="pass more n_trials, or a pruner that waits longer (n_startup_trials).",
+        )
+    found: BestRun | list[BestRun] = best
+    return found
+
+
+def _like(name: str, old: Any, value: Any) -> Any:
+    """Return a suggested value in the type that the argument has."""
+    if old is None or isinstance(value, type(old)):
+        return value
+    if isinstance(old, bool) or (isinstance(old, int) and value != int(value)):
+        raise BadInput(
+            f"The search suggests {name}={value!r}.",
+            why=f"{name} is {'true or false' if isinstance(old, bool) else 'a whole number'}.",
+            fix="use trial.suggest_int, or suggest_categorical([True, False]).",
+        )
+    kind: Any = type(old)
+    return kind(value) if isinstance(old, int | float | str | Enum) else value
