@@ -34,6 +34,10 @@ EventKind = Literal[
 REQUESTS: tuple[Request, ...] = get_args(Request)
 EVENT_KINDS: tuple[EventKind, ...] = get_args(EventKind)
 NO_REQUESTS: frozenset[Request] = frozenset()
+INSIDE_A_STEP: frozenset[EventKind] = frozenset(
+    ("substep_end", "pre_optimizer_step", "optimizer_step")
+)
+"""Events in the middle of an optimizer step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +52,11 @@ class Event:
 
 
 class Watcher(Protocol):
-    """A callback of the house: told what happened, it returns what it asks for."""
+    """A callback of the house: told what happened, it returns what it asks for.
+
+    It is told of every event but those in the middle of a step. One that wants others, or
+    fewer, names them in an attribute `watches`.
+    """
 
     def after(self, event: Event) -> frozenset[Request]:
         """Return the requests this event gives rise to; an empty set asks for nothing."""

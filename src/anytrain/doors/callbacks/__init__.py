@@ -1,0 +1,16 @@
+"""Callbacks: HF's events and control object, and the house's requests, through one adapter."""
+
+from anytrain.doors.callbacks.adapter import Callbacks
+from anytrain.doors.callbacks.control import TrainerControl
+from anytrain.doors.callbacks.flow import DefaultFlowCallback
+from anytrain.doors.callbacks.hf import ExportableState, TrainerCallback
+from anytrain.doors.callbacks.state import TrainerState
+
+__all__ = [
+    "Callbacks",
+    "DefaultFlowCallback",
+    "ExportableState",
+    "TrainerCallback",
+    "TrainerControl",
+    "TrainerState",
+]

@@ -1,0 +1,132 @@
+"""Where a training stands, as callbacks see it and `trainer_state.json` keeps it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from anytrain.core.errors import BadType, CheckpointError
+from anytrain.doors.callbacks.hf import ExportableState
+
+
+@dataclass
+class TrainerState:
+    """The position, history and best result of a training.
+
+    A step is an optimizer step, whatever number of micro-batches it takes.
+    """
+
+    epoch: float = 0
+    global_step: int = 0
+    max_steps: int = 0
+    logging_steps: int = 500
+    eval_steps: int = 500
+    save_steps: int = 500
+    train_batch_size: int | None = None
+    num_train_epochs: int = 0
+    num_input_tokens_seen: int = 0
+    total_flos: float = 0
+    log_history: list[dict[str, Any]] = None  # type: ignore[assignment]  # None becomes []
+    best_metric: float | None = None
+    best_global_step: int | None = None
+    best_model_checkpoint: str | None = None
+    is_local_process_zero: bool = True
+    is_world_process_zero: bool = True
+    is_hyper_param_search: bool = False
+    trial_name: str | None = None
+    trial_params: dict[str, str | float | int | bool] | None = None
+    stateful_callbacks: dict[str, Any] = None  # type: ignore[assignment]  # None becomes {}
+    """Given as a list of callbacks, kept as their saved states by class name."""
+
+    def __post_init__(self) -> None:
+        if self.log_history is None:
+            self.log_history = []
+        if self.stateful_callbacks is None:
+            self.stateful_callbacks = {}
+        elif not isinstance(self.stateful_callbacks, Mapping):
+            self.stateful_callbacks = exported(self.stateful_callbacks)
+
+    def to_json(self) -> str:
+        """Return the text of `trainer_state.json`. NaN stays NaN, as Python's json reads it."""
+        return json.dumps(dataclasses.asdict(self), indent=2, sort_keys=True, default=_plain) + "\n"
+
+    def save_to_json(self, json_path: str | os.PathLike[str]) -> None:
+        """Write the state to a file, whole or not at all."""
+        path = Path(json_path)
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(self.to_json(), encoding="utf-8")
+        beside.replace(path)
+
+    @classmethod
+    def load_from_json(cls, json_path: str | os.PathLike[str]) -> Self:
+        """Read a state, also one that another version wrote: what it knows more is left out."""
+        text = Path(json_path).read_text(encoding="utf-8")
+        try:
+            found = json.loads(text)
+            known = {field.name for field in dataclasses.fields(cls)}
+            return cls(**{name: value for name, value in found.items() if name in known})
+        except (ValueError, AttributeError) as error:
+            raise CheckpointError(
+                f"Cannot read {json_path}.",
+                why=f"it does not hold a training state: {error}.",
+                fix="resume from another checkpoint, or restore this file from a copy.",
+            ) from error
+
+    def compute_steps(self, args: Any, max_steps: int) -> None:
+        """Take the intervals of logging, evaluation and saving from `args`, in whole steps.
+
+        One below 1 is a share of `max_steps`, rounded up.
+        """
+        for kind in ("logging_steps", "eval_steps", "save_steps"):
+            interval = getattr(args, kind)
+            if interval is not None:
+                whole = math.ceil(max_steps * interval) if interval < 1 else interval
+                setattr(self, kind, whole)
+
+    def init_training_references(
+        self, trainer: Any, max_steps: int, num_train_epochs: int, trial: Any
+    ) -> None:
+        """Note what this training is: its length, this process's place, and its trial if any."""
+        if trainer.hp_name is not None and trainer._trial is not None:
+            self.trial_name = trainer.hp_name(trainer._trial)
+        # optuna keeps a trial's values in `params`; other searches hand over the values.
+        self.trial_params = None if trial is None else dict(getattr(trial, "params", trial))
+        self.max_steps, self.num_train_epochs = max_steps, num_train_epochs
+        self.is_local_process_zero = trainer.is_local_process_zero()
+        self.is_world_process_zero = trainer.is_world_process_zero()
+
+
+def exported(callbacks: Iterable[Any]) -> dict[str, Any]:
+    """Return the saved states by class name; several of one class make a list, in order."""
+    states: dict[str, Any] = {}
+    for callback in callbacks:
+        if not isinstance(callback, ExportableState):
+            raise BadType(
+                f"Cannot save the state of a {type(callback).__name__}.",
+                why="only an ExportableState says what of it to save.",
+                fix="inherit from ExportableState and define state().",
+            )
+        name = type(callback).__name__
+        if name not in states:
+            states[name] = callback.state()
+        elif isinstance(states[name], list):
+            states[name].append(callback.state())
+        else:
+            states[name] = [states[name], callback.state()]
+    return states
+
+
+def _plain(value: Any) -> Any:
+    """Turn a number of numpy or torch into Python's, and anything else into its text."""
+    if hasattr(value, "item") and getattr(value, "size", None) != 0:
+        try:
+            return value.item()
+        except (RuntimeError, ValueError):  # more than one element
+            return value.tolist()
+    return str(value)
