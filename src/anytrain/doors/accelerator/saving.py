@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable
@@ -18,49 +17,13 @@ from anytrain.core.errors import BadInput, BadType, CheckpointError, Notice
 from anytrain.doors.accelerator.options import ProjectConfiguration
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
+from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals, tell_failure
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint import foreign
 from anytrain.engine.checkpoint.export import export_model, export_object
 from anytrain.engine.checkpoint.foreign import looks_foreign
-from anytrain.engine.interrupts import Interrupts
 
 Place = str | os.PathLike[str]
-
-
-class BetweenSteps:
-    """What may happen between two steps: a save behind the loop ends, a signal has come."""
-
-    def __init__(self) -> None:
-        self.writer: checkpoint.Writer | None = None
-        self.interrupts: Interrupts | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return BetweenSteps, ()  # a pickled run neither writes nor listens for signals
-
-    def arm(self) -> None:
-        """Begin to listen for signals, where there is a place to save."""
-        if self.interrupts is not None:
-            self.interrupts.arm()
-
-    def boundary(self) -> None:
-        """Tell how a save behind the loop went; leave, if a signal asks for it."""
-        if self.writer is not None:
-            tell_failure(self.writer.poll())
-        if self.interrupts is not None:
-            self.interrupts.boundary()
-
-    def disarm(self) -> None:
-        """Give the signals back."""
-        if self.interrupts is not None:
-            self.interrupts.disarm()
-
-
-def tell_failure(outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
-    """Give notice of a save that failed; return whether it did."""
-    if not isinstance(outcome, checkpoint.SaveFailed):
-        return False
-    warnings.warn(str(outcome), Notice, stacklevel=3)
-    return True
 
 
 class Saving:
@@ -109,9 +72,7 @@ class Saving:
 
     def finish_saving(self) -> None:
         """Wait until a save behind the loop is committed, and tell if it failed."""
-        if self._between.writer is not None:
-            for outcome in self._between.writer.finish():
-                tell_failure(outcome)
+        self._between.finish()
 
     def _writer_for(self, store: checkpoint.Store) -> checkpoint.Writer:
         """Return the writer for a folder; the next save reuses the memory of the last."""
@@ -182,15 +143,7 @@ class Saving:
         self._between = BetweenSteps()
         if self.project_configuration.project_dir is not None:
             found = self._run.session
-            beats = found.environment.beats
-            cursor = found.cursor
-            self._between.interrupts = Interrupts(
-                found.world,
-                self._save_interrupted,
-                lambda: cursor.loader is not None,
-                signals=tuple(signal.Signals[name] for name in found.environment.stop_signals),
-                beats=beats,
-            )
+            self._between.interrupts = stop_on_signals(found, self._save_interrupted)
             found.cursor.stops = self._between
 
     def _save_interrupted(self) -> str:

@@ -36,6 +36,8 @@ class RunOptions:
     ddp: Mapping[str, Any] = field(default_factory=dict)
     compile: Mapping[str, Any] = field(default_factory=dict)
     step_scheduler_with_optimizer: bool = True
+    schedules_count_updates: bool = False
+    """Whether schedules are written in updates, and not in one process's batches."""
 
 
 class Run:
@@ -189,7 +191,7 @@ class Run:
                 Notice,
                 stacklevel=3,
             )
-        split = self.options.loaders.split_batches
+        split = self.options.loaders.split_batches or self.options.schedules_count_updates
         prepared = PreparedScheduler(
             scheduler,
             own or self.optimizers,

@@ -7,6 +7,7 @@ them: one process or several workers, in one go or after a resume.
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -23,6 +24,7 @@ from torch.utils.data import (
 )
 
 _MASK = 2**64 - 1
+_REMEMBERED = 10_000  # batches whose samples can be named after something went wrong
 
 
 class SeedableRandomSampler(RandomSampler):
@@ -60,10 +62,20 @@ class Tickets(BatchSampler):
         self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]  # None where batches vary
         self.drop_last = getattr(batch_sampler, "drop_last", False)
         self._key = 0
+        self._dealt: deque[tuple[int, list[Any]]] = deque(maxlen=_REMEMBERED)
 
     def begin(self, seed: int, epoch: int) -> None:
         """Draw the next epoch's seeds from these."""
         self._key = mix(mix(0, seed), epoch)
+        self._dealt.clear()
+
+    def dealt(self, number: int) -> list[Any] | None:
+        """Return the samples of the epoch's batch of that number, if it is remembered."""
+        return next((batch for n, batch in reversed(self._dealt) if n == number), None)
+
+    def draw(self, batch: list[Any]) -> list[Ticket]:
+        """Return the tickets of a batch of this epoch."""
+        return [Ticket(index, mix(self._key, _number(index))) for index in batch]
 
     def of(self, batch_sampler: Any) -> Tickets:
         """Return tickets of the same epoch for another dealing of its samples."""
@@ -75,9 +87,9 @@ class Tickets(BatchSampler):
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
-        key = self._key
-        for batch in self.batch_sampler:
-            yield [Ticket(index, mix(key, _number(index))) for index in batch]
+        for number, batch in enumerate(self.batch_sampler):
+            self._dealt.append((number, list(batch)))
+            yield self.draw(batch)
 
 
 class Drawn(list[Any]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import random
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -169,7 +169,7 @@ class PreparedLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator
         return self.walk_from(None)
 
-    def walk_from(self, skip: int | None) -> Iterator[Any]:
+    def walk_from(self, skip: int | None) -> Generator[Any]:
         """Yield the epoch's batches after the first `skip`; None takes a restored position."""
         walk, resume, own = self.walk, self._resume, self.__dict__
         each = self._per_batch
@@ -341,6 +341,18 @@ class PreparedLoader(DataLoader[Any]):
         """The number of samples over all ranks."""
         dataset: Any = self.dataset
         return int(getattr(dataset, "total_dataset_length", None) or len(dataset))
+
+    def samples_of(self, number: int) -> list[Any] | None:
+        """Return which samples made this rank's batch of that number; None where nobody knows."""
+        return None if self.walk.tickets is None else self.walk.tickets.dealt(number)
+
+    def load_again(self, samples: list[Any]) -> Any:
+        """Return a batch of this epoch once more, with whatever was drawn while loading it."""
+        base, tickets, place = self.base_dataloader, self.walk.tickets, self.walk.placement
+        assert tickets is not None
+        source: Any = base.dataset
+        batch = base.collate_fn(source.__getitems__(tickets.draw(samples)))
+        return batch if place is None else place(batch)
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, in whatever takes one."""

@@ -1,0 +1,67 @@
+"""What may happen between two steps: a save behind the loop ends, a signal has come."""
+
+from __future__ import annotations
+
+import signal
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from anytrain.core.errors import Notice
+from anytrain.engine import checkpoint
+from anytrain.engine.assemble.session import Session
+from anytrain.engine.interrupts import Interrupts
+
+
+class BetweenSteps:
+    """What looks after a run between its steps."""
+
+    def __init__(self) -> None:
+        self.writer: checkpoint.Writer | None = None
+        self.interrupts: Interrupts | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BetweenSteps, ()  # a pickled run neither writes nor listens for signals
+
+    def arm(self) -> None:
+        """Begin to listen for signals, where there is a place to save."""
+        if self.interrupts is not None:
+            self.interrupts.arm()
+
+    def boundary(self) -> None:
+        """Tell how a save behind the loop went; leave, if a signal asks for it."""
+        if self.writer is not None:
+            tell_failure(self.writer.poll())
+        if self.interrupts is not None:
+            self.interrupts.boundary()
+
+    def disarm(self) -> None:
+        """Give the signals back."""
+        if self.interrupts is not None:
+            self.interrupts.disarm()
+
+    def finish(self) -> None:
+        """Wait until a save behind the loop is committed, and tell if it failed."""
+        if self.writer is not None:
+            for outcome in self.writer.finish():
+                tell_failure(outcome)
+
+
+def tell_failure(outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
+    """Give notice of a save that failed; return whether it did."""
+    if not isinstance(outcome, checkpoint.SaveFailed):
+        return False
+    warnings.warn(str(outcome), Notice, stacklevel=3)
+    return True
+
+
+def stop_on_signals(session: Session, save: Callable[[], str]) -> Interrupts:
+    """Return what saves the run and ends it between two steps when a signal asks for it."""
+    cursor = session.cursor
+    return Interrupts(
+        session.world,
+        save,
+        lambda: cursor.loader is not None,
+        signals=tuple(signal.Signals[name] for name in session.environment.stop_signals),
+        beats=session.environment.beats,
+    )

@@ -1,0 +1,199 @@
+"""The one loop: fit and evaluate.
+
+    for each epoch
+        "epoch_begin"
+        for each step
+            "step_begin"
+            step                      ("substep_end", "pre_optimizer_step", "optimizer_step")
+            "step_end"                then log, evaluate, save, as asked
+        "epoch_end"                   then log, evaluate, save, as asked
+
+Whoever is told of a moment may ask for something; the loop does it, in one order: log, evaluate,
+save. The loop asks nothing about devices or processes, and reads no value from a device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from anytrain.core.events import EventKind, Request
+from anytrain.engine.data.feed import Feed
+from anytrain.engine.metrics import Collected, LossMean, gather_rows, own_rows
+from anytrain.engine.recording.meter import Meter
+from anytrain.engine.step.split import num_rows
+from anytrain.engine.step.update import StepOutput
+from anytrain.machine.parallel.world import World
+
+Requests = frozenset[Request]
+
+
+@dataclass(slots=True)
+class Progress:
+    """How far a run has come, and how far it goes."""
+
+    max_steps: int
+    num_epochs: int
+    batches_per_epoch: int
+    """The length of an epoch; of the whole run where a stream has none."""
+    step: int = 0
+    """Optimizer steps done."""
+    epoch: int = 0
+    """Epochs done."""
+    batch: int = 0
+    """Batches of the current epoch done."""
+    in_epoch: bool = False
+    """Whether the current epoch has begun and has not ended."""
+
+    @property
+    def epochs(self) -> float:
+        """Epochs done, with the share of the current one."""
+        return self.epoch + self.batch / self.batches_per_epoch
+
+    def end_epoch(self) -> None:
+        """Stand before the next epoch."""
+        self.epoch, self.batch, self.in_epoch = self.epoch + 1, 0, False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position."""
+        names = ("step", "epoch", "batch", "in_epoch")
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go to a saved position."""
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+class Job(Protocol):
+    """What the loop works for: it is told of moments and does what was asked."""
+
+    def tell(self, kind: EventKind) -> Requests:
+        """Let everybody know; return what they ask for now."""
+
+    def log(self) -> None:
+        """Read the meter and record it."""
+
+    def evaluate(self) -> Requests:
+        """Evaluate; return what is asked for now, a save of a new best among it."""
+
+    def save(self) -> Requests:
+        """Save the run; return what is asked for now."""
+
+
+def fit(
+    job: Job,
+    feed: Feed,
+    step: Callable[[Any], StepOutput],
+    meter: Meter,
+    progress: Progress,
+) -> None:
+    """Train to the last step, or until somebody asks to stop."""
+    asked: Requests = frozenset()
+    while progress.epoch < progress.num_epochs and "stop" not in asked:
+        if not progress.in_epoch:
+            progress.in_epoch = True
+            job.tell("epoch_begin")
+        before = progress.batch
+        with closing(feed.steps(progress.epoch, progress.batch)) as batches:
+            asked = _walk(job, batches, step, meter, progress)
+            was_left = bool(asked & {"stop", "stop_epoch"})
+            if before == progress.batch == 0:  # an empty epoch: the next would be as empty
+                asked = asked | {"stop"}
+            if not was_left:
+                progress.end_epoch()
+            # Inside, so that a save of an epoch that was left names the batch it was left at.
+            asked = (asked & {"stop"}) | _serve(job, job.tell("epoch_end"))
+        if was_left and "stop" not in asked:
+            progress.end_epoch()
+
+
+def _walk(
+    job: Job,
+    batches: Iterable[Any],
+    step: Callable[[Any], StepOutput],
+    meter: Meter,
+    progress: Progress,
+) -> Requests:
+    """Train on an epoch's steps; return what was asked for when it ended."""
+    asked: Requests = frozenset()
+    for batch in batches:
+        job.tell("step_begin")
+        meter.add(*step(batch))
+        progress.step += 1
+        progress.batch += len(batch.micro)
+        asked = _serve(job, job.tell("step_end"))
+        if progress.step >= progress.max_steps:
+            asked = asked | {"stop"}
+        if asked & {"stop", "stop_epoch"}:
+            break
+    return asked
+
+
+def _serve(job: Job, asked: Requests) -> Requests:
+    """Do what was asked for, in one order; return what is asked for afterwards."""
+    if "log" in asked:
+        job.log()
+    if "evaluate" in asked:
+        asked = job.evaluate()
+    if "save" in asked:
+        asked = job.save()
+    return asked
+
+
+@dataclass(slots=True)
+class Predictions:
+    """What an evaluation keeps of its batches, one part a kind."""
+
+    logits: Collected | None = None
+    labels: Collected | None = None
+    inputs: Collected | None = None
+    losses: Collected | None = None
+    loss: LossMean = field(default_factory=LossMean)
+    num_rows: int = 0
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """How one evaluation goes: what predicts, what reduces, what looks at each batch."""
+
+    loader: Any
+    world: World
+    predict: Callable[[Any], tuple[Any, Any, Any, Any]]
+    """A batch's loss, logits, labels and kept inputs; each may be None."""
+    batch_done: Callable[[Any, Any, Any, Any, bool], None]
+    """Told each batch's gathered losses, logits, labels and inputs, and whether it is the last."""
+    keep: Predictions = field(default_factory=Predictions)
+
+
+def evaluate(job: Evaluation) -> Predictions:
+    """Predict every sample once, batch by batch; nothing but what `keep` holds stays in memory."""
+    keep, world = job.keep, job.world
+    for batch in job.loader:
+        is_last = bool(getattr(job.loader, "end_of_dataloader", False))
+        rows = num_rows(batch)
+        if is_last and rows is not None:
+            remainder = int(getattr(job.loader, "remainder", -1))
+            batch, rows = own_rows(batch, remainder, world.rank, rows)
+        loss = logits = labels = inputs = None
+        if rows != 0:
+            loss, logits, labels, inputs = job.predict(batch)
+        if loss is not None:
+            keep.loss.add(loss, rows or 1)
+        losses = (
+            loss.detach().mean().repeat(rows or 1) if keep.losses and loss is not None else None
+        )
+        losses, logits, labels, inputs = gather_rows((losses, logits, labels, inputs), world)
+        for kept, found in (
+            (keep.losses, losses),
+            (keep.logits, logits),
+            (keep.labels, labels),
+            (keep.inputs, inputs),
+        ):
+            if kept is not None and found is not None:
+                kept.add(found)
+        keep.num_rows += rows or 0
+        job.batch_done(losses, logits, labels, inputs, is_last)
+    return keep

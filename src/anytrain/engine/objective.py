@@ -1,0 +1,148 @@
+"""What a step's loss is: the mean over its items, however many micro-batches and ranks share it.
+
+A model's own loss is the mean over its micro-batch. Weighted by the items it was taken over, the
+losses of a step add up to the step's mean, for any model and any way of cutting the step.
+"""
+
+from __future__ import annotations
+
+import dis
+from collections.abc import Callable, Mapping
+from functools import partial
+from types import CodeType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from anytrain.core.errors import BadInput
+from anytrain.engine.tree import batch_size
+
+IGNORED = -100
+"""The label that no loss counts."""
+
+
+def call(model: nn.Module, inputs: Any) -> Any:
+    """Run the model on a batch: a mapping by name, a list or tuple by place, else as it is."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, (list, tuple)):
+        return model(*inputs)
+    return model(inputs)
+
+
+def loss_of(outputs: Any, inputs: Any) -> torch.Tensor:
+    """Return the loss that a model gave: by its name, as its first value, or as all it gave."""
+    found = outputs
+    if isinstance(outputs, Mapping):
+        found = outputs.get("loss")
+    elif isinstance(outputs, (list, tuple)) and outputs:
+        found = outputs[0]
+    if isinstance(found, torch.Tensor) and (found.ndim == 0 or isinstance(outputs, Mapping)):
+        return found
+    given = f"the keys {', '.join(outputs)}" if isinstance(outputs, Mapping) else _shape(found)
+    taken = ", ".join(inputs) if isinstance(inputs, Mapping) else _shape(inputs)
+    raise BadInput(
+        "The model did not return a loss.",
+        why=f"it returned {given}; it was given {taken}.",
+        fix="give the data set a column with the labels under the name that the model's forward "
+        "has, return the loss first (or under 'loss'), or pass compute_loss_func.",
+    )
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"a {type(value).__name__}"
+
+
+def num_items(batch: Any, *, shifted: bool = False) -> torch.Tensor | int:
+    """Return how many items a micro-batch's loss is the mean of; nobody waits for the device.
+
+    Labels that are whole numbers count where they are not IGNORED; otherwise samples count.
+    `shifted` is for losses that predict the next label: the first of a row is no item.
+    """
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if isinstance(labels, torch.Tensor) and labels.ndim and not labels.is_floating_point():
+        counted = labels[..., 1:] if shifted and labels.ndim > 1 else labels
+        return (counted != IGNORED).sum()
+    rows = batch_size(batch)
+    return 1 if rows is None else rows
+
+
+def share(own: torch.Tensor | int, whole: torch.Tensor, ranks: int) -> torch.Tensor:
+    """Return the weight of one micro-batch's loss; gradients are averaged over ranks later."""
+    return own * ranks / whole.clamp(min=1).to(torch.float32)
+
+
+def shifts_labels(model: nn.Module) -> bool:
+    """Whether the model's loss predicts the next label: a causal language model's does."""
+    config = getattr(model, "config", None)
+    if getattr(config, "is_encoder_decoder", False):
+        return False
+    return getattr(model, "loss_type", None) == "ForCausalLM"
+
+
+def smoothed(
+    logits: torch.Tensor, labels: torch.Tensor, epsilon: float, *, shifted: bool = False
+) -> torch.Tensor:
+    """Return the cross entropy against labels softened by `epsilon`, over the counted items."""
+    if shifted:
+        logits, labels = logits[..., :-1, :], labels[..., 1:]
+    log_odds = functional.log_softmax(logits.float(), dim=-1)
+    counted = (labels != IGNORED).to(log_odds.dtype)
+    wanted = labels.clamp(min=0).unsqueeze(-1)
+    right = -log_odds.gather(-1, wanted).squeeze(-1) * counted
+    spread = -log_odds.sum(dim=-1) * counted
+    num, classes = counted.sum(), log_odds.shape[-1]
+    return (1 - epsilon) * (right.sum() / num) + epsilon * (spread.sum() / (num * classes))
+
+
+def backward(loss: torch.Tensor, scale: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
+    """Add the loss's gradients; where the loss is not finite, no gradient is.
+
+    A loss may be infinite while its gradient is finite; the guard looks at gradients alone, and
+    those of one rank reach all.
+    """
+    seed = loss.detach() * 0 + 1
+    if scale is not None:
+        loss = scale(loss)
+    loss.backward(seed)
+
+
+def reads(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function's body reads its parameter of that name, or passes on all it gets.
+
+    >>> def by_items(outputs, labels, num_items_in_batch=None): return outputs / num_items_in_batch
+    >>> def by_mean(outputs, labels, num_items_in_batch=None): return outputs.mean()
+    >>> reads(by_items, "num_items_in_batch"), reads(by_mean, "num_items_in_batch")
+    (True, False)
+    """
+    while isinstance(function, partial):
+        if name in function.keywords:
+            return True
+        function = function.func
+    function = getattr(function, "__func__", function)
+    code = getattr(function, "__code__", None)
+    if code is None:
+        code = getattr(type(function).__call__, "__code__", None)
+    if code is None:
+        return True  # compiled: nobody can look into it
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    if name not in names:  # it can only come in through **kwargs
+        return bool(code.co_flags & 0x08)
+    return _loads(code, name)
+
+
+def _loads(code: CodeType, name: str) -> bool:
+    inner = (const for const in code.co_consts if isinstance(const, CodeType))
+    return any(
+        name in _names(instruction.argval)
+        for instruction in dis.get_instructions(code)
+        if instruction.opname.startswith("LOAD_")
+    ) or any(_loads(each, name) for each in inner)
+
+
+def _names(argument: Any) -> tuple[Any, ...]:
+    return argument if isinstance(argument, tuple) else (argument,)

@@ -1,0 +1,82 @@
+"""Add up what steps leave behind, on the device; the only host read is at a log point."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from anytrain.machine.parallel.world import World
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What happened since the last log point, over all ranks."""
+
+    num_steps: int
+    loss: float
+    """The mean of the steps' losses."""
+    grad_norm: float | None
+    learning_rate: float
+    num_bad: int
+    first_bad: int
+    """The first bad step since the last log point, counted from 0; -1 where there is none."""
+
+
+class Meter:
+    """Device tensors of the steps since the last log point."""
+
+    def __init__(self, device: torch.device, *, filters: bool = False) -> None:
+        self._device = device
+        self._filters = filters
+        self._restart()
+
+    def _restart(self) -> None:
+        self.num_steps = 0
+        self._loss = torch.zeros((), device=self._device)
+        self._num_bad = torch.zeros((), device=self._device)
+        self._first_bad = torch.full((), -1.0, device=self._device)
+        self._norm: torch.Tensor | None = None
+        self._rate: torch.Tensor | float = 0.0
+
+    def add(
+        self,
+        loss: torch.Tensor,
+        grad_norm: torch.Tensor | None,
+        rate: torch.Tensor | float,
+        bad: torch.Tensor,
+    ) -> None:
+        """Take one step's tensors in; nobody waits."""
+        if self._filters:  # the mean so far stands in for a loss that is no number
+            loss = torch.where(torch.isfinite(loss), loss, self._loss / max(self.num_steps, 1))
+        self._loss = self._loss + loss
+        self._num_bad = self._num_bad + bad
+        is_first = (self._first_bad < 0) & (bad > 0)
+        self._first_bad = torch.where(is_first, float(self.num_steps), self._first_bad)
+        self._norm, self._rate = grad_norm, rate
+        self.num_steps += 1
+
+    def read(self, world: World) -> Reading | None:
+        """Return the reading and begin anew; None where no step was taken. Waits for the device."""
+        if self.num_steps == 0:
+            return None
+        loss = world.reduce(self._loss, "mean")
+        nothing = torch.full((), -1.0, device=self._device)
+        told = torch.stack(
+            [loss, self._num_bad, self._first_bad, self._scalar(self._norm, nothing)]
+        )
+        mean, num_bad, first_bad, norm = (float(value) for value in told.tolist())
+        reading = Reading(
+            num_steps=self.num_steps,
+            loss=mean / self.num_steps,
+            grad_norm=None if self._norm is None else norm,
+            learning_rate=float(self._rate),
+            num_bad=int(num_bad),
+            first_bad=int(first_bad),
+        )
+        self._restart()
+        return reading
+
+    @staticmethod
+    def _scalar(value: torch.Tensor | None, otherwise: torch.Tensor) -> torch.Tensor:
+        return otherwise if value is None else value.detach().float().reshape(())

@@ -1,0 +1,153 @@
+"""One optimizer step: every micro-batch forward and backward, clip, update, schedule.
+
+INVARIANT: nothing here waits for the device. What a step leaves behind are device tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import nn
+
+from anytrain.engine.step.split import Parts, num_rows, split_rows
+
+
+class Micro(Protocol):
+    """Forward and backward of one micro-batch; its loss, weighted, comes back detached."""
+
+    def __call__(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | None
+    ) -> torch.Tensor: ...
+
+
+class StepOutput(NamedTuple):
+    """What a step leaves behind, as device tensors: reading one is the only wait."""
+
+    loss: torch.Tensor
+    grad_norm: torch.Tensor | None
+    rate: torch.Tensor | float
+    bad: torch.Tensor
+    """1 where the loss or the gradient was not finite, else 0."""
+
+
+@dataclass(slots=True)
+class Latch:
+    """Hold updates back once a step was bad, so that no weight moves before it is looked at."""
+
+    held: torch.Tensor | None = None
+
+    def close(self, bad: torch.Tensor) -> None:
+        """Hold from here on if the step was bad."""
+        held = torch.where(bad > 0, float("inf"), 0.0)
+        self.held = held if self.held is None else torch.maximum(self.held, held)
+
+    def open(self) -> None:
+        """Let updates through again."""
+        self.held = None
+
+
+@dataclass(slots=True)
+class Update:
+    """Run a step op by op."""
+
+    model: nn.Module
+    micro: Micro
+    no_sync: Callable[[nn.Module], AbstractContextManager[None]]
+    clip: Callable[[], torch.Tensor | None]
+    optimizer: Any
+    schedulers: tuple[Any, ...]
+    bad: Callable[[torch.Tensor], torch.Tensor]
+    """What of the step's loss and the guard's word makes the step a bad one."""
+    tell: Callable[[str], Any] | None = None
+    """Told the middle of a step; None where nobody looks there."""
+    latch: Latch | None = field(default_factory=Latch)
+
+    def __call__(self, batch: Any) -> StepOutput:
+        """Train on one step's micro-batches."""
+        loss = self._gradients(batch)
+        norm = self.clip()
+        if self.latch is not None and self.latch.held is not None:
+            self.optimizer.guard.veto(self.latch.held)
+        self._told("pre_optimizer_step")
+        self.optimizer.step()
+        self._told("optimizer_step")
+        rate = self.optimizer.param_groups[0]["lr"]
+        rate = rate.clone() if isinstance(rate, torch.Tensor) else rate
+        for scheduler in self.schedulers:
+            scheduler.step()
+        self.optimizer.zero_grad()
+        bad = self.bad(loss)
+        if self.latch is not None:
+            self.latch.close(bad)
+        return StepOutput(loss, norm, rate, bad)
+
+    def _gradients(self, batch: Any) -> torch.Tensor:
+        *early, last = batch.micro
+        total: torch.Tensor | None = None
+        for inputs in early:
+            with self.no_sync(self.model):
+                loss = self.micro(self.model, inputs, batch.num_items)
+            total = loss if total is None else total + loss
+            self._told("substep_end")
+        loss = self.micro(self.model, last, batch.num_items)
+        return loss if total is None else total + loss
+
+    def _told(self, moment: str) -> None:
+        if self.tell is not None:
+            self.tell(moment)
+
+
+@dataclass(slots=True)
+class SplittingUpdate(Update):
+    """Run a step in as many parts as its memory needs, keeping the batch that it stands for.
+
+    A part that does not fit leaves half a gradient behind, so the step is begun again. Ranks
+    agree on the number of parts before any gradient is shared.
+    """
+
+    parts: Parts = field(default_factory=Parts)
+    is_out_of_memory: Callable[[BaseException], bool] = bool
+    release: Callable[[], None] = bool  # type: ignore[assignment]  # does nothing
+    agree: Callable[[bool], bool] = bool
+    """Whether any rank was out of memory."""
+    count: Callable[[tuple[Any, ...]], torch.Tensor] | None = None
+    share_gradients: Callable[[], None] = bool  # type: ignore[assignment]  # does nothing
+    keep_rng: Callable[[], Callable[[], None]] = field(default=lambda: lambda: None)
+    split: Callable[[int], None] = field(default=lambda parts: None)
+    """Told the new number of parts."""
+
+    def _gradients(self, batch: Any) -> torch.Tensor:
+        put_back = self.keep_rng()
+        assert self.count is not None
+        items = self.count(batch.micro) if batch.num_items is None else batch.num_items
+        rows = max(num_rows(inputs) or 1 for inputs in batch.micro)
+        while True:
+            loss = self._attempt(batch.micro, items)
+            if not self.agree(loss is None):
+                assert loss is not None
+                self.share_gradients()
+                return loss
+            self.optimizer.zero_grad()
+            self.release()
+            put_back()
+            self.parts.more(rows)
+            self.split(self.parts.number)
+
+    def _attempt(self, micro: tuple[Any, ...], items: torch.Tensor) -> torch.Tensor | None:
+        """Return the step's loss; None where a part did not fit."""
+        total: torch.Tensor | None = None
+        try:
+            for inputs in micro:
+                for part in split_rows(inputs, self.parts.number):
+                    with self.no_sync(self.model):
+                        loss = self.micro(self.model, part, items)
+                    total = loss if total is None else total + loss
+        except Exception as error:
+            if not self.is_out_of_memory(error):
+                raise
+            return None
+        return total
