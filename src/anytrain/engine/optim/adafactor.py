@@ -144,7 +144,7 @@ class Adafactor(Optimizer):
 
 
 def _rms(tensor: Tensor) -> Tensor:
-    return tensor.norm(2) / (tensor.numel() ** 0.5)
+    return torch.div(tensor.norm(2), math.sqrt(tensor.numel()))
 
 
 def _rate(group: dict[str, Any], state: dict[str, Any]) -> float | Tensor:

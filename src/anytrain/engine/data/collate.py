@@ -1,0 +1,158 @@
+"""Make a batch of samples that are alike."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import default_collate
+
+from anytrain.core.errors import BadInput
+
+_LABELS = ("label", "label_ids")
+_NUMBERS = (int, float, bool)
+_MOST_SHOWN = 8
+
+
+def collate(features: Sequence[Any]) -> Any:
+    """Return the samples' values stacked: a dict of tensors for dicts and objects with fields.
+
+    `label` (one value a sample) and `label_ids` become `labels`: long for integers, else float.
+    Texts and None are left out, as the first sample has them. Tuples, tensors and numbers are
+    stacked as torch's own collating does.
+
+    >>> collate([{"x": [1, 2], "label": 0}, {"x": [3, 4], "label": 1}])["labels"]
+    tensor([0, 1])
+    """
+    if not features:
+        raise BadInput(
+            "Cannot make a batch of no samples.",
+            why="the list of samples is empty.",
+            fix="look at the sampler: each of its batches needs an index.",
+        )
+    rows = _as_dicts(features)
+    if rows is None:
+        return default_collate(list(features))
+    first = rows[0]
+    batch: dict[str, Tensor] = {}
+    if first.get("label") is not None:
+        batch["labels"] = _filled("label", _labels, rows)
+    elif first.get("label_ids") is not None:
+        batch["labels"] = _filled("label_ids", _label_ids, rows)
+    for key, value in first.items():
+        if key not in _LABELS and value is not None and not isinstance(value, str):
+            batch[key] = _filled(key, stack, rows)
+    return batch
+
+
+def _as_dicts(features: Sequence[Any]) -> Sequence[Mapping[str, Any]] | None:
+    """Return the samples as dicts; None where they are what torch stacks by itself."""
+    first = features[0]
+    if isinstance(first, Mapping):
+        return features
+    if isinstance(
+        first, Tensor | np.ndarray | np.generic | tuple | list | str | bytes | int | float
+    ):
+        return None
+    if dataclasses.is_dataclass(first):  # its fields, also where it has slots
+        names = [field.name for field in dataclasses.fields(first)]
+        return [{name: getattr(feature, name) for name in names} for feature in features]
+    return [vars(feature) for feature in features] if hasattr(first, "__dict__") else None
+
+
+def _filled(
+    key: str, make: Callable[[list[Any]], Tensor], rows: Sequence[Mapping[str, Any]]
+) -> Tensor:
+    """Return one key's values as a tensor, or say what keeps them from being one."""
+    try:
+        values = [row[key] for row in rows]
+    except KeyError as error:
+        lacking = next(i for i, row in enumerate(rows) if key not in row)
+        raise BadInput(
+            f"Cannot collate {key!r}: sample {lacking} of the batch does not have it.",
+            why="the first sample does, and a batch needs it of each.",
+            fix=f"give every sample {key!r}, or none.",
+        ) from error
+    try:
+        return make(values)
+    except (ValueError, TypeError, RuntimeError) as error:
+        _refuse(key, values, error)
+
+
+def stack(values: list[Any]) -> Tensor:
+    """Return a list of tensors, arrays, numbers or (nested) lists of numbers as one tensor."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.stack(values)
+    if isinstance(first, np.ndarray):
+        return torch.from_numpy(np.stack(values))
+    return _of_lists(values) if _is_plain(first) else torch.tensor(values)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is a python number, or lists of them as far as the first shows."""
+    while isinstance(value, list | tuple) and value:
+        value = value[0]
+    return type(value) in _NUMBERS
+
+
+def _of_lists(values: list[Any]) -> Tensor:
+    """Return what torch.tensor does, by way of numpy, which reads lists four times as fast."""
+    array = np.array(values)
+    if array.dtype == np.int64 or array.dtype == np.bool_:
+        return torch.from_numpy(array)
+    if array.dtype == np.float64:
+        return torch.from_numpy(array).to(torch.get_default_dtype())
+    return torch.tensor(values)
+
+
+def _labels(values: list[Any]) -> Tensor:
+    first = values[0]
+    if isinstance(first, Tensor) and first.numel() != 1:
+        return torch.stack(values)
+    value = first.item() if isinstance(first, Tensor) else first
+    return torch.tensor(values, dtype=_kind(value))
+
+
+def _label_ids(values: list[Any]) -> Tensor:
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.stack(values)
+    kind = _kind(first[0]) if len(first) else torch.long
+    if isinstance(first, np.ndarray):
+        return torch.from_numpy(np.stack(values)).to(kind)
+    return stack(values).to(kind)
+
+
+def _kind(value: Any) -> torch.dtype:
+    return torch.long if isinstance(value, int | np.integer) else torch.float
+
+
+def _refuse(key: str, values: list[Any], error: Exception) -> NoReturn:
+    """Raise the error that says which rows do not fit."""
+    lengths = _lengths(values)
+    if len(set(lengths)) > 1:
+        shown = ", ".join(map(str, lengths[:_MOST_SHOWN]))
+        more = ", ..." if len(lengths) > _MOST_SHOWN else ""
+        raise BadInput(
+            f"Cannot collate {key!r}: its rows have different lengths ({shown}{more}).",
+            why="a tensor has rows of one length, and nothing here pads them.",
+            fix="pass a tokenizer (processing_class=) or DataCollatorWithPadding to pad each "
+            "batch, or pad the data to one length (pad_to_max_length, padding='max_length').",
+        ) from error
+    raise BadInput(
+        f"Cannot collate {key!r}: {type(values[0]).__name__} values make no tensor ({error}).",
+        why="a batch holds numbers, lists of numbers, arrays and tensors of one shape.",
+        fix=f"convert {key!r} in the dataset, remove it, or pass a data_collator of your own.",
+    ) from error
+
+
+def _lengths(values: list[Any]) -> list[Any]:
+    """Return each row's length, or shape where it is an array."""
+    if any(isinstance(value, Tensor | np.ndarray) and value.ndim != 1 for value in values):
+        return [tuple(np.shape(value)) for value in values]
+    return [len(value) if hasattr(value, "__len__") else 1 for value in values]

@@ -1,0 +1,133 @@
+"""The columns of a dataset that a model takes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from anytrain.core.errors import BadInput
+
+_LOGGER = logging.getLogger(__name__)
+_POSITIONS = ("start_positions", "end_positions")
+_ANY = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def base_model(model: nn.Module) -> nn.Module:
+    """Return the model that adapters were put on, or the model itself."""
+    if callable(getattr(model, "get_base_model", None)):
+        base: nn.Module = model.get_base_model()  # type: ignore[operator]  # it is callable
+        return base
+    if hasattr(model, "peft_config") and type(model).__module__.split(".")[0] == "peft":
+        inner: nn.Module = model.base_model.model  # type: ignore[assignment,union-attr]  # a mixed one
+        return inner
+    return model
+
+
+def forward_names(model: nn.Module) -> list[str]:
+    """Return the names of what the model's forward takes, below any adapters."""
+    return list(inspect.signature(base_model(model).forward).parameters)
+
+
+def label_names(model: nn.Module) -> list[str]:
+    """Return the names of what forward takes as labels.
+
+    They are those with "label" in them, and an answer's positions where the model's class is one
+    for question answering.
+    """
+    kind = type(base_model(model))
+    answers = _POSITIONS if "QuestionAnswering" in kind.__name__ else ()
+    names = inspect.signature(kind.forward).parameters
+    return [name for name in names if "label" in name or name in answers]
+
+
+def can_return_loss(model: nn.Module) -> bool:
+    """Whether the model returns its loss by itself, with no labels (`return_loss=True`)."""
+    names = inspect.signature(type(base_model(model)).forward).parameters
+    return "return_loss" in names and names["return_loss"].default is True
+
+
+def kept_columns(model: nn.Module, labels: Sequence[str]) -> list[str] | None:
+    """Return the columns that reach the model; None means all.
+
+    They are what forward takes and the labels under any name that collating knows. A forward
+    that names nothing (`*args, **kwargs` alone) takes all.
+    """
+    parameters = inspect.signature(base_model(model).forward).parameters.values()
+    if parameters and all(parameter.kind in _ANY for parameter in parameters):
+        return None
+    return list(dict.fromkeys([*forward_names(model), "label", "label_ids", *labels]))
+
+
+class DropColumns:
+    """A collator that leaves out what the model does not take, and says so once."""
+
+    def __init__(
+        self,
+        collate: Callable[[list[Any]], Any],
+        keep: Sequence[str],
+        *,
+        model_name: str = "the model",
+        description: str | None = None,
+    ) -> None:
+        self.collate = collate
+        self.keep = frozenset(keep)
+        self.model_name = model_name
+        self.description = description
+        self.has_told = False
+
+    def __call__(self, features: list[Any]) -> Any:
+        """Return the batch of what is kept; samples that are no dicts are passed on whole."""
+        return self.collate([self._kept(feature) for feature in features])
+
+    def _kept(self, feature: Any) -> Any:
+        if not isinstance(feature, Mapping):
+            return feature
+        kept = {key: value for key, value in feature.items() if key in self.keep}
+        if not self.has_told and len(kept) < len(feature):
+            self.has_told = True
+            dropped = [key for key in feature if key not in self.keep]
+            _tell(dropped, self.model_name, self.description)
+        return kept
+
+
+def drop_dataset_columns(
+    dataset: Any,
+    keep: Sequence[str],
+    *,
+    model_name: str = "the model",
+    description: str | None = None,
+) -> Any:
+    """Return a dataset that has columns without those that are not kept.
+
+    The dataset is one with `column_names` and `remove_columns`, as those of `datasets`.
+    """
+    columns = list(dataset.column_names or ())
+    dropped = [column for column in columns if column not in set(keep)]
+    if not dropped:
+        return dataset
+    if len(dropped) == len(columns):
+        raise BadInput(
+            f"No column of the {_set(description)} reaches {model_name}.",
+            why=f"it has {', '.join(dropped)}, and forward takes {', '.join(keep)}.",
+            fix="rename the columns, or pass remove_unused_columns=False and a data_collator "
+            "that makes what forward takes.",
+        )
+    _tell(dropped, model_name, description)
+    return dataset.remove_columns(dropped)
+
+
+def _set(description: str | None) -> str:
+    return f"{description} set" if description else "dataset"
+
+
+def _tell(dropped: Sequence[str], model_name: str, description: str | None) -> None:
+    _LOGGER.info(
+        "Columns of the %s that %s.forward does not take are left out: %s.",
+        _set(description),
+        model_name,
+        ", ".join(map(str, dropped)),
+    )
