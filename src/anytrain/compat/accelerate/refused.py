@@ -6,20 +6,12 @@ A script that only imports such a name, or asks `isinstance` of it, runs. Using 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any
 
-from anytrain.core.errors import Unsupported
+from anytrain.compat.refusal import Family, Refusal, placeholder, refusal
 
-
-@dataclass(frozen=True, slots=True)
-class Family:
-    """Names that are refused for one reason, by the module that HF keeps them in."""
-
-    why: str
-    fix: str
-    names: dict[str, str]
+__all__ = ["FAMILIES", "Family", "Refusal", "names", "of", "refusal"]
 
 
 FAMILIES = (
@@ -165,25 +157,6 @@ FAMILIES = (
 )
 
 
-class Refusal(type):
-    """The type of a name that is there and cannot be used."""
-
-    family: Family
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        """Refuse: this is not done here."""
-        raise refusal(cls.__name__, cls.family)
-
-    def __getitem__(cls, key: Any) -> NoReturn:
-        """Refuse: some of these names are tables."""
-        raise refusal(cls.__name__, cls.family)
-
-
-def refusal(name: str, family: Family) -> Unsupported:
-    """Return the error for a name of a family."""
-    return Unsupported(f"anytrain does not support {name}.", why=family.why, fix=family.fix)
-
-
 def names(home: str) -> dict[str, Family]:
     """Return what is refused in one of HF's modules."""
     return {
@@ -209,7 +182,4 @@ def of(module: str, *homes: str) -> Callable[[str], Any]:
 @cache
 def _placeholder(name: str, home: str) -> Refusal:
     """Return the class without instances that stands for a refused name; always the same."""
-    family = names(home)[name]
-    room = __name__.removesuffix("refused") + home
-    body = {"__module__": room, "__doc__": f"Refused: {family.why}", "family": family}
-    return Refusal(name, (), body)
+    return placeholder(name, __name__.removesuffix("refused") + home, names(home)[name])
