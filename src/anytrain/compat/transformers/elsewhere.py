@@ -1,0 +1,109 @@
+"""Names of HF's Trainer modules that are not anytrain's: passed on, or refused with a reason.
+
+Passed on is what is plain data, or a function of what it is given: it does the same work
+whichever Trainer runs. Refused is what belongs to the inside of HF's Trainer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from anytrain.compat.refusal import Family, Refusal, placeholder
+
+PASSED = {
+    "trainer_utils": "align_special_tokens check_target_module_exists "
+    "compare_trainer_and_checkpoint_args is_main_process load_sharded_checkpoint "
+    "number_of_arguments rotate_checkpoints sort_checkpoints suppress_progress_bars "
+    "total_processes_number unwrap_peft_model validate_quantization_for_training",
+    "trainer_pt_utils": "AcceleratorConfig BatchRebalanceSampler DistributedLengthGroupedSampler "
+    "DistributedSamplerWithLoop EvalLoopContainer IterableDatasetShard LabelSmoother "
+    "LengthGroupedSampler ShardSampler atleast_1d distributed_broadcast_scalars "
+    "distributed_concat expand_like find_batch_size get_dataloader_sampler get_learning_rates "
+    "get_length_grouped_indices get_model_param_count get_module_class_from_name "
+    "get_num_trainable_parameters get_optimizer_group get_parameter_names "
+    "is_attention_mask_causal nested_concat nested_detach nested_new_like nested_numpify "
+    "nested_truncate numpy_pad_and_concatenate reissue_pt_warnings safe_globals "
+    "set_rng_state_for_device torch_distributed_zero_first torch_pad_and_concatenate",
+}
+
+FAMILIES = (
+    Family(
+        why="anytrain drives optuna alone.",
+        fix='call trainer.hyperparameter_search(backend="optuna").',
+        names={
+            "trainer_utils": "default_hp_space_ray default_hp_space_wandb",
+            "hyperparameter_search": "ALL_HYPERPARAMETER_SEARCH_BACKENDS "
+            "HyperParamSearchBackendBase OptunaBackend RayTuneBackend WandbBackend "
+            "default_hp_search_backend",
+        },
+    ),
+    Family(
+        why="it finds out which method called it by the names of HF's methods.",
+        fix="read the memory in the progress bar and in metrics.jsonl.",
+        names={"trainer_utils": "TrainerMemoryTracker"},
+    ),
+    Family(
+        why="a world of XLA devices is entered through anytrain's own backend.",
+        fix="let the Trainer shard and gather; in code of your own, use trainer.accelerator.",
+        names={"trainer_pt_utils": "get_tpu_sampler nested_xla_mesh_reduce"},
+    ),
+    Family(
+        why="it asks HF's own ParallelMode whether there are several processes.",
+        fix="call trainer.accelerator.gather(tensors).",
+        names={"trainer_pt_utils": "nested_gather"},
+    ),
+    Family(
+        why="anytrain takes each optimizer step for the whole model at once.",
+        fix='choose an optimizer without "layerwise" in its name.',
+        names={"trainer_pt_utils": "LayerWiseDummyOptimizer LayerWiseDummyScheduler"},
+    ),
+    Family(
+        why="it removes what DeepSpeed and FSDP leave behind; anytrain's folders are whole.",
+        fix="leave the call out.",
+        names={"trainer_pt_utils": "remove_dummy_checkpoint"},
+    ),
+    Family(
+        why="it builds HF's optimizers from HF's arguments, inside HF's Trainer.",
+        fix="override Trainer.create_optimizer, or pass optimizers= or optimizer_cls_and_kwargs=.",
+        names={"trainer_optimizer": "OptimizerContext has_mixed_dtensor is_optimizer_factory"},
+    ),
+    Family(
+        why="anytrain's Trainer saves and ends at a signal by itself.",
+        fix="leave it out; ANYTRAIN_STOP_SIGNALS says which signals count.",
+        names={"trainer_jit_checkpoint": "CheckpointManager JITCheckpointCallback"},
+    ),
+)
+
+
+def passed(home: str) -> frozenset[str]:
+    """Return the names of one of HF's modules that are passed on to it."""
+    return frozenset(PASSED.get(home, "").split())
+
+
+def refused(home: str) -> dict[str, Family]:
+    """Return the names of one of HF's modules that are refused."""
+    return {name: family for family in FAMILIES for name in family.names.get(home, "").split()}
+
+
+def of(module: str) -> Callable[[str], Any]:
+    """Return a module's `__getattr__`, for the names that are not anytrain's."""
+    home = module.rpartition(".")[2]
+    known, not_done = passed(home), refused(home)
+
+    def lookup(name: str) -> Any:
+        if name in known:
+            return getattr(import_module(f"transformers.{home}"), name)
+        if name in not_done:
+            return _placeholder(name, home)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return lookup
+
+
+@cache
+def _placeholder(name: str, home: str) -> Refusal:
+    """Return what stands for a refused name; always the same."""
+    return placeholder(name, __name__.removesuffix("elsewhere") + home, refused(home)[name])

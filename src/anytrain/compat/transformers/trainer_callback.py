@@ -1,0 +1,25 @@
+"""HF's module `transformers.trainer_callback`: callbacks, their control and their state."""
+
+from anytrain.doors.callbacks import (
+    Callbacks as CallbackHandler,
+    DefaultFlowCallback,
+    EarlyStoppingCallback,
+    ExportableState,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerCallback,
+    TrainerControl,
+    TrainerState,
+)
+
+__all__ = [
+    "CallbackHandler",
+    "DefaultFlowCallback",
+    "EarlyStoppingCallback",
+    "ExportableState",
+    "PrinterCallback",
+    "ProgressCallback",
+    "TrainerCallback",
+    "TrainerControl",
+    "TrainerState",
+]

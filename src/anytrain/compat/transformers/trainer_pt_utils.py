@@ -1,0 +1,14 @@
+"""HF's module `transformers.trainer_pt_utils`: arrays, samplers, and a Trainer's reports."""
+
+from anytrain.compat.transformers import elsewhere
+from anytrain.doors.trainer.outputs import metrics_format
+from anytrain.doors.trainer.reports import Reports
+
+__all__ = ["log_metrics", "metrics_format", "save_metrics", "save_state"]
+
+# HF has these as functions that take a Trainer first.
+log_metrics = Reports.log_metrics
+save_metrics = Reports.save_metrics
+save_state = Reports.save_state
+
+__getattr__ = elsewhere.of(__name__)
