@@ -14,7 +14,7 @@ from typing import Any
 from anytrain.compat.refusal import Family, Refusal, placeholder
 
 PASSED = {
-    "trainer_utils": "align_special_tokens check_target_module_exists "
+    "trainer_utils": "RemoveColumnsCollator align_special_tokens check_target_module_exists "
     "compare_trainer_and_checkpoint_args is_main_process load_sharded_checkpoint "
     "number_of_arguments rotate_checkpoints sort_checkpoints suppress_progress_bars "
     "total_processes_number unwrap_peft_model validate_quantization_for_training",

@@ -1,6 +1,13 @@
 """HF's module `transformers.trainer_utils`: outputs, strategies, and functions beside a Trainer."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 from anytrain.compat.transformers import elsewhere
+from anytrain.doors.accelerator import memory
 from anytrain.doors.trainer.outputs import (
     PREFIX_CHECKPOINT_DIR,
     BestRun,
@@ -44,11 +51,30 @@ __all__ = [
     "default_hp_space_optuna",
     "denumpify_detensorize",
     "enable_full_determinism",
+    "find_executable_batch_size",
     "get_last_checkpoint",
     "has_length",
     "seed_worker",
     "set_seed",
     "speed_metrics",
 ]
+
+
+def find_executable_batch_size(
+    function: Callable[..., Any] | None = None,
+    starting_batch_size: int = 128,
+    auto_find_batch_size: bool = False,
+) -> Callable[..., Any]:
+    """Return the function with a batch size, or with the largest that fits in memory."""
+    if function is None:
+        return partial(
+            find_executable_batch_size,
+            starting_batch_size=starting_batch_size,
+            auto_find_batch_size=auto_find_batch_size,
+        )
+    if auto_find_batch_size:
+        return memory.find_executable_batch_size(function, starting_batch_size)
+    return partial(function, batch_size=starting_batch_size)
+
 
 __getattr__ = elsewhere.of(__name__)
