@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -55,6 +56,22 @@ class Meter:
         self._first_bad = torch.where(is_first, float(self.num_steps), self._first_bad)
         self._norm, self._rate = grad_norm, rate
         self.num_steps += 1
+
+    def num_bad(self) -> int:
+        """Return how many steps since the last log point were bad; waits for the device."""
+        return int(self._num_bad.item())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was added up since the last log point."""
+        held = (self._loss, self._num_bad, self._first_bad)
+        rate = self._rate if isinstance(self._rate, float) else float(self._rate)
+        return {"num_steps": self.num_steps, "sums": torch.stack(held), "rate": rate}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on adding to what was saved."""
+        self._restart()
+        self.num_steps, self._rate = state["num_steps"], state["rate"]
+        self._loss, self._num_bad, self._first_bad = state["sums"].to(self._device).unbind()
 
     def read(self, world: World) -> Reading | None:
         """Return the reading and begin anew; None where no step was taken. Waits for the device."""

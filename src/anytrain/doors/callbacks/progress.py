@@ -1,0 +1,211 @@
+"""Show a training as it goes: as a bar, or as HF's printed dictionaries."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from anytrain.doors.callbacks.control import TrainerControl
+from anytrain.doors.callbacks.hf import TrainerCallback
+from anytrain.doors.callbacks.state import TrainerState
+from anytrain.engine.recording.console import Console, Course, pick
+from anytrain.engine.recording.shown import Entry, Summary
+
+_SHORT = {"learning_rate": "lr"}
+_SPEEDS = ("_samples_per_second", "_steps_per_second")
+
+Facts = Callable[[], Mapping[str, Any]]
+"""Returns what the run knows of itself: "samples_per_step" (a number) and "device_memory"
+(bytes in use by device). Asked when the training begins and at each log entry."""
+
+
+class PrinterCallback(TrainerCallback):
+    """Print every log entry as a dictionary, on each machine's first process."""
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Print the entry, floats to four figures."""
+        if not state.is_local_process_zero or logs is None:
+            return
+        logs.pop("total_flos", None)
+        shown = {name: f"{v:.4g}" if isinstance(v, float) else v for name, v in logs.items()}
+        sys.stdout.write(f"{shown}\n")
+
+
+class ProgressCallback(TrainerCallback):
+    """Show progress where it suits: a bar in a terminal or a notebook, else one line an entry.
+
+    Only the first process of all shows anything. Texts longer than `max_str_len` are cut.
+    """
+
+    def __init__(
+        self, max_str_len: int = 100, console: Callable[[], Console] | None = None
+    ) -> None:
+        self.max_str_len = max_str_len
+        self._pick = pick if console is None else console
+        self._console: Console | None = None
+        self._num_predicted = 0
+        self._is_training = False
+        self._began = 0.0
+
+    def on_train_begin(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        facts: Facts | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Start showing."""
+        if not state.is_world_process_zero:
+            return
+        self.close()
+        self._is_training, self._began = True, time.monotonic()
+        told = {} if facts is None else facts()
+        self._shown().begin(
+            Course(
+                total=state.max_steps,
+                step=state.global_step,
+                samples_per_step=told.get("samples_per_step"),
+                evaluates=args.eval_strategy != "no",
+                memory=None if facts is None else lambda: facts().get("device_memory", {}),
+            )
+        )
+
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Move the bar."""
+        if self._console is not None:
+            self._console.advance(state.global_step)
+
+    def on_prediction_step(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        eval_dataloader: Any = None,
+        **kwargs: Any,
+    ) -> None:
+        """Move the bar of the evaluation."""
+        if state.is_world_process_zero:
+            self._num_predicted += 1
+            self._shown().evaluating(self._num_predicted, _length(eval_dataloader))
+
+    def on_evaluate(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take the evaluation's bar away."""
+        self._evaluated()
+
+    def on_predict(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Take the prediction's bar away."""
+        self._evaluated()
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Show the entry; the one that sums up a training waits for the table at its end."""
+        if self._console is None or not logs or "train_runtime" in logs:
+            return
+        entry = self._entry(state, logs)
+        if self._is_training or entry.is_evaluation:
+            self._console.note(entry)
+
+    def on_train_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Show what came of the training."""
+        if self._console is not None and self._is_training:
+            self._console.end(summarize(args, state, time.monotonic() - self._began))
+        self._is_training, self._console = False, None
+
+    def close(self) -> None:
+        """Stop showing, and leave the screen in order."""
+        if self._console is not None:
+            self._console.close()
+        self._console, self._is_training, self._num_predicted = None, False, 0
+
+    def _shown(self) -> Console:
+        if self._console is None:
+            self._console = self._pick()
+        return self._console
+
+    def _evaluated(self) -> None:
+        self._num_predicted = 0
+        if self._console is not None:
+            self._console.evaluated()
+            if not self._is_training:
+                self._console = None
+
+    def _entry(self, state: TrainerState, logs: Mapping[str, Any]) -> Entry:
+        values = {
+            _SHORT.get(name, name): self._cut(value)
+            for name, value in logs.items()
+            if name not in ("epoch", "total_flos") and not name.endswith(_SPEEDS)
+        }
+        is_evaluation = any(name.endswith("_runtime") for name in logs)
+        epoch = logs.get("epoch", state.epoch)
+        return Entry(state.global_step, epoch, values, is_evaluation)
+
+    def _cut(self, value: Any) -> Any:
+        if isinstance(value, str) and len(value) > self.max_str_len:
+            return f"{value[: self.max_str_len]}... ({len(value)} characters)"
+        return value
+
+
+def summarize(args: Any, state: TrainerState, seconds: float) -> Summary:
+    """Return what the state's history tells of a training that is over."""
+    losses = [(e["loss"], e.get("step", 0)) for e in state.log_history if "loss" in e]
+    finite = [(loss, step) for loss, step in losses if math.isfinite(loss)]
+    last: Mapping[str, Any] = next(
+        (e for e in reversed(state.log_history) if "train_runtime" in e), {}
+    )
+    best = None
+    if state.best_metric is not None:
+        name = str(args.metric_for_best_model or "metric").removeprefix("eval_")
+        best = (name, state.best_metric, state.best_global_step)
+    return Summary(
+        steps=state.global_step,
+        max_steps=state.max_steps,
+        epochs=None if state.epoch is None else float(state.epoch),
+        seconds=last.get("train_runtime", seconds),
+        samples_per_second=last.get("train_samples_per_second"),
+        loss=losses[-1][0] if losses else None,
+        lowest_loss=min(finite) if finite else None,
+        metrics=_last_evaluation(state),
+        best=best,
+        best_checkpoint=state.best_model_checkpoint,
+        results=str(args.output_dir) if args.output_dir else None,
+    )
+
+
+def _last_evaluation(state: TrainerState) -> dict[str, Any]:
+    """Return the last figures of each evaluation set, without how long they took."""
+    found: dict[str, Any] = {}
+    for entry in state.log_history:
+        found.update({name: value for name, value in entry.items() if name.startswith("eval_")})
+    return {n: v for n, v in found.items() if not n.endswith((*_SPEEDS, "_runtime"))}
+
+
+def _length(loader: Any) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None

@@ -1,0 +1,271 @@
+"""Show a run to a person: a bar in a terminal or a notebook, plain lines anywhere else.
+
+Nothing here reads the device. Loss and learning rate are those of the last log entry; speed
+comes from the host's clock. Between two drawings, a step costs one look at that clock.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol, TextIO
+
+from anytrain.core.errors import Notice
+from anytrain.engine.recording.pace import Pace
+from anytrain.engine.recording.shown import Entry, Pairs, Summary, duration, number, rate, size
+
+DeviceMemory = Callable[[], Mapping[str, int]]
+"""Returns the bytes in use, by device."""
+
+
+class Console(Protocol):
+    """A place where a run is shown."""
+
+    def begin(self, course: Course) -> None:
+        """Start showing a training."""
+        ...
+
+    def advance(self, step: int) -> None:
+        """Note that `step` steps are done. Called after every one, so it must be cheap."""
+        ...
+
+    def note(self, entry: Entry) -> None:
+        """Show an entry of the log."""
+        ...
+
+    def evaluating(self, done: int, total: int | None) -> None:
+        """Note how many batches of an evaluation are done."""
+        ...
+
+    def evaluated(self) -> None:
+        """Note that the evaluation is over."""
+        ...
+
+    def end(self, summary: Summary) -> None:
+        """Stop showing, and say what came of it."""
+        ...
+
+    def close(self) -> None:
+        """Stop showing, and leave the screen in order, whatever happened."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """What is known of a training when it begins."""
+
+    total: int | None
+    step: int = 0
+    samples_per_step: int | None = None
+    evaluates: bool = False
+    memory: DeviceMemory | None = None
+
+
+@dataclass(slots=True)
+class Evaluation:
+    """How far an evaluation is."""
+
+    total: int | None
+    began: float
+    done: int = 0
+
+
+@dataclass(slots=True)
+class Standing:
+    """What is shown of a run between two entries of its log."""
+
+    latest: dict[str, str] = field(default_factory=dict)
+    memory: Pairs = field(default_factory=list)
+
+
+class Followed:
+    """A run as it is followed: position, speed, last figures. Showing it is a subclass's part."""
+
+    interval_s = 0.1
+    """The least time between two drawings."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.clock = clock
+        self.course = Course(total=None)
+        self.step = 0
+        self.standing = Standing()
+        self.pace: Pace | None = None
+        self.evaluation: Evaluation | None = None
+        self._due = 0.0
+
+    def begin(self, course: Course) -> None:
+        """Start following a training."""
+        self.course, self.step, self.standing = course, course.step, Standing()
+        self.pace = Pace(self.clock(), course.step)
+        self._due = 0.0
+        self._weigh()
+        self.draw()
+
+    def advance(self, step: int) -> None:
+        """Note that `step` steps are done; draw if the last drawing is old enough."""
+        self.step = step
+        now = self.clock()
+        if now < self._due or self.pace is None:
+            return
+        self.pace.mark(now, step)
+        self.draw()
+        self._due = now + self.interval_s
+
+    def note(self, entry: Entry) -> None:
+        """Take the figures of an entry, and show it."""
+        if not entry.is_evaluation:
+            if self.pace is not None and entry.step > self.course.step:
+                self.pace.mark(self.clock(), entry.step)
+            self.standing.latest.update(entry.pairs())
+        self._weigh()
+        self.tell(entry)
+
+    def evaluating(self, done: int, total: int | None) -> None:
+        """Note how many batches of an evaluation are done."""
+        now = self.clock()
+        if self.evaluation is None:
+            self.evaluation = Evaluation(total, began=now)
+            self._due = 0.0
+            if self.pace is not None:
+                self.pace.pause(now)
+        self.evaluation.done = done
+        if now >= self._due:
+            self.draw()
+            self._due = now + self.interval_s
+
+    def evaluated(self) -> None:
+        """Go on with the training, if there is one."""
+        if self.evaluation is not None:
+            self.evaluation = None
+            if self.pace is not None:
+                self.pace.go_on(self.clock())
+            self.draw()
+
+    def end(self, summary: Summary) -> None:
+        """Stop following."""
+        self.pace = self.evaluation = None
+
+    def close(self) -> None:
+        """Stop following."""
+        self.pace = self.evaluation = None
+
+    def draw(self) -> None:
+        """Show how the run stands."""
+
+    def tell(self, entry: Entry) -> None:
+        """Show an entry."""
+
+    def elapsed(self) -> str:
+        """Return the time since the beginning."""
+        return "" if self.pace is None else duration(self.clock() - self.pace.began)
+
+    def left(self) -> str:
+        """Return the time that is left; nothing where it is not known yet."""
+        if self.pace is None or self.course.total is None:
+            return ""
+        seconds = self.pace.seconds_left(self.course.total)
+        return "" if seconds is None else duration(seconds)
+
+    def speed(self) -> str:
+        """Return samples, else steps, per second; nothing where it is not known yet."""
+        per_second = None if self.pace is None else self.pace.steps_per_second()
+        if per_second is None:
+            return ""
+        if self.course.samples_per_step is None:
+            return f"{rate(per_second)} steps/s"
+        return f"{rate(per_second * self.course.samples_per_step)} samples/s"
+
+    def _weigh(self) -> None:
+        """Take down memory use: once an entry, for asking costs tens of microseconds."""
+        import psutil
+
+        devices = {} if self.course.memory is None else self.course.memory()
+        amounts = {"host": psutil.Process().memory_info().rss, **devices}
+        self.standing.memory = [(name, size(amount)) for name, amount in amounts.items()]
+
+
+class Plain(Followed):
+    """One line per entry of the log, and no control characters."""
+
+    def __init__(
+        self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        super().__init__(clock)
+        self._stream = stream
+        self._broken = False
+
+    def tell(self, entry: Entry) -> None:
+        """Write the entry as a line; outside a training the caller has the figures."""
+        if self.pace is None:
+            return
+        of = "" if self.course.total is None else f"/{self.course.total}"
+        parts = [f"step {entry.step}{of}"]
+        if entry.epoch is not None:
+            parts.append(f"epoch {number(entry.epoch)}")
+        parts.extend(f"{name} {value}" for name, value in entry.pairs())
+        if not entry.is_evaluation:
+            parts.extend(self._course_parts())
+        self._write("  ".join(parts))
+
+    def end(self, summary: Summary) -> None:
+        """Write the summary, aligned."""
+        super().end(summary)
+        rows = summary.rows()
+        widest = max(len(name) for name, _ in rows)
+        self._write(summary.title)
+        for name, value in rows:
+            self._write(f"  {name:<{widest}}  {value}")
+
+    def _course_parts(self) -> list[str]:
+        left = self.left()
+        memory = [f"{name} {amount}" for name, amount in self.standing.memory]
+        return [part for part in (self.speed(), f"ETA {left}" if left else "", *memory) if part]
+
+    def _write(self, line: str) -> None:
+        stream = sys.stdout if self._stream is None else self._stream
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        shown = line.encode(encoding, "replace").decode(encoding)
+        if self._broken:
+            return
+        try:
+            stream.write(shown + "\n")
+            stream.flush()
+        except (OSError, ValueError) as error:  # nobody reads any more, or the file was closed
+            self._broken = True
+            warnings.warn(
+                f"Progress is no longer shown: {error}. Training goes on.", Notice, stacklevel=2
+            )
+
+
+def pick() -> Console:
+    """Return the console that suits where this process writes to."""
+    if in_notebook():
+        from anytrain.engine.recording.notebook_bar import NotebookBar
+
+        return NotebookBar()
+    if is_terminal(sys.stdout) and is_terminal(sys.stderr):
+        from anytrain.engine.recording.terminal import Terminal
+
+        return Terminal()
+    return Plain()
+
+
+def in_notebook() -> bool:
+    """Whether a notebook's kernel runs this process; IPython in a terminal is none."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether the stream goes to a terminal that can move its cursor."""
+    from anytrain.core.environment import variable
+
+    try:
+        is_tty = stream is not None and stream.isatty()
+    except ValueError:  # closed
+        return False
+    return is_tty and variable("TERM") not in ("dumb", "unknown")

@@ -1,0 +1,173 @@
+"""Show a run in a notebook: one output, updated in place, with a bar and a table of entries."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from html import escape
+from typing import Any
+
+from anytrain.engine.recording.console import Course, Followed
+from anytrain.engine.recording.shown import Entry, Pairs, Summary, duration, number
+
+_MOST_ROWS = 200
+_NOT_IN_TABLE = ("runtime", "samples_per_second", "steps_per_second")
+_CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
+
+Show = Callable[[Mapping[str, str]], Any]
+"""Puts one rendering, by MIME type, on the page; returns a thing that can `update` it."""
+
+
+def _display(rendering: Mapping[str, str]) -> Any:
+    from IPython.display import display
+
+    return display(dict(rendering), raw=True, display_id=True)
+
+
+class NotebookBar(Followed):
+    """A bar, and a table: Step, Training Loss, Validation Loss, and one column a metric."""
+
+    # Each update is a message to the browser with the whole table in it.
+    interval_s = 0.25
+
+    def __init__(self, show: Show = _display, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock)
+        self._show = show
+        self._page: Any = None
+        self._columns: list[str] = []
+        self._rows: list[dict[str, str]] = []
+        self._num_left_out = 0
+        self._training_loss = ""
+        self._summary: Summary | None = None
+
+    def begin(self, course: Course) -> None:
+        """Start an output of its own for a training."""
+        self._forget()
+        self._columns = ["Step", "Training Loss"]
+        super().begin(course)
+
+    def evaluating(self, done: int, total: int | None) -> None:
+        """Show a second bar; outside a training it starts an output of its own."""
+        if self.pace is None and self.evaluation is None:
+            self._forget()
+        super().evaluating(done, total)
+
+    def tell(self, entry: Entry) -> None:
+        """Add a row, or fill the row of this step."""
+        if entry.is_evaluation:
+            loss = {"Training Loss": self._training_loss} if self.pace is not None else {}
+            self._add(entry.step, {**loss, **_columns_of(entry)})
+        elif "loss" in entry.values:
+            self._training_loss = number(entry.values["loss"])
+            if not self.course.evaluates:
+                self._add(entry.step, {"Training Loss": self._training_loss})
+        self.draw()
+
+    def end(self, summary: Summary) -> None:
+        """Replace the bar by the summary; the table stays."""
+        super().end(summary)
+        self._summary = summary
+        self.draw()
+
+    def draw(self) -> None:
+        """Put what there is on the page."""
+        rendering = {"text/html": self._html(), "text/plain": self._text()}
+        if self._page is None:
+            self._page = self._show(rendering)
+        else:
+            self._page.update(rendering, raw=True)
+
+    def _forget(self) -> None:
+        self._page = self._summary = None
+        self._columns, self._rows, self._num_left_out = ["Step"], [], 0
+        self._training_loss = ""
+
+    def _add(self, step: int, values: dict[str, str]) -> None:
+        self._columns.extend(name for name in values if name not in self._columns)
+        if self._rows and self._rows[-1]["Step"] == str(step):
+            self._rows[-1].update(values)
+            return
+        self._rows.append({"Step": str(step), **values})
+        if len(self._rows) > _MOST_ROWS:
+            del self._rows[0]
+            self._num_left_out += 1
+
+    def _bars(self) -> list[tuple[str, int, int | None, str]]:
+        """Return label, done, total and figures of each bar."""
+        bars = []
+        if self.pace is not None:
+            left = self.left()
+            times = f"{self.elapsed()} &lt; {left}" if left else self.elapsed()
+            memory = (f"{name} {amount}" for name, amount in self.standing.memory)
+            tail = "  ".join(part for part in (times, self.speed(), *memory) if part)
+            bars.append(("training", self.step, self.course.total, tail))
+        if self.evaluation is not None:
+            spent = duration(self.clock() - self.evaluation.began)
+            bars.append(("evaluating", self.evaluation.done, self.evaluation.total, spent))
+        return bars
+
+    def _html(self) -> str:
+        parts = []
+        for label, done, total, tail in self._bars():
+            scale = "" if total is None else f' max="{total}"'
+            of = "" if total is None else f"/{total}"
+            parts.append(
+                f'<div>{label} <progress value="{done}"{scale} style="width:300px;'
+                f'vertical-align:middle"></progress> {done}{of}  {tail}</div>'
+            )
+        if self._rows:
+            parts.append(_html_table(self._columns, self._rows))
+        if self._num_left_out:
+            parts.append(f"<div>{self._num_left_out} earlier entries are not shown.</div>")
+        if self._summary is not None:
+            parts.append(f"<b>{escape(self._summary.title)}</b>{_html_pairs(self._summary.rows())}")
+        return "\n".join(parts)
+
+    def _text(self) -> str:
+        """Return the same for a viewer that shows no HTML."""
+        told = []
+        for label, done, total, tail in self._bars():
+            of = "" if total is None else f"/{total}"
+            told.append(f"{label} {done}{of}  {tail.replace('&lt;', '<')}")
+        if self._rows:
+            told.append("  ".join(self._columns))
+            told.extend("  ".join(row.get(c, "-") for c in self._columns) for row in self._rows)
+        if self._summary is not None:
+            told.append(self._summary.title)
+            told.extend(f"{name}: {value}" for name, value in self._summary.rows())
+        return "\n".join(told)
+
+
+def _columns_of(entry: Entry) -> dict[str, str]:
+    """Name an evaluation's figures as people know them from notebooks.
+
+    >>> _columns_of(Entry(5, None, {"eval_loss": 0.5, "eval_f1_macro": 0.9, "eval_runtime": 2.0}))
+    {'Validation Loss': '0.5', 'F1 Macro': '0.9'}
+    """
+    named = {}
+    for name, value in entry.values.items():
+        words = name.split("_")[1:] or [name]
+        if "_".join(words) in _NOT_IN_TABLE:
+            continue
+        title = " ".join(word.capitalize() for word in words)
+        named["Validation Loss" if title == "Loss" else title] = number(value)
+    return named
+
+
+def _html_table(columns: list[str], rows: list[dict[str, str]]) -> str:
+    head = "".join(f"<th {_CELL}>{escape(name)}</th>" for name in columns)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td {_CELL}>{escape(row.get(name, '-'))}</td>" for name in columns)
+        + "</tr>\n"
+        for row in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
+
+
+def _html_pairs(pairs: Pairs) -> str:
+    rows = "".join(
+        f"<tr><th {_CELL}>{escape(name)}</th><td {_CELL}>{escape(value)}</td></tr>\n"
+        for name, value in pairs
+    )
+    return f"<table><tbody>{rows}</tbody></table>"
