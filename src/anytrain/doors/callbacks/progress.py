@@ -15,7 +15,8 @@ from anytrain.engine.recording.console import Console, Course, pick
 from anytrain.engine.recording.shown import Entry, Summary
 
 _SHORT = {"learning_rate": "lr"}
-_SPEEDS = ("_samples_per_second", "_steps_per_second")
+_FIRST = {"loss": 0, "learning_rate": 1}
+_TIMES = ("_runtime", "_samples_per_second", "_steps_per_second")
 
 Facts = Callable[[], Mapping[str, Any]]
 """Returns what the run knows of itself: "samples_per_step" (a number) and "device_memory"
@@ -155,10 +156,11 @@ class ProgressCallback(TrainerCallback):
                 self._console = None
 
     def _entry(self, state: TrainerState, logs: Mapping[str, Any]) -> Entry:
+        names = sorted(logs, key=lambda name: _FIRST.get(name, len(_FIRST)))
         values = {
-            _SHORT.get(name, name): self._cut(value)
-            for name, value in logs.items()
-            if name not in ("epoch", "total_flos") and not name.endswith(_SPEEDS)
+            _SHORT.get(name, name): self._cut(logs[name])
+            for name in names
+            if name not in ("epoch", "total_flos") and not name.endswith(_TIMES)
         }
         is_evaluation = any(name.endswith("_runtime") for name in logs)
         epoch = logs.get("epoch", state.epoch)
@@ -201,7 +203,7 @@ def _last_evaluation(state: TrainerState) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in state.log_history:
         found.update({name: value for name, value in entry.items() if name.startswith("eval_")})
-    return {n: v for n, v in found.items() if not n.endswith((*_SPEEDS, "_runtime"))}
+    return {n: v for n, v in found.items() if not n.endswith(_TIMES)}
 
 
 def _length(loader: Any) -> int | None:

@@ -11,7 +11,6 @@ from anytrain.engine.recording.console import Course, Followed
 from anytrain.engine.recording.shown import Entry, Pairs, Summary, duration, number
 
 _MOST_ROWS = 200
-_NOT_IN_TABLE = ("runtime", "samples_per_second", "steps_per_second")
 _CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
 
 Show = Callable[[Mapping[str, str]], Any]
@@ -97,7 +96,7 @@ class NotebookBar(Followed):
         bars = []
         if self.pace is not None:
             left = self.left()
-            times = f"{self.elapsed()} &lt; {left}" if left else self.elapsed()
+            times = f"{self.elapsed()}, {left} left" if left else self.elapsed()
             memory = (f"{name} {amount}" for name, amount in self.standing.memory)
             tail = "  ".join(part for part in (times, self.speed(), *memory) if part)
             bars.append(("training", self.step, self.course.total, tail))
@@ -128,7 +127,7 @@ class NotebookBar(Followed):
         told = []
         for label, done, total, tail in self._bars():
             of = "" if total is None else f"/{total}"
-            told.append(f"{label} {done}{of}  {tail.replace('&lt;', '<')}")
+            told.append(f"{label} {done}{of}  {tail}")
         if self._rows:
             told.append("  ".join(self._columns))
             told.extend("  ".join(row.get(c, "-") for c in self._columns) for row in self._rows)
@@ -141,14 +140,12 @@ class NotebookBar(Followed):
 def _columns_of(entry: Entry) -> dict[str, str]:
     """Name an evaluation's figures as people know them from notebooks.
 
-    >>> _columns_of(Entry(5, None, {"eval_loss": 0.5, "eval_f1_macro": 0.9, "eval_runtime": 2.0}))
+    >>> _columns_of(Entry(5, None, {"eval_loss": 0.5, "eval_f1_macro": 0.9}))
     {'Validation Loss': '0.5', 'F1 Macro': '0.9'}
     """
     named = {}
     for name, value in entry.values.items():
         words = name.split("_")[1:] or [name]
-        if "_".join(words) in _NOT_IN_TABLE:
-            continue
         title = " ".join(word.capitalize() for word in words)
         named["Validation Loss" if title == "Loss" else title] = number(value)
     return named

@@ -26,6 +26,7 @@ from anytrain.engine.recording.shown import Entry, Summary, duration, fitting, l
 
 _NARROWEST_BAR = 8
 _WIDEST_BAR = 60
+_NARROWEST_TABLE = 50
 _live: weakref.WeakSet[Terminal] = weakref.WeakSet()
 
 
@@ -77,7 +78,6 @@ class Terminal(Followed):
         pairs = [("step", f"{entry.step:>{wide}}")]
         if entry.epoch is not None:
             pairs.append(("epoch", f"{entry.epoch:.2f}"))
-        # Looks better than a broken line, and survives being narrowed by a column.
         told = lines([*pairs, *entry.pairs()], console.width - 1)
         style = "bold" if entry.is_evaluation else ""
         self._safely(lambda: console.print(Text("\n".join(told), style=style)))
@@ -88,7 +88,7 @@ class Terminal(Followed):
         console = self._console
         self.close()
         if console is not None:
-            self._safely(lambda: console.print(_table(summary)))
+            self._safely(lambda: console.print(_ending(summary, console.width)))
 
     def close(self) -> None:
         """Take the bars away, and give standard output back."""
@@ -102,15 +102,15 @@ class Terminal(Followed):
         # One column stays free: some terminals start a new line when the last one is written.
         width = options.max_width - 1
         if self.pace is not None:
-            left = self.left()
-            times = f"{self.elapsed()} < {left}" if left else self.elapsed()
-            tail = _counts(self.step, self.course.total, times)
-            yield _bar("training", self.step, self.course.total, tail, width, options)
+            total, left = self.course.total, self.left()
+            times = f"{self.elapsed()}, {left} left" if left else self.elapsed()
+            tails = _counts(self.step, total, times)
+            yield _bar("training", self.step, total, tails, width, options.ascii_only)
             yield Text(fitting(self._facts(), width), style="dim")
         if self.evaluation is not None:
             done, total = self.evaluation.done, self.evaluation.total
-            tail = _counts(done, total, duration(self.clock() - self.evaluation.began))
-            yield _bar("evaluating", done, total, tail, width, options)
+            tails = _counts(done, total, duration(self.clock() - self.evaluation.began))
+            yield _bar("evaluating", done, total, tails, width, options.ascii_only)
 
     def _facts(self) -> list[str]:
         latest = self.standing.latest
@@ -139,39 +139,43 @@ class Terminal(Followed):
 
 
 def _counts(done: int, total: int | None, times: str) -> list[str]:
-    """Return what stands to the right of a bar, most important first."""
+    """Return what may stand to the right of a bar, the fullest first."""
     if total is None:
-        return [str(done), times]
+        return [f"{done}  {times}", str(done)]
+    counts = f"{done:>{len(str(total))}}/{total}"
     share = f"{done / total:.0%}" if total else "100%"
-    return [f"{done:>{len(str(total))}}/{total}", times, f"{share:>4}"]
+    return [f"{counts}  {share:>4}  {times}", f"{counts}  {times}", counts]
 
 
 def _bar(
-    label: str, done: int, total: int | None, tail: list[str], width: int, options: ConsoleOptions
+    label: str, done: int, total: int | None, tails: list[str], width: int, is_ascii: bool
 ) -> Text:
     """Return a line: label, bar, figures. Narrow terminals lose figures, then the label."""
-    kept = fitting(tail, max(width - _NARROWEST_BAR - 1, len(tail[0])))
-    room = width - len(kept) - 1
+    most = width - _NARROWEST_BAR - 1
+    tail = next((tail for tail in tails if len(tail) <= most), tails[-1])
+    room = width - len(tail) - 1
+    line = Text(no_wrap=True)
     if room - len(label) - 1 >= _NARROWEST_BAR:
-        line = Text(f"{label} ")
+        line.append(f"{label} ")
         room -= len(label) + 1
-    else:
-        line = Text()
     if total and room > 2:
         room = min(room, _WIDEST_BAR)
         # Two characters, not two colours: some terminals have no colours.
-        full, empty = ("#", "-") if options.ascii_only else ("━", "╌")
+        full, empty = ("#", "-") if is_ascii else ("━", "╌")
         filled = min(room, room * done // total)
         line.append(full * filled, style="green" if done >= total else "cyan")
         line.append(empty * (room - filled), style="dim")
         line.append(" ")
-    line.append(kept)
+    line.append(tail)
     line.truncate(width)
-    line.no_wrap = True
     return line
 
 
-def _table(summary: Summary) -> Table:
+def _ending(summary: Summary, width: int) -> Table | Text:
+    """Return the summary as a table; as lines where a table would squeeze the values."""
+    if width < _NARROWEST_TABLE:
+        told = [summary.title, *(f"{name}: {value}" for name, value in summary.rows())]
+        return Text("\n".join(told), overflow="fold")
     table = Table(title=summary.title, title_justify="left", show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(overflow="fold")
