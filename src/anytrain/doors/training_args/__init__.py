@@ -1,0 +1,30 @@
+"""Arguments of a run, as HF's `TrainingArguments` spells them; importing this loads no torch."""
+
+from anytrain.doors.training_args.arguments import Seq2SeqTrainingArguments, TrainingArguments
+from anytrain.doors.training_args.choices import (
+    DebugOption,
+    EvaluationStrategy,
+    FSDPOption,
+    HubStrategy,
+    IntervalStrategy,
+    OptimizerNames,
+    ParallelMode,
+    SaveStrategy,
+    SchedulerType,
+)
+from anytrain.doors.training_args.loaders import AcceleratorConfig
+
+__all__ = [
+    "AcceleratorConfig",
+    "DebugOption",
+    "EvaluationStrategy",
+    "FSDPOption",
+    "HubStrategy",
+    "IntervalStrategy",
+    "OptimizerNames",
+    "ParallelMode",
+    "SaveStrategy",
+    "SchedulerType",
+    "Seq2SeqTrainingArguments",
+    "TrainingArguments",
+]

@@ -1,0 +1,214 @@
+"""Bring arguments into one form: types, enums, and what follows from other arguments."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import fields
+from functools import cache
+from typing import Any, get_type_hints
+
+from anytrain.core import environment
+from anytrain.core.errors import BadInput, BadType
+from anytrain.doors.training_args import loaders
+from anytrain.doors.training_args.choices import (
+    DebugOption,
+    HubStrategy,
+    IntervalStrategy,
+    OptimizerNames,
+    SaveStrategy,
+    SchedulerType,
+    unknown,
+)
+from anytrain.doors.training_args.convert import converted
+from anytrain.doors.training_args.fields import Fields
+from anytrain.doors.training_args.legacy import OldFields
+from anytrain.doors.training_args.notices import tell
+
+ENUMS: dict[str, type[Any]] = {
+    "eval_strategy": IntervalStrategy,
+    "logging_strategy": IntervalStrategy,
+    "save_strategy": SaveStrategy,
+    "hub_strategy": HubStrategy,
+    "lr_scheduler_type": SchedulerType,
+    "optim": OptimizerNames,
+}
+# None means the default for these: HF's parser and setters give it.
+_NONE_IS = {"report_to": "none", "debug": "", "eval_delay": 0, "include_for_metrics": ()}
+# They hold more than one type, and are read further down or refused whole.
+_OWN = (
+    frozenset(
+        (*ENUMS, "debug", "accelerator_config", "parallelism_config", "deepspeed", "fsdp_config")
+    )
+    | {"fsdp", "report_to", "include_num_input_tokens_seen", "resume_from_checkpoint"}
+    | {
+        "trackio_static_space_id",
+        "optim_target_modules",
+        "sharded_ddp",
+    }
+)
+_OLD_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
+
+
+@cache
+def hints() -> dict[str, Any]:
+    """Return the types of anytrain's own fields; a subclass's further fields are its own."""
+    return {**get_type_hints(Fields), **get_type_hints(OldFields)}
+
+
+@cache
+def defaults() -> dict[str, Any]:
+    """Return the defaults of anytrain's own fields."""
+    return {
+        f.name: f.default_factory() if callable(f.default_factory) else f.default
+        for f in (*fields(Fields), *fields(OldFields))
+    }
+
+
+def convert(args: Any) -> None:
+    """Give every argument the type that it declares."""
+    for name, value in _NONE_IS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, list(value) if isinstance(value, tuple) else value)
+    if isinstance(args.include_for_metrics, str):
+        args.include_for_metrics = args.include_for_metrics.split()
+    if isinstance(args.label_names, str):
+        args.label_names = args.label_names.split()
+    for name, hint in hints().items():
+        value = getattr(args, name)
+        if name not in _OWN and not (value is None and defaults()[name] is None):
+            object.__setattr__(args, name, converted(name, value, hint))
+    args.resume_from_checkpoint = _path_or_flag(args.resume_from_checkpoint)
+    args.trackio_static_space_id = _path_or_flag(args.trackio_static_space_id)
+    args.accelerator_config = loaders.read(_json(args.accelerator_config))
+    args.output_dir = os.path.expanduser(args.output_dir or "trainer_output")
+    for name, kind in ENUMS.items():
+        setattr(args, name, _member(name, getattr(args, name), kind))
+    _old_optimizer(args)
+
+
+def _member(name: str, value: Any, kind: type[Any]) -> Any:
+    """Return the enum's member; YAML reads a bare `no` as False."""
+    word = getattr(value, "value", value)
+    if word is False and "no" in kind._value2member_map_:
+        word = "no"
+    if word not in kind._value2member_map_:
+        raise unknown(name, word, kind._value2member_map_)
+    return kind(word)
+
+
+def _json(value: Any) -> Any:
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        return converted("accelerator_config", value, dict[str, Any])
+    return value
+
+
+def _path_or_flag(value: Any) -> Any:
+    """Return a path, or yes or no where it spells that."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, str) and value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    return value
+
+
+def _old_optimizer(args: Any) -> None:
+    new = _OLD_OPTIMIZERS.get(args.optim)
+    if new is not None:
+        tell(f"optim={str(args.optim)!r} is an old name: taken as optim={new!r}.")
+        args.optim = OptimizerNames(new)
+
+
+def complete(args: Any) -> None:
+    """Fill in what follows from other arguments, as HF does."""
+    for name, kind in ENUMS.items():  # an old name may have set one of them as text
+        setattr(args, name, _member(name, getattr(args, name), kind))
+    _complete_words(args)
+    _complete_evaluation(args)
+    _complete_best(args)
+    _complete_machine(args)
+
+
+def _complete_words(args: Any) -> None:
+    args.debug = _debug(args.debug)
+    args.report_to = _trackers(args.report_to)
+    seen = args.include_num_input_tokens_seen
+    if isinstance(seen, bool) or str(seen).lower() in ("true", "false"):
+        seen = "all" if str(seen).lower() == "true" else "no"
+    args.include_num_input_tokens_seen = seen
+    if args.disable_tqdm is None:
+        args.disable_tqdm = logging.getLogger("anytrain").getEffectiveLevel() > logging.WARNING
+
+
+def _debug(value: Any) -> list[DebugOption]:
+    if isinstance(value, bool):
+        raise BadType(
+            f"Cannot use debug={value}.",
+            why="it names what to watch.",
+            fix='pass debug="underflow_overflow", or leave it out.',
+        )
+    words = value.replace(",", " ").split() if isinstance(value, str) else list(value)
+    return [_member("debug", word, DebugOption) for word in words]
+
+
+def _trackers(value: Any) -> list[Any]:
+    """Return the trackers by name; "all" is left for where the libraries are looked for."""
+    words = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
+    if words in (["none"], [False], [""]):
+        return []
+    if "all" in words:
+        from anytrain.engine.recording import trackers
+
+        return [name for name in trackers.available() if name not in ("jsonl", "csv")]
+    return words
+
+
+def _complete_evaluation(args: Any) -> None:
+    if args.eval_strategy != IntervalStrategy.NO:
+        args.do_eval = True
+    if args.eval_strategy == IntervalStrategy.STEPS and not args.eval_steps:
+        if not args.logging_steps > 0:
+            raise BadInput(
+                "Cannot evaluate every 0 steps.",
+                why="eval_strategy='steps' takes eval_steps, or logging_steps where it is unset.",
+                fix="pass eval_steps=100, for example.",
+            )
+        args.eval_steps = args.logging_steps
+    for name in ("logging_steps", "eval_steps", "save_steps", "warmup_steps"):
+        value = getattr(args, name)
+        if value is not None and value >= 1 and value == int(value):
+            setattr(args, name, int(value))
+
+
+def _complete_best(args: Any) -> None:
+    judged = (
+        args.load_best_model_at_end
+        or args.save_strategy == SaveStrategy.BEST
+        or args.lr_scheduler_type in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
+    )
+    if judged and args.metric_for_best_model is None:
+        args.metric_for_best_model = "loss"
+    if args.greater_is_better is None and args.metric_for_best_model is not None:
+        args.greater_is_better = not args.metric_for_best_model.endswith("loss")
+
+
+def _complete_machine(args: Any) -> None:
+    if args.torch_compile_backend is not None or args.torch_compile_mode is not None:
+        args.torch_compile = True
+    if args.torch_compile and args.torch_compile_backend is None:
+        args.torch_compile_backend = "inductor"
+    if args.use_cpu:
+        args.dataloader_pin_memory = False
+    place = environment.read().place
+    if place.size > 1:
+        args.local_rank = place.local_rank
+    num = (args.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps")
+    if num is None or num == args.gradient_accumulation_steps:
+        return
+    if args.gradient_accumulation_steps != 1:
+        raise BadInput(
+            "Cannot take gradient_accumulation_steps twice.",
+            why=f"the argument says {args.gradient_accumulation_steps}, accelerator_config {num}.",
+            fix="pass one of them.",
+        )
+    args.gradient_accumulation_steps = num

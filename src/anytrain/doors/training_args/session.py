@@ -1,0 +1,86 @@
+"""What arguments ask of a session: wishes, and how objects are prepared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from anytrain.core.plan import Wishes, wish
+from anytrain.doors.training_args.arguments import TrainingArguments
+from anytrain.doors.training_args.processes import asked_precision
+from anytrain.engine.assemble import session as sessions
+from anytrain.engine.assemble.loaders import LoaderOptions
+from anytrain.engine.assemble.run import RunOptions
+from anytrain.engine.assemble.session import Session, SessionOptions
+from anytrain.engine.prepared.cursor import Accumulation
+
+
+def wishes(args: TrainingArguments) -> Wishes:
+    """Return what the machine is asked for; accumulation is the step's own affair."""
+    spelling = "precision" if args.precision is not None else "bf16" if args.bf16 else "fp16"
+    compiler = args.torch_compile_backend if args.torch_compile else None
+    return Wishes(
+        device=wish("cpu" if args.use_cpu else None, "argument use_cpu"),
+        precision=wish(asked_precision(args), f"argument {spelling}"),
+        compile=wish(compiler, "argument torch_compile"),
+    )
+
+
+def session_options(args: TrainingArguments) -> SessionOptions:
+    """Return what the session needs besides wishes."""
+    return SessionOptions(
+        accumulation=Accumulation(sync_each_batch=bool(_accumulating(args, "sync_each_batch"))),
+        process_group={"backend": args.ddp_backend, "timeout": args.ddp_timeout_delta},
+    )
+
+
+def run_options(args: TrainingArguments) -> RunOptions:
+    """Return how models and loaders are prepared."""
+    config: Any = args.accelerator_config
+    return RunOptions(
+        loaders=LoaderOptions(
+            split_batches=config.split_batches,
+            dispatch_batches=config.dispatch_batches,
+            even_batches=config.even_batches,
+            use_seedable_sampler=config.use_seedable_sampler,
+            data_seed=args.seed if args.data_seed is None else args.data_seed,
+            non_blocking=config.non_blocking,
+        ),
+        ddp=_ddp(args),
+        compile=_compiling(args),
+    )
+
+
+def _ddp(args: TrainingArguments) -> dict[str, Any]:
+    unused = args.ddp_find_unused_parameters
+    if unused is None:
+        # As HF: a head that a loss does not use must not stop a run; checkpointing cannot do it.
+        unused = not args.gradient_checkpointing
+    told = {
+        "find_unused_parameters": unused,
+        "bucket_cap_mb": args.ddp_bucket_cap_mb,
+        "broadcast_buffers": args.ddp_broadcast_buffers,
+        "static_graph": args.ddp_static_graph,
+    }
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _compiling(args: TrainingArguments) -> dict[str, Any]:
+    if not args.torch_compile:
+        return {}
+    told = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def _accumulating(args: TrainingArguments, name: str) -> Any:
+    config: Any = args.accelerator_config
+    return (config.gradient_accumulation_kwargs or {}).get(name)
+
+
+def open_session(args: Any) -> Session:
+    """Return the session that the arguments ask for; the same one while they ask the same."""
+    asked = (wishes(args), session_options(args))
+    kept = args.__dict__.get("_opened")
+    if kept is None or kept[0] != asked:
+        kept = args.__dict__["_opened"] = (asked, sessions.session(*asked))
+    opened: Session = kept[1]
+    return opened

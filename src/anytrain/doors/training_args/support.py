@@ -1,0 +1,154 @@
+"""What every argument does here: one table, from which docs/arguments.md is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from anytrain.core.errors import Unsupported
+from anytrain.doors.training_args import legacy, normal
+from anytrain.doors.training_args.choices import DebugOption, OptimizerNames
+
+Kind = Literal["works", "replaced", "no_effect", "refused"]
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether an argument works, was replaced, changes nothing, or is refused; and a note."""
+
+    kind: Kind
+    note: str = ""
+    fix: str = ""
+
+
+def works(note: str = "") -> Support:
+    """Return the answer for an argument that does what its help says."""
+    return Support("works", note)
+
+
+def refused(why: str, fix: str) -> Support:
+    """Return the answer for an argument that may only keep its default."""
+    return Support("refused", why, fix)
+
+
+_SHARDED = "anytrain replicates the model on every process (DDP) and does not shard it."
+_SMALLER = "drop it; use gradient checkpointing, bf16, a smaller batch with accumulation, or LoRA."
+_LIGER = "anytrain does not patch a model's kernels."
+_UNPATCHED = "drop it; apply Liger's kernels to the model yourself before you hand it over."
+_SCRIPT = "read by scripts and by `anytrain glue`; the trainer's methods do not look at it."
+
+NOTES: dict[str, Support] = {
+    "output_dir": works('Unset: "trainer_output".'),
+    "num_train_epochs": works("0 trains no step."),
+    "max_steps": works("0 and below: num_train_epochs counts."),
+    "optim": works(
+        "adamw_torch, adamw_torch_fused (fused where the device has it), adafactor, sgd, adagrad "
+        "and rmsprop run; those of other libraries are refused by name."
+    ),
+    "optim_args": works("Options of the optimizer that runs."),
+    "optim_target_modules": refused(
+        "it is for GaLore and APOLLO, which anytrain does not have.", "drop it; use LoRA."
+    ),
+    "average_tokens_across_devices": works(
+        "Always so: the loss of a step is the mean over its items on all ranks. False is refused "
+        "with several processes."
+    ),
+    "precision": works("anytrain's own; bf16=True and fp16=True are its HF spellings."),
+    "bf16": works('The same as precision="bf16".'),
+    "fp16": works('The same as precision="fp16".'),
+    "use_liger_kernel": refused(_LIGER, _UNPATCHED),
+    "liger_kernel_config": refused(_LIGER, _UNPATCHED),
+    "auto_find_batch_size": works("The micro-batch is split in place; the effective batch stays."),
+    "logging_nan_inf_filter": works("HF's default is True; here what happens is shown."),
+    "report_to": works(
+        "tensorboard, wandb, mlflow, trackio, jsonl, csv; others are refused by name. "
+        "output_dir/metrics.jsonl is written in any case."
+    ),
+    "enable_jit_checkpoint": Support(
+        "no_effect", "Every run already saves when told to stop: see save_on_signal."
+    ),
+    "save_total_limit": works("At least 1; unset keeps all."),
+    "save_strategy": works('"best" needs an eval_strategy.'),
+    "accelerator_config": works("use_configured_state is refused."),
+    "parallelism_config": refused(
+        "anytrain has one kind of parallelism, data parallel, and picks it by itself.", "drop it."
+    ),
+    "fsdp": refused(_SHARDED, _SMALLER),
+    "fsdp_config": refused(_SHARDED, _SMALLER),
+    "deepspeed": refused(_SHARDED + " DeepSpeed brings an engine of its own.", _SMALLER),
+    "debug": works("underflow_overflow; tpu_metrics_debug is refused."),
+    "do_train": works(_SCRIPT),
+    "do_eval": works(_SCRIPT + " Set by an eval_strategy."),
+    "do_predict": works(_SCRIPT),
+    "resume_from_checkpoint": works(_SCRIPT + " A folder, or true for the newest whole one."),
+    "local_rank": Support("no_effect", "The launcher's LOCAL_RANK is read; it is shown here."),
+    "on_nonfinite": works("anytrain's own: stop, skip or rewind."),
+    "async_save": works("anytrain's own."),
+    "save_on_signal": works("anytrain's own."),
+    "ddp_find_unused_parameters": works("Unset: True, and False with gradient_checkpointing."),
+    "use_cpu": works("Without it the best device is taken: tpu, xla, cuda, mps, cpu."),
+    "ddp_backend": works("nccl and gloo; torch refuses what it was not built with."),
+    "overwrite_output_dir": works("A name of 4.x that still means something here."),
+    "logging_dir": works("A name of 4.x that still means something here."),
+}
+
+_BITSANDBYTES = "it is bitsandbytes' optimizer, whose quantized state anytrain does not keep."
+_OTHERS: dict[str, str] = {
+    "adamw_torch_xla": "it is torch_xla's own; AdamW runs on XLA devices without it.",
+    "adamw_torch_npu_fused": "it is for Ascend NPUs, which anytrain has no backend for.",
+    "adamw_anyprecision": "it is torchdistx's, which is no longer kept up.",
+    "adamw_torch_4bit": "it is torchao's, whose quantized state anytrain does not keep.",
+    "adamw_torch_8bit": "it is torchao's, whose quantized state anytrain does not keep.",
+    "grokadamw": "it is another library's (grokadamw).",
+    "stable_adamw": "it is another library's (torch-optimi).",
+}
+_FAMILIES = {
+    "galore": "GaLore projects gradients inside its own optimizer, which anytrain does not have.",
+    "apollo": "APOLLO projects gradients inside its own optimizer, which anytrain does not have.",
+    "lomo": "LOMO updates inside backward, where no gradient can be checked or clipped.",
+    "schedule_free": "it must be told when training turns to evaluation, which is not done here.",
+}
+RUNNING = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop")
+
+
+def refuse(args: Any) -> None:
+    """Refuse the first argument that asks for what anytrain does not do."""
+    for name, support in NOTES.items():
+        value = getattr(args, name)
+        if support.kind == "refused" and value not in (None, False, "", [], {}):
+            raise Unsupported(
+                f"anytrain does not do {name}={value!r}.", why=support.note, fix=support.fix
+            )
+    _refuse_optimizer(args.optim)
+    _refuse_words(args)
+
+
+def _refuse_optimizer(name: OptimizerNames) -> None:
+    if name in RUNNING:
+        return
+    why = _OTHERS.get(name) or next(
+        (text for part, text in _FAMILIES.items() if part in name), _BITSANDBYTES
+    )
+    raise Unsupported(
+        f"anytrain does not do optim={str(name)!r}.",
+        why=why,
+        fix=f"pass optim= one of {', '.join(RUNNING)}; or hand your own optimizer to the trainer: "
+        "Trainer(optimizers=(optimizer, None)).",
+    )
+
+
+def _refuse_words(args: Any) -> None:
+    if DebugOption.TPU_METRICS_DEBUG in args.debug:
+        raise Unsupported(
+            "anytrain does not do debug='tpu_metrics_debug'.",
+            why="torch_xla's counters are not printed.",
+            fix='drop it, or pass debug="underflow_overflow".',
+        )
+
+
+def table() -> dict[str, Support]:
+    """Return the answer for every argument by name, the old ones last."""
+    answers = {name: NOTES.get(name, works()) for name in normal.hints()}
+    for name, rule in legacy.RULES.items():
+        answers[name] = Support(rule.kind, rule.note, getattr(rule, "fix", ""))  # type: ignore[arg-type]  # each rule's kind is one of Kind
+    return answers
