@@ -157,8 +157,9 @@ def _progress(step: int, warmup: int, length: int) -> float:
     return float(step - warmup) / float(max(1, length - warmup))
 
 
-def _half_cosine(turns: float) -> float:
-    return 0.5 * (1.0 + math.cos(math.pi * turns))
+def _wave(cycles: float, done: float) -> float:
+    """Return a cosine's height between 0 and 1 after a part of so many cycles."""
+    return 0.5 * (1.0 + math.cos(math.pi * cycles * 2.0 * done))
 
 
 def _above(floor: float, factor: float) -> float:
@@ -186,7 +187,7 @@ def _cosine(step: int, *, warmup: int, length: int, cycles: float, floor: float)
     warm = _warming(step, warmup)
     if warm is not None:
         return warm
-    return _above(floor, _half_cosine(cycles * 2.0 * _progress(step, warmup, length)))
+    return _above(floor, _wave(cycles, _progress(step, warmup, length)))
 
 
 def _restarts(step: int, *, warmup: int, length: int, cycles: float) -> float:
@@ -194,7 +195,7 @@ def _restarts(step: int, *, warmup: int, length: int, cycles: float) -> float:
     if warm is not None:
         return warm
     done = _progress(step, warmup, length)
-    return 0.0 if done >= 1.0 else max(0.0, _half_cosine((cycles * done) % 1.0))
+    return 0.0 if done >= 1.0 else max(0.0, _wave(0.5, (cycles * done) % 1.0))
 
 
 def _polynomial(
@@ -224,7 +225,7 @@ def _cosine_from_above(
         if first is None:
             return (step + 1.0) / max(1.0, warmup)
         return first + (1.0 - first) * step / max(1, warmup - 1)
-    return _above(floor, _half_cosine(cycles * 2.0 * _progress(step + 1, warmup, length)))
+    return _above(floor, _wave(cycles, _progress(step + 1, warmup, length)))
 
 
 def _three_stages(
@@ -259,7 +260,7 @@ def _fall(curve: str, done: float, cycles: float) -> float:
     if curve == "linear":
         return 1.0 - done
     if curve == "cosine":
-        return _half_cosine(cycles * 2.0 * done)
+        return _wave(cycles, done)
     return 1.0 - math.sqrt(done)
 
 
@@ -375,8 +376,14 @@ def _make_three_stages(ask: Ask) -> LambdaLR:
 
 
 def _make_by_metric(kind: Callable[..., Any], ask: Ask) -> Any:
+    options = dict(ask.options)
+    for key, parameter in inspect.signature(kind).parameters.items():
+        is_number = type(parameter.default) in (int, float)
+        if key in options and is_number and not isinstance(options[key], list | tuple):
+            number = ask.number(key)
+            options[key] = int(number) if number.is_integer() else number
     try:
-        return kind(ask.optimizer, **ask.options)
+        return kind(ask.optimizer, **options)
     except BadInput:
         raise
     except (TypeError, ValueError) as error:
