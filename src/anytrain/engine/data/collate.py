@@ -90,14 +90,12 @@ def stack(values: list[Any]) -> Tensor:
         return torch.stack(values)
     if isinstance(first, np.ndarray):
         return torch.from_numpy(np.stack(values))
-    return _of_lists(values) if _is_plain(first) else torch.tensor(values)
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether it is a python number, or lists of them as far as the first shows."""
-    while isinstance(value, list | tuple) and value:
-        value = value[0]
-    return type(value) in _NUMBERS
+    inmost = first
+    while isinstance(inmost, list | tuple) and inmost:
+        inmost = inmost[0]
+    if isinstance(inmost, np.ndarray):
+        return torch.from_numpy(np.array(values))
+    return _of_lists(values) if type(inmost) in _NUMBERS else torch.tensor(values)
 
 
 def _of_lists(values: list[Any]) -> Tensor:
@@ -114,7 +112,9 @@ def _labels(values: list[Any]) -> Tensor:
     first = values[0]
     if isinstance(first, Tensor) and first.numel() != 1:
         return torch.stack(values)
-    value = first.item() if isinstance(first, Tensor) else first
+    if isinstance(first, np.ndarray) and first.ndim:
+        return torch.from_numpy(np.stack(values)).float()
+    value = first.item() if isinstance(first, Tensor | np.ndarray) else first
     return torch.tensor(values, dtype=_kind(value))
 
 
