@@ -18,7 +18,7 @@ PASSED = {
     "compare_trainer_and_checkpoint_args is_main_process load_sharded_checkpoint "
     "number_of_arguments rotate_checkpoints sort_checkpoints suppress_progress_bars "
     "total_processes_number unwrap_peft_model validate_quantization_for_training",
-    "trainer_pt_utils": "AcceleratorConfig BatchRebalanceSampler DistributedLengthGroupedSampler "
+    "trainer_pt_utils": "BatchRebalanceSampler DistributedLengthGroupedSampler "
     "DistributedSamplerWithLoop EvalLoopContainer IterableDatasetShard LabelSmoother "
     "LengthGroupedSampler ShardSampler atleast_1d distributed_broadcast_scalars "
     "distributed_concat expand_like find_batch_size get_dataloader_sampler get_learning_rates "

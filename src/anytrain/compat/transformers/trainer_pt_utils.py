@@ -3,8 +3,9 @@
 from anytrain.compat.transformers import elsewhere
 from anytrain.doors.trainer.outputs import metrics_format
 from anytrain.doors.trainer.reports import Reports
+from anytrain.doors.training_args import AcceleratorConfig
 
-__all__ = ["log_metrics", "metrics_format", "save_metrics", "save_state"]
+__all__ = ["AcceleratorConfig", "log_metrics", "metrics_format", "save_metrics", "save_state"]
 
 # HF has these as functions that take a Trainer first.
 log_metrics = Reports.log_metrics

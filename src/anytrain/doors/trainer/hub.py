@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from anytrain.core.errors import BadInput, HubError, Notice
-from anytrain.doors.callbacks import Callbacks, TrainerControl
 from anytrain.doors.trainer.card import CardFacts, RunFacts, as_list, card_tags, write_card
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.doors.trainer.reports import Reports, write_text
@@ -40,12 +39,11 @@ class Hub(Reports):
 
     model: nn.Module
     processing_class: Any
-    control: TrainerControl
-    callback_handler: Callbacks
     hub_model_id: str | None = None
     push_in_progress: Future[Any] | None = None
     _hub_api: HfApi | None = None
     save_model: Callable[..., None]
+    _tell: Callable[..., Any]
 
     def init_hf_repo(self, token: str | None = None) -> None:
         """Make the repository, or find out now why that cannot be."""
@@ -103,7 +101,7 @@ class Hub(Reports):
         Return what the hub answered, a future of it where `blocking` is False, and None on
         every process but the main one. `kwargs` go to `create_model_card`.
         """
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self._tell("push_begin")
         token = token or self.args.hub_token
         if self.hub_model_id is None:
             self.init_hf_repo(token=token)
@@ -140,7 +138,7 @@ class Hub(Reports):
             return
         if not busy:
             self._finish_current_push()
-        self.callback_handler.on_push_begin(self.args, self.state, self.control)
+        self._tell("push_begin")
         source = Path(checkpoint_folder)
         within = {"checkpoint": LAST_CHECKPOINT, "all_checkpoints": source.name}.get(strategy)
         try:

@@ -16,7 +16,6 @@ from typing import Any
 from torch import nn
 
 from anytrain.core.errors import BadInput, BadType, Unsupported, WrongOrder
-from anytrain.doors.callbacks import Callbacks, TrainerControl
 from anytrain.doors.trainer.outputs import (
     BestRun,
     HPSearchBackend,
@@ -33,8 +32,6 @@ class Search(Reports):
     """Trials, each with its own model, settings and folder."""
 
     model_init: Callable[..., nn.Module] | None
-    control: TrainerControl
-    callback_handler: Callbacks
     train: Callable[..., Any]
     evaluate: Callable[..., dict[str, float]]
     hp_search_backend: HPSearchBackend | None = None

@@ -1,0 +1,198 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from torch import nn
+
+from anytrain.core.errors import BadInput, Unsupported, WrongOrder
+from anytrain.doors.trainer import Trainer
+from anytrain.doors.trainer.outputs import BestRun, HPSearchBackend
+from anytrain.doors.training_args import TrainingArguments
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+class Line(nn.Module):
+    """y = w x: one weight, so that the best learning rate is known."""
+
+    def __init__(self, start: float = 0.0) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([start]))
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        guess = self.weight * x
+        return {"loss": nn.functional.mse_loss(guess, labels), "logits": guess}
+
+
+def rows(count: int) -> list[dict[str, float]]:
+    return [{"x": i / count, "labels": 2 * i / count} for i in range(count)]
+
+
+def trainer(folder: Path, **given: Any) -> Trainer:
+    options: dict[str, Any] = {
+        "output_dir": str(folder),
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 1,
+        "learning_rate": 0.5,
+        "optim": "sgd",
+        "lr_scheduler_type": "constant",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+    }
+    kwargs = {k: given.pop(k) for k in ("model_init", "model", "compute_metrics") if k in given}
+    if "model" not in kwargs:
+        kwargs.setdefault("model_init", Line)
+    args = TrainingArguments(**{**options, **given})
+    return Trainer(args=args, train_dataset=rows(8), eval_dataset=rows(8), **kwargs)
+
+
+def rates(trial: Any) -> dict[str, Any]:
+    return {"learning_rate": trial.suggest_categorical("learning_rate", [1e-4, 0.5])}
+
+
+def grid(**values: list[Any]) -> Any:
+    return optuna.samplers.GridSampler(values)
+
+
+def test_the_best_trial_is_found_and_the_arguments_are_as_before(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    best = made.hyperparameter_search(
+        rates, n_trials=2, sampler=grid(learning_rate=[1e-4, 0.5]), backend="optuna"
+    )
+    assert isinstance(best, BestRun)
+    assert best.hyperparameters == {"learning_rate": 0.5}
+    assert isinstance(best.objective, float)
+    assert made.args.learning_rate == 0.5
+    assert made.hp_search_backend is None
+
+
+def test_each_trial_has_its_own_folder_and_its_own_values(tmp_path: Path) -> None:
+    made = trainer(tmp_path, save_strategy="epoch")
+    space = {"learning_rate": [0.1, 0.2], "per_device_train_batch_size": [2, 4]}
+
+    def both(trial: Any) -> dict[str, Any]:
+        return {name: trial.suggest_categorical(name, kept) for name, kept in space.items()}
+
+    best = made.hyperparameter_search(both, n_trials=4, sampler=grid(**space))
+    assert isinstance(best, BestRun)
+    for run in range(4):
+        checkpoints = [p.name for p in (tmp_path / f"run-{run}").glob("checkpoint-*")]
+        assert checkpoints in (["checkpoint-4"], ["checkpoint-2"])
+    assert not list(tmp_path.glob("checkpoint-*"))
+
+
+def test_trials_may_be_named(tmp_path: Path) -> None:
+    made = trainer(tmp_path, save_strategy="epoch")
+    made.hyperparameter_search(rates, n_trials=1, hp_name=lambda trial: f"try{trial.number}")
+    assert (tmp_path / "try0").is_dir()
+
+
+def test_several_goals_give_every_trial_that_is_not_beaten(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    best = made.hyperparameter_search(
+        rates,
+        compute_objective=lambda metrics: [metrics["eval_loss"], 1.0],
+        direction=["minimize", "maximize"],
+        n_trials=2,
+        sampler=grid(learning_rate=[1e-4, 0.5]),
+    )
+    assert isinstance(best, list)
+    (only,) = best
+    assert only.hyperparameters == {"learning_rate": 0.5}
+    assert isinstance(only.objective, list)
+
+
+def test_a_hopeless_trial_is_given_up_early(tmp_path: Path) -> None:
+    made = trainer(tmp_path, num_train_epochs=4, eval_strategy="epoch")
+    steps = []
+
+    class Counting(optuna.pruners.MedianPruner):
+        def prune(self, study: optuna.Study, trial: Any) -> bool:
+            steps.append((trial.number, trial.last_step))
+            return trial.number == 1
+
+    best = made.hyperparameter_search(
+        rates, n_trials=2, sampler=grid(learning_rate=[1e-4, 0.5]), pruner=Counting()
+    )
+    assert isinstance(best, BestRun)
+    assert [step for number, step in steps if number == 0] == [2, 4, 6, 8]
+    assert [step for number, step in steps if number == 1] == [2]
+
+
+def test_a_search_whose_every_trial_was_given_up_says_so(tmp_path: Path) -> None:
+    class Never(optuna.pruners.NopPruner):
+        def prune(self, study: optuna.Study, trial: Any) -> bool:
+            return True
+
+    made = trainer(tmp_path, eval_strategy="epoch")
+    with pytest.raises(WrongOrder, match="no best run"):
+        made.hyperparameter_search(rates, n_trials=2, pruner=Never())
+
+
+def test_model_init_may_read_the_trial(tmp_path: Path) -> None:
+    starts = []
+
+    def model_init(trial: Any) -> Line:
+        start = 0.0 if trial is None else trial.params["start"]
+        starts.append(start)
+        return Line(start)
+
+    def space(trial: Any) -> dict[str, Any]:
+        return {"start": trial.suggest_categorical("start", [0.0, 2.0])}
+
+    made = trainer(tmp_path, model_init=model_init, learning_rate=1e-6)
+    best = made.hyperparameter_search(space, n_trials=2, sampler=grid(start=[0.0, 2.0]))
+    assert isinstance(best, BestRun)
+    assert best.hyperparameters == {"start": 2.0}
+    assert set(starts) == {0.0, 2.0}
+
+
+def test_values_take_the_type_of_their_argument(tmp_path: Path) -> None:
+    seen = []
+
+    class Watching(Trainer):
+        def create_optimizer(self, model: Any = None) -> Any:
+            seen.append((self.args.num_train_epochs, self.args.per_device_train_batch_size))
+            return super().create_optimizer(model)
+
+    def space(trial: Any) -> dict[str, Any]:
+        return {"num_train_epochs": 1, "per_device_train_batch_size": 8.0}
+
+    args = trainer(tmp_path).args
+    made = Watching(args=args, model_init=Line, train_dataset=rows(8), eval_dataset=rows(8))
+    made.hyperparameter_search(space, n_trials=1)
+    assert [tuple(map(type, pair)) for pair in seen] == [(float, int)]
+    assert seen == [(1.0, 8)]
+
+
+def test_a_name_that_nothing_uses_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="suggests learning_rat, which nothing uses"):
+        trainer(tmp_path).hyperparameter_search(lambda trial: {"learning_rat": 0.1}, n_trials=1)
+
+
+def test_half_a_batch_is_an_error(tmp_path: Path) -> None:
+    space = {"per_device_train_batch_size": 2.5}
+    with pytest.raises(BadInput, match="per_device_train_batch_size=2.5"):
+        trainer(tmp_path).hyperparameter_search(lambda trial: space, n_trials=1)
+
+
+def test_a_search_needs_a_model_init(tmp_path: Path) -> None:
+    with pytest.raises(WrongOrder, match="no model_init"):
+        trainer(tmp_path, model=Line()).hyperparameter_search(rates)
+
+
+@pytest.mark.parametrize("backend", ["ray", HPSearchBackend.WANDB, "sigopt"])
+def test_other_backends_are_refused_by_name(tmp_path: Path, backend: str) -> None:
+    with pytest.raises(Unsupported, match=str(backend)):
+        trainer(tmp_path).hyperparameter_search(rates, backend=backend)
+
+
+def test_trials_do_not_run_at_once(tmp_path: Path) -> None:
+    with pytest.raises(Unsupported, match="2 trials at once"):
+        trainer(tmp_path).hyperparameter_search(rates, n_jobs=2)
