@@ -61,6 +61,10 @@ class Meter:
         """Return how many steps since the last log point were bad; waits for the device."""
         return int(self._num_bad.item())
 
+    def first_bad(self) -> int:
+        """Return the first bad step since the last log point, from 0; waits for the device."""
+        return int(self._first_bad.item())
+
     def state_dict(self) -> dict[str, Any]:
         """Return what was added up since the last log point."""
         held = (self._loss, self._num_bad, self._first_bad)

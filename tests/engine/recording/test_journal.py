@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from anytrain.core.errors import Notice
+from anytrain.engine.recording.journal import Journal
+
+
+def entries(path: Path) -> list[dict[str, Any]]:
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def test_each_entry_is_one_line_that_is_there_at_once(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "run" / "metrics.jsonl")
+    journal.begin(0)
+    journal.write(10, 0.5, {"loss": 0.25, "epoch": 0.5, "note": "warm"})
+    (entry,) = entries(journal.path)
+    assert entry.pop("time") > 1e9
+    assert entry == {"step": 10, "epoch": 0.5, "loss": 0.25, "note": "warm"}
+
+
+def test_nan_and_infinity_are_valid_json_and_float_reads_them(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.write(1, None, {"loss": float("nan"), "grad_norm": float("inf")})
+    (entry,) = entries(journal.path)
+    assert (entry["loss"], entry["grad_norm"]) == ("NaN", "Infinity")
+    assert float(entry["grad_norm"]) == float("inf")
+
+
+def test_resume_drops_what_was_logged_beyond_the_checkpoint(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = Journal(path)
+    first.begin(0)
+    for step in (10, 20, 30, 40):
+        first.write(step, step / 20, {"loss": 1 / step})
+    again = Journal(path)
+    again.begin(20)
+    again.write(30, 1.5, {"loss": 0.5})
+    assert [(e["step"], e["loss"]) for e in entries(path)] == [(10, 0.1), (20, 0.05), (30, 0.5)]
+    assert os.listdir(tmp_path) == ["metrics.jsonl"]
+
+
+def test_a_line_torn_by_a_crash_is_gone_after_a_resume(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 10, "loss": 1.0}\n{"step": 20, "lo')
+    journal = Journal(path)
+    journal.begin(10)
+    journal.write(20, 1.0, {"loss": 0.5})
+    assert [entry["step"] for entry in entries(path)] == [10, 20]
+
+
+def test_a_new_training_starts_a_new_history_and_keeps_its_own_baseline(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    old = Journal(path)
+    old.write(0, 0, {"eval_loss": 9.0})
+    old.write(10, 1, {"loss": 9.0})
+    new = Journal(path)
+    new.write(0, 0, {"eval_loss": 0.7})
+    new.begin(0)
+    new.write(10, 1, {"loss": 0.6})
+    assert [entry.get("eval_loss", entry.get("loss")) for entry in entries(path)] == [0.7, 0.6]
+
+
+def test_other_ranks_write_nothing(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl", is_main=False)
+    journal.begin(0)
+    journal.write(1, 0.1, {"loss": 1.0})
+    assert not journal.path.exists()
+
+
+def test_a_disk_that_fails_is_told_of_once_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    journal = Journal(tmp_path / "file" / "metrics.jsonl")
+    journal.begin(0)
+    with pytest.warns(Notice, match="Training goes on") as told:
+        journal.write(1, 0.1, {"loss": 1.0})
+        journal.write(2, 0.2, {"loss": 1.0})
+    assert len(told) == 1
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full on this system")
+def test_a_full_disk_is_told_of_and_stops_nothing(tmp_path: Path) -> None:
+    os.symlink("/dev/full", tmp_path / "metrics.jsonl")
+    journal = Journal(tmp_path / "metrics.jsonl")
+    with pytest.warns(Notice, match="Training goes on"):
+        journal.write(1, 0.1, {"loss": 1.0})
