@@ -112,10 +112,11 @@ def _labels(values: list[Any]) -> Tensor:
     first = values[0]
     if isinstance(first, Tensor) and first.numel() != 1:
         return torch.stack(values)
-    if isinstance(first, np.ndarray) and first.ndim:
-        return torch.from_numpy(np.stack(values)).float()
-    value = first.item() if isinstance(first, Tensor | np.ndarray) else first
-    return torch.tensor(values, dtype=_kind(value))
+    if isinstance(first, np.ndarray):
+        return torch.from_numpy(np.stack(values)).to(
+            torch.float if first.ndim else _kind(first[()])
+        )
+    return torch.tensor(values, dtype=_kind(first.item() if isinstance(first, Tensor) else first))
 
 
 def _label_ids(values: list[Any]) -> Tensor:
