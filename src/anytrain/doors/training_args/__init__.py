@@ -13,12 +13,15 @@ from anytrain.doors.training_args.choices import (
     SchedulerType,
 )
 from anytrain.doors.training_args.loaders import AcceleratorConfig
+from anytrain.doors.training_args.parse import HfArg, HfArgumentParser
 
 __all__ = [
     "AcceleratorConfig",
     "DebugOption",
     "EvaluationStrategy",
     "FSDPOption",
+    "HfArg",
+    "HfArgumentParser",
     "HubStrategy",
     "IntervalStrategy",
     "OptimizerNames",

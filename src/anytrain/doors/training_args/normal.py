@@ -67,13 +67,7 @@ def defaults() -> dict[str, Any]:
 
 def convert(args: Any) -> None:
     """Give every argument the type that it declares."""
-    for name, value in _NONE_IS.items():
-        if getattr(args, name) is None:
-            setattr(args, name, list(value) if isinstance(value, tuple) else value)
-    if isinstance(args.include_for_metrics, str):
-        args.include_for_metrics = args.include_for_metrics.split()
-    if isinstance(args.label_names, str):
-        args.label_names = args.label_names.split()
+    _accept_shapes(args)
     for name, hint in hints().items():
         value = getattr(args, name)
         if name not in _OWN and not (value is None and defaults()[name] is None):
@@ -85,6 +79,18 @@ def convert(args: Any) -> None:
     for name, kind in ENUMS.items():
         setattr(args, name, _member(name, getattr(args, name), kind))
     _old_optimizer(args)
+
+
+def _accept_shapes(args: Any) -> None:
+    """Take None, a bare `no` of YAML and words with spaces for what they mean."""
+    for name, value in _NONE_IS.items():
+        if getattr(args, name) is None:
+            setattr(args, name, list(value) if isinstance(value, tuple) else value)
+    if args.precision is False:
+        args.precision = "no"
+    for name in ("include_for_metrics", "label_names"):
+        if isinstance(getattr(args, name), str):
+            setattr(args, name, getattr(args, name).split())
 
 
 def _member(name: str, value: Any, kind: type[Any]) -> Any:

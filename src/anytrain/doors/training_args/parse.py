@@ -1,0 +1,304 @@
+"""Fill dataclasses from a command line, a dict, JSON or YAML: HF's `HfArgumentParser`, our own.
+
+It needs neither torch nor transformers, and serves any dataclass.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
+from collections.abc import Callable, Sequence
+from dataclasses import MISSING, Field, field as make_field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
+
+from anytrain.core.errors import AnytrainError, BadInput, BadType
+from anytrain.doors.training_args.choices import nearest
+from anytrain.doors.training_args.convert import Unreadable, converted, members, one, to_bool
+
+_PASSED_ON = ("help", "nargs", "const", "metavar")
+
+
+def HfArg(  # noqa: N802 -- HF's name
+    *,
+    aliases: str | list[str] | None = None,
+    help: str | None = None,
+    default: Any = MISSING,
+    default_factory: Any = MISSING,
+    metadata: dict[str, Any] | None = None,
+    **kwargs: Any,
+) -> Any:
+    """Return a dataclass field with its help and further names for the command line."""
+    told = dict(metadata or {})
+    if aliases is not None:
+        told["aliases"] = aliases
+    if help is not None:
+        told["help"] = help
+    return make_field(metadata=told, default=default, default_factory=default_factory, **kwargs)
+
+
+class HfArgumentParser(ArgumentParser):
+    """A parser whose arguments are the fields of dataclasses.
+
+    >>> from dataclasses import dataclass
+    >>> @dataclass
+    ... class Job:
+    ...     rate: float = 0.1
+    ...     quick: bool = False
+    >>> HfArgumentParser(Job).parse_args_into_dataclasses(["--rate", "1e-3", "--quick"])[0]
+    Job(rate=0.001, quick=True)
+    """
+
+    dataclass_types: list[Any]
+
+    def __init__(self, dataclass_types: Any = None, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", ArgumentDefaultsHelpFormatter)
+        super().__init__(**kwargs)
+        given = [] if dataclass_types is None else dataclass_types
+        self.dataclass_types = [given] if is_dataclass(given) else list(given)
+        for kind in self.dataclass_types:
+            self._add_dataclass(kind)
+
+    def _add_dataclass(self, kind: Any) -> None:
+        group = getattr(kind, "_argument_group_name", None)
+        target: Any = self.add_argument_group(group) if group else self
+        hints = _hints(kind)
+        for field in fields(kind):
+            if field.init:
+                _add(target, field, hints[field.name])
+
+    def error(self, message: str) -> NoReturn:
+        """End the program with the message; the usage of a hundred options would bury it."""
+        self.exit(2, f"{self.prog}: error: {message}\n  fix: --help lists every argument.\n")
+
+    def parse_args_into_dataclasses(
+        self,
+        args: Sequence[str] | None = None,
+        return_remaining_strings: bool = False,
+        look_for_args_file: bool = True,
+        args_filename: str | os.PathLike[str] | None = None,
+        args_file_flag: str | None = None,
+    ) -> tuple[Any, ...]:
+        """Return the dataclasses filled from the command line, in their order.
+
+        Arguments that were added to the parser by hand follow as a namespace. Files of arguments
+        (`args_filename`, one named after the script, or those that `args_file_flag` names) come
+        first, so that the command line beats them. What nobody knows is refused with the nearest
+        known name, or returned last where `return_remaining_strings` asks for it.
+        """
+        given = list(sys.argv[1:] if args is None else args)
+        files = _files_of_arguments(look_for_args_file, args_filename)
+        if args_file_flag is not None:
+            more, given = _files_by_flag(args_file_flag, given)
+            files += more
+        words = [word for file in files if file.exists() for word in file.read_text().split()]
+        namespace, remaining = self.parse_known_args([*words, *given])
+        filled: list[Any] = []
+        told = vars(namespace)
+        for kind in self.dataclass_types:
+            names = [f.name for f in fields(kind) if f.init]
+            filled.append(kind(**{name: told.pop(name) for name in names}))
+        if told:
+            filled.append(namespace)
+        if return_remaining_strings:
+            return (*filled, remaining)
+        if remaining:
+            raise self._unknown(remaining, "argument")
+        return tuple(filled)
+
+    def parse_dict(self, args: dict[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
+        """Return the dataclasses filled from a dict."""
+        unused = set(args)
+        filled = []
+        for kind in self.dataclass_types:
+            hints = _hints(kind)
+            names = [f.name for f in fields(kind) if f.init and f.name in args]
+            unused.difference_update(names)
+            filled.append(kind(**{n: _from_text(n, args[n], hints[n]) for n in names}))
+        if unused and not allow_extra_keys:
+            raise self._unknown(sorted(unused), "key")
+        return tuple(filled)
+
+    def parse_json_file(
+        self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False
+    ) -> tuple[Any, ...]:
+        """Return the dataclasses filled from a JSON file."""
+        return self.parse_dict(_read(json_file, json.loads), allow_extra_keys)
+
+    def parse_yaml_file(
+        self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False
+    ) -> tuple[Any, ...]:
+        """Return the dataclasses filled from a YAML file."""
+        import yaml
+
+        return self.parse_dict(_read(yaml_file, yaml.safe_load), allow_extra_keys)
+
+    def _unknown(self, words: Sequence[str], what: str) -> BadInput:
+        flags = [word for word in words if word.startswith("--")] or list(words)
+        known = {name.lstrip("-"): name for name in self._option_string_actions}
+        near = {}
+        for flag in flags:
+            found = nearest(flag.lstrip("-").split("=")[0], known)
+            if found is not None:
+                near[flag] = known[found] if what == "argument" else found
+        guesses = "; ".join(f"{flag}: did you mean {name}?" for flag, name in near.items())
+        return BadInput(
+            f"Unknown {what}{'s' * (len(flags) > 1)} {', '.join(map(str, flags))}.",
+            why=f"no {' or '.join(kind.__name__ for kind in self.dataclass_types)} takes it.",
+            fix=f"{guesses}" if guesses else "drop it; --help lists every argument.",
+        )
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    try:
+        return get_type_hints(kind)
+    except NameError as error:
+        raise BadType(
+            f"Cannot read the types of {kind.__name__}.",
+            why=f"{error}: its annotations are text, and name what is not known in its module.",
+            fix="define the dataclass at the top of a module, or drop "
+            "`from __future__ import annotations` there.",
+        ) from None
+
+
+def _add(parser: Any, field: Field[Any], hint: Any) -> None:
+    """Give the parser the flags of one field."""
+    aliases = field.metadata.get("aliases", [])
+    flags = [f"--{field.name}", *([aliases] if isinstance(aliases, str) else aliases)]
+    if "_" in field.name:
+        flags.insert(1, f"--{field.name.replace('_', '-')}")
+    more = {name: field.metadata[name] for name in _PASSED_ON if name in field.metadata}
+    told = {**_shape(field, hint), **more, "type": _reader(field, hint)}
+    parser.add_argument(*flags, **told)
+    if field.default is True and members(hint) == (bool,):
+        no = [f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"]
+        note = more.get("help")
+        parser.add_argument(*no, action="store_false", dest=field.name, help=note, default=True)
+
+
+def _shape(field: Field[Any], hint: Any) -> dict[str, Any]:
+    """Return how many words a field takes, and what it is without any."""
+    kinds = members(hint)
+    told: dict[str, Any] = {}
+    if kinds == (bool,):
+        told |= {"nargs": "?", "const": True}
+    elif any(_is_list(kind) for kind in kinds):
+        told["nargs"] = "+"
+    if field.default is not MISSING:
+        told["default"] = field.default
+    elif field.default_factory is not MISSING:
+        told["default"] = field.default_factory()
+    elif hint is bool:
+        told["default"] = False
+    else:
+        told["required"] = True
+    return told
+
+
+def _is_list(kind: Any) -> bool:
+    return get_origin(kind) in (list, tuple, set) or kind in (list, tuple, set)
+
+
+def _reader(field: Field[Any], hint: Any) -> Callable[[str], Any]:
+    """Return what turns one word of the command line into a field's value."""
+    words = field.metadata.get("choices")
+    kinds = members(hint)
+    lists = [kind for kind in kinds if _is_list(kind)]
+    if lists:
+        kinds = tuple(get_args(lists[0])[:1]) or (str,)
+
+    def read(text: str) -> Any:
+        if text == field.default:  # argparse reads defaults that are text, too
+            return text
+        value = _read_word(text, kinds)
+        if words is not None and value not in words:
+            raise ArgumentTypeError(_not_among(text, [str(word) for word in words]))
+        return value
+
+    return read
+
+
+def _read_word(text: str, kinds: tuple[Any, ...]) -> Any:
+    """Return the word in the first type that holds it; text, which holds all, comes last."""
+    wanted = []
+    for kind in sorted(kinds, key=lambda kind: kind is str):
+        try:
+            return _read_as(text, kind)
+        except (Unreadable, ArgumentTypeError, ValueError, TypeError) as problem:
+            wanted.append(problem.what if isinstance(problem, AnytrainError) else str(problem))
+            if _is_words(kind):  # an enum or text is an enum: its values are all there are
+                break
+    raise ArgumentTypeError(f"{text!r}: expected {' or '.join(wanted)}")
+
+
+def _read_as(text: str, kind: Any) -> Any:
+    if kind is bool:
+        return to_bool(text)
+    if kind is Any:
+        return text
+    if _is_words(kind):
+        return _known_word(text, kind)
+    if get_origin(kind) is not None or kind in (int, float, str, dict):
+        return one(text, kind)
+    return kind(text)
+
+
+def _is_words(kind: Any) -> bool:
+    return get_origin(kind) is Literal or (isinstance(kind, type) and issubclass(kind, Enum))
+
+
+def _known_word(text: str, kind: Any) -> Any:
+    """Return the value, of a Literal or an enum, that the text spells; HF gives values too."""
+    values = get_args(kind) if get_origin(kind) is Literal else [each.value for each in kind]
+    for value in values:
+        if str(value) == text:
+            return value
+    raise ArgumentTypeError(_not_among(text, [str(value) for value in values]))
+
+
+def _not_among(text: str, words: list[str]) -> str:
+    near = nearest(text, words)
+    guess = f"; did you mean {near!r}?" if near else ""
+    return f"one of {', '.join(words)}{guess}"
+
+
+def _from_text(name: str, value: Any, hint: Any) -> Any:
+    """Return a file's value: text becomes the number or truth that its field declares."""
+    if isinstance(value, str) and {*members(hint)} <= {int, float, bool}:
+        return converted(name, value, hint)
+    return value
+
+
+def _files_of_arguments(look: bool, name: str | os.PathLike[str] | None) -> list[Path]:
+    if name is not None:
+        return [Path(name)]
+    return [Path(sys.argv[0]).with_suffix(".args")] if look and sys.argv and sys.argv[0] else []
+
+
+def _files_by_flag(flag: str, given: list[str]) -> tuple[list[Path], list[str]]:
+    finder = ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument(flag, dest="files", action="append", default=[])
+    found, rest = finder.parse_known_args(given)
+    return [Path(name) for name in found.files], rest
+
+
+def _read(name: str | os.PathLike[str], load: Callable[[str], Any]) -> dict[str, Any]:
+    """Return the mapping that a file holds."""
+    try:
+        found = load(Path(name).read_text(encoding="utf-8"))
+    except OSError:
+        raise
+    except Exception as error:  # noqa: BLE001 -- each format has its own error
+        raise BadInput(
+            f"Cannot read {os.fspath(name)}.", why=f"{error}", fix="correct the file."
+        ) from None
+    if not isinstance(found, dict):
+        raise BadInput(
+            f"Cannot read {os.fspath(name)}.",
+            why=f"it holds a {type(found).__name__}, not names with their values.",
+            fix="write one `name: value` for each argument.",
+        )
+    return found
