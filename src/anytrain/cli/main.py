@@ -23,6 +23,7 @@ _COMMANDS = {
     "env": ("anytrain.cli.env:env", "Show what this machine has and what a run would get here."),
     "config": ("anytrain.cli.config:config", "Write the options of a launch to a YAML file."),
     "test": ("anytrain.cli.selftest:selftest", "Check processes and a few training steps here."),
+    "glue": ("anytrain.cli.glue:glue", "Train text classification: a GLUE task or your files."),
     "demo": ("anytrain.cli.demo:demo", "Train a small model here and now."),
     "checkpoint": ("anytrain.cli.checkpoint:app", "List, show, verify and prune checkpoints."),
     "verify-resume": (

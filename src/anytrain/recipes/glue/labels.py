@@ -104,8 +104,8 @@ def texts_of(table: Table, column: str) -> list[str]:
     return values
 
 
-def find_labels(table: Table, task: Task | None) -> Labels:
-    """Return the labels that a training table holds."""
+def find_labels(table: Table, task: Task | None, *, trained: bool = True) -> Labels:
+    """Return the labels that a table holds; one to be learnt from must hold two or more."""
     label = columns_of(table, task).label
     if label is None:
         wanted = task.label[0] if task else "label"
@@ -121,7 +121,7 @@ def find_labels(table: Table, task: Task | None) -> Labels:
     values = table.columns[label]
     if _are_values(values):
         return Labels(())
-    return Labels(_classes(values, table.origin))
+    return Labels(_classes(values, table.origin, 2 if trained else 1))
 
 
 def adopt(labels: Labels, known: Mapping[str, int] | None, *, trained: bool) -> Labels | None:
@@ -136,8 +136,7 @@ def adopt(labels: Labels, known: Mapping[str, int] | None, *, trained: bool) -> 
         return None
     ours, theirs = ({name.lower() for name in names} for names in (labels.names, ordered))
     if ours == theirs or (ours < theirs and not trained):
-        meanings = labels.meanings
-        return replace(labels, names=ordered, meanings=meanings)
+        return replace(labels, names=ordered)
     return None
 
 
@@ -151,7 +150,7 @@ def _name(value: Any, meanings: tuple[str, ...]) -> str:
     return meanings[number] if 0 <= number < len(meanings) else str(number)
 
 
-def _classes(values: Sequence[Any], origin: str) -> tuple[str, ...]:
+def _classes(values: Sequence[Any], origin: str, fewest: int) -> tuple[str, ...]:
     for row, value in enumerate(values, start=1):
         if value is None or str(value).strip() == "":
             raise BadInput(
@@ -164,7 +163,7 @@ def _classes(values: Sequence[Any], origin: str) -> tuple[str, ...]:
         names = tuple(sorted({_name(value, ()) for value in values}))
     else:
         names = tuple(map(str, sorted(number for number in whole if number is not None)))
-    if len(names) < 2:
+    if len(names) < fewest:
         raise BadInput(
             f"Every row of {origin} has the label {names[0]!r}.",
             why="there is nothing to tell apart.",

@@ -1,0 +1,86 @@
+"""Train, evaluate and predict, as run_glue does: an ordinary user of Trainer.
+
+Whatever can be wrong with the options, the files or the output folder is found before a model
+is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from anytrain.recipes import folder
+from anytrain.recipes.glue import scores, sources
+from anytrain.recipes.glue.arguments import Job
+from anytrain.recipes.glue.labels import Labels, columns_of, find_labels
+from anytrain.recipes.glue.sources import Data
+
+Tell = Callable[[str], None]
+Metrics = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """A job whose data, labels, metrics and output folder have been found to be right."""
+
+    job: Job
+    data: Data
+    labels: Labels | None
+    metrics: tuple[str, ...]
+    way: folder.Way
+
+    @property
+    def pairs(self) -> bool:
+        """Whether each row holds two texts."""
+        table = self.data.labelled or self.data.predicted[0][1]
+        return columns_of(table, self.job.data.task).second is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a job came to: its metrics, and the model's labels."""
+
+    metrics: Mapping[str, Any]
+    labels: Labels
+    pairs: bool
+
+
+def check(job: Job) -> Checked:
+    """Read the data and look at the output folder; refuse what could not end well."""
+    task, training = job.data.task, job.training
+    data = sources.load(job)
+    labels = Labels(task.labels, task.labels) if task else None
+    if data.labelled is not None:
+        labels = find_labels(data.labelled, task, trained=training.do_train)
+    metrics = scores.metrics_of(task, labels) if labels is not None else ()
+    if training.do_eval:
+        scores.require(metrics)
+    way = folder.Way("fresh")
+    if training.do_train:
+        way = folder.look(
+            job.folder,
+            job.settings(),
+            overwrite=bool(training.overwrite_output_dir),
+            resume=training.resume_from_checkpoint,
+        )
+    return Checked(job, data, labels, metrics, way)
+
+
+def run(checked: Checked, tell: Tell) -> Outcome:
+    """Do the work; `tell` gets a line for what the user should know."""
+    from anytrain.recipes.glue.work import Work
+
+    job = checked.job
+    if checked.way.said:
+        tell(checked.way.said)
+    work = Work(checked)
+    metrics: Metrics = {}
+    if job.training.do_train:
+        metrics |= work.train()
+    if job.training.do_eval:
+        metrics |= work.evaluate()
+    if job.training.do_predict:
+        work.predict()
+    work.finish()
+    return Outcome(metrics, work.labels, checked.pairs)

@@ -1,0 +1,103 @@
+"""Rows become numbers, and batches come out as the library's own collator makes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from anytrain.core.errors import BadInput, Notice
+from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length
+from anytrain.recipes.glue.labels import Labels
+from anytrain.recipes.glue.table import Table
+from anytrain.recipes.glue.tasks import TASKS
+from tiny_bert import model_folder, pairs
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model_folder(tmp_path_factory.mktemp("tiny")))
+
+
+def _table(count: int) -> Table:
+    rows = pairs(count)
+    return Table({name: [row[name] for row in rows] for name in rows[0]}, "pairs.tsv")
+
+
+def _encoded(tokenizer: Any, count: int = 6, max_length: int = 12) -> Encoded:
+    task = TASKS["mrpc"]
+    return encode(_table(count), task, Labels(task.labels, task.labels), tokenizer, max_length)
+
+
+@pytest.mark.parametrize("padding", ["max_length", "longest"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_batches_are_those_of_the_librarys_collator(
+    tokenizer: Any, padding: str, side: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers import DataCollatorWithPadding
+
+    monkeypatch.setattr(tokenizer, "padding_side", side)
+    rows = [_encoded(tokenizer)[index] for index in range(6)]
+    fixed = padding == "max_length"
+    theirs = DataCollatorWithPadding(
+        tokenizer, padding=padding, max_length=12, pad_to_multiple_of=None if fixed else 8
+    )
+    plain = [{k: v if k == "label" else v.tolist() for k, v in row.items()} for row in rows]
+    ours = Pad(
+        token=tokenizer.pad_token_id,
+        left=side == "left",
+        length=12 if fixed else None,
+        multiple=1 if fixed else 8,
+    )(rows)
+    expected = theirs(plain)
+    assert set(ours) == set(expected)
+    for name, tensor in ours.items():
+        assert torch.equal(tensor, expected[name]), name
+        assert tensor.dtype == expected[name].dtype
+
+
+def test_rows_are_cut_to_the_length_and_keep_their_order(tokenizer: Any) -> None:
+    rows = _encoded(tokenizer, count=9000)
+    assert len(rows) == 9000
+    assert max(len(rows[index]["input_ids"]) for index in range(500)) == 12
+    assert [rows[index]["label"] for index in (0, 1, 8998, 8999)] == [0, 1, 0, 1]
+    with pytest.raises(IndexError):
+        rows[9000]
+
+
+def test_values_become_floats(tokenizer: Any) -> None:
+    table = Table({"sentence1": ["a"], "sentence2": ["cat"], "score": ["2.5"]}, "sts.tsv")
+    rows = encode(table, TASKS["stsb"], Labels(()), tokenizer, 12)
+    assert Pad(token=0)([rows[0]])["labels"].dtype == torch.float32
+
+
+def test_labels_are_not_looked_at_where_they_are_to_be_predicted(tokenizer: Any) -> None:
+    table = Table({"sentence1": ["a"], "sentence2": ["cat"], "label": ["-1"]}, "test.tsv")
+    assert "label" not in encode(table, TASKS["rte"], None, tokenizer, 12)[0]
+
+
+def test_a_row_without_text_is_named(tokenizer: Any) -> None:
+    table = Table({"text": ["a", None], "label": [0, 1]}, "train.json")
+    with pytest.raises(BadInput, match="row 2 of column 'text' in train.json"):
+        encode(table, None, Labels(("0", "1")), tokenizer, 12)
+
+
+def test_a_length_above_the_models_is_cut_and_told(tokenizer: Any) -> None:
+    config = SimpleNamespace(max_position_embeddings=32)
+    with pytest.warns(Notice, match="more than the 32 places"):
+        assert fitting_length(128, tokenizer, config, pairs=True) == 32
+    assert fitting_length(16, tokenizer, config, pairs=True) == 16
+    with pytest.raises(BadInput, match="at least 5 places for a pair"):
+        fitting_length(4, tokenizer, config, pairs=True)
+
+
+def test_a_tokenizer_without_a_limit_takes_the_models(tokenizer: Any, tmp_path: Path) -> None:
+    endless = SimpleNamespace(
+        model_max_length=10**30, num_special_tokens_to_add=tokenizer.num_special_tokens_to_add
+    )
+    assert fitting_length(99, endless, SimpleNamespace(), pairs=False) == 99
