@@ -132,9 +132,9 @@ def default_hp_space_optuna(trial: Any) -> dict[str, Any]:
 def speed_metrics(
     split: str,
     start_time: float,
-    num_samples: int | None = None,
-    num_steps: int | None = None,
-    num_tokens: int | None = None,
+    num_samples: float | None = None,
+    num_steps: float | None = None,
+    num_tokens: float | None = None,
 ) -> dict[str, float]:
     """Return the seconds since `start_time`, and what was done in each of them."""
     runtime = time.time() - start_time
