@@ -57,6 +57,10 @@ class NothingFits(AnytrainError, RuntimeError):
     """Not even the smallest batch fits the device's memory."""
 
 
+class NotFinite(AnytrainError, FloatingPointError):
+    """A loss or a gradient is NaN or infinite, and the run stops before it does harm."""
+
+
 class PeerLost(AnytrainError, RuntimeError):
     """Another rank died, or stopped answering."""
 

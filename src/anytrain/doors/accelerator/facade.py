@@ -127,6 +127,17 @@ class Accelerator(Tracking, Saving, UnlikeAccelerate):
         self._begin_saving()
         current.take(found)
 
+    @classmethod
+    def over(cls, run: Run) -> Accelerator:
+        """Return an Accelerator that stands on a run which somebody else drives."""
+        made = cls.__new__(cls)
+        made.dataloader_config = DataLoaderConfiguration()
+        made.project_configuration = ProjectConfiguration()
+        made._log_with, made._handlers, made._trackers = [], {}, None
+        made._run, made._triggered = run, False
+        made._begin_saving()
+        return made
+
     # -- what was decided ---------------------------------------------------------------------
 
     @property

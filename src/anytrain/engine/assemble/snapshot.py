@@ -157,7 +157,21 @@ def _derive_rng(run: Run, loaded: Loaded) -> None:
         )
 
 
-def restore_foreign(run: Run, registered: list[Any], found: ForeignCheckpoint) -> None:
+def rewind(run: Run, loaded: Loaded) -> None:
+    """Take weights and the optimizers' memory back; schedule, data and step count go on."""
+    for position, model in enumerate(run.models):
+        inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
+        loaded.load_model(inner, position)
+    for position, optimizer in enumerate(run.optimizers):
+        rates = [group["lr"] for group in optimizer.param_groups]
+        optimizer.load_state_dict(loaded.part(_name("optimizer", position)))
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def restore_foreign(
+    run: Run, registered: list[Any], found: ForeignCheckpoint, *, tells_position: bool = True
+) -> None:
     """Put back what could be taken of another library's checkpoint, and say what could not."""
     session = run.session
     for kind, wanted, saved in (
@@ -186,9 +200,15 @@ def restore_foreign(run: Run, registered: list[Any], found: ForeignCheckpoint) -
     if session.precision.scale is not None and found.scalers:
         session.precision.scale.scaler.load_state_dict(found.scalers[0])
     _restore_foreign_rng(session, found.rng.get(session.world.rank, {}))
+    _tell_untaken(found, tells_position)
+
+
+def _tell_untaken(found: ForeignCheckpoint, tells_position: bool) -> None:
     untaken = [str(each) for each in found.not_taken]
-    untaken.append("the position in the data was not saved: use skip_first_batches")
-    warnings.warn(f"Loaded {found.path}: " + "; ".join(untaken), Notice, stacklevel=4)
+    if tells_position:
+        untaken.append("the position in the data was not saved: use skip_first_batches")
+    if untaken:
+        warnings.warn(f"Loaded {found.path}: " + "; ".join(untaken), Notice, stacklevel=5)
 
 
 def _restore_foreign_rng(session: Session, state: dict[str, Any]) -> None:

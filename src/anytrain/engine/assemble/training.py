@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anytrain.core.events import EventKind
 from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run, unscale, veto
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
@@ -34,7 +35,7 @@ def build_step(
     options: StepOptions,
     *,
     count: Callable[[tuple[Any, ...]], torch.Tensor],
-    tell: Callable[[str], Any] | None,
+    tell: Callable[[EventKind], Any] | None,
     split: Callable[[int], None],
 ) -> Update:
     """Return the step of a run whose model, optimizer and schedule are prepared."""

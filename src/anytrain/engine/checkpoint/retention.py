@@ -24,6 +24,8 @@ class Retention:
     greater_is_better: bool = False
     keep_best: int = 1
     keep_every: int | None = None
+    best_counts: bool = False
+    """Whether the best ones are counted among `keep_last`; the newest always stays."""
 
     def __post_init__(self) -> None:
         for name in ("keep_last", "keep_best", "keep_every"):
@@ -44,8 +46,11 @@ def doomed(found: Sequence[Entry], rule: Retention) -> list[Entry]:
     if rule.keep_last is None:
         return []
     whole = [entry for entry in found if wrong_size(entry) is None]
-    kept = {entry.path for entry in whole[: rule.keep_last]}
-    kept |= {entry.path for entry in best(whole, rule)}
+    kept = {entry.path for entry in best(whole, rule)}
+    room = max(1, rule.keep_last - len(kept)) if rule.best_counts else rule.keep_last
+    newest = [entry for entry in whole if not rule.best_counts or entry.path not in kept]
+    kept |= {entry.path for entry in newest[:room]}
+    kept |= {entry.path for entry in whole[:1]}
     return [e for e in reversed(whole) if e.path not in kept and not _is_milestone(e, rule)]
 
 

@@ -105,6 +105,7 @@ class PreparedLoader(DataLoader[Any]):
     _seed: int | None
     _stream: dict[str, Any] | None
     _dealer: Any
+    _skip: int | None
 
     def __init__(
         self, base: DataLoader[Any], walk: Walk, drop_last: bool, seed: int | None = None
@@ -123,6 +124,7 @@ class PreparedLoader(DataLoader[Any]):
             _seed=seed,
             _stream=None,
             _dealer=None,
+            _skip=None,
         )
 
     def __getattr__(self, name: str) -> Any:
@@ -173,6 +175,8 @@ class PreparedLoader(DataLoader[Any]):
         """Yield the epoch's batches after the first `skip`; None takes a restored position."""
         walk, resume, own = self.walk, self._resume, self.__dict__
         each = self._per_batch
+        if skip is None:
+            skip, self._skip = self._skip, None
         done = skip * each if skip is not None else resume["done"] if resume else 0
         self._begin(resume)
         walk.cursor.enter(self)
@@ -199,6 +203,15 @@ class PreparedLoader(DataLoader[Any]):
             raise
         finally:
             walk.cursor.leave(self)
+
+    def rewind(self) -> None:
+        """Forget a restored position: the next walk begins at its epoch's start."""
+        self._resume = None
+        self._rewind()
+
+    def skip_next(self, num_batches: int) -> None:
+        """Begin the next walk after so many batches, where the order is a function of the epoch."""
+        self._skip = num_batches or None
 
     def _rewind(self) -> None:
         self._done = 0

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
+from anytrain.core.events import EventKind
 from anytrain.engine.step.split import Parts, num_rows, split_rows
 
 
@@ -62,7 +63,7 @@ class Update:
     schedulers: tuple[Any, ...]
     bad: Callable[[torch.Tensor], torch.Tensor]
     """What of the step's loss and the guard's word makes the step a bad one."""
-    tell: Callable[[str], Any] | None = None
+    tell: Callable[[EventKind], Any] | None = None
     """Told the middle of a step; None where nobody looks there."""
     latch: Latch | None = field(default_factory=Latch)
 
@@ -96,7 +97,7 @@ class Update:
         loss = self.micro(self.model, last, batch.num_items)
         return loss if total is None else total + loss
 
-    def _told(self, moment: str) -> None:
+    def _told(self, moment: EventKind) -> None:
         if self.tell is not None:
             self.tell(moment)
 

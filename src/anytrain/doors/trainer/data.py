@@ -1,0 +1,224 @@
+"""The part of `Trainer` that makes loaders from data sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from torch import nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
+
+from anytrain.core.errors import BadInput, WrongOrder
+from anytrain.doors.trainer.outputs import has_length, seed_worker
+from anytrain.doors.trainer.reports import Reports
+from anytrain.engine.assemble.loaders import prepare_loader
+from anytrain.engine.assemble.run import Run
+from anytrain.engine.data.columns import DropColumns, drop_dataset_columns, kept_columns
+from anytrain.engine.data.grouped import GroupedByLength, Rebalanced, lengths_of
+from anytrain.engine.prepared.loader import PreparedLoader
+
+
+class Data(Reports):
+    """Loaders for training, evaluation and prediction, and what may be overridden about them."""
+
+    model: nn.Module
+    data_collator: Callable[[list[Any]], Any]
+    train_dataset: Any
+    eval_dataset: Any
+    processing_class: Any
+    label_names: list[str]
+    _run: Run
+    _signature_columns: list[str] | None
+    _kept_loaders: dict[str, Any]
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        """Return the loader that training walks; override it to train on another."""
+        if self.train_dataset is None:
+            raise WrongOrder(
+                "Cannot train: there is no train_dataset.",
+                why="the Trainer was made without one, and get_train_dataloader is not overridden.",
+                fix="pass train_dataset=, or override get_train_dataloader.",
+            )
+        return self._get_dataloader(
+            self.train_dataset,
+            "Training",
+            self.args.train_batch_size,
+            self._get_train_sampler,
+            is_training=True,
+        )
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Return the loader of an evaluation: of the data set given, or named, or the Trainer's."""
+        if eval_dataset is None and self.eval_dataset is None:
+            raise WrongOrder(
+                "Cannot evaluate: there is no eval_dataset.",
+                why="the Trainer was made without one, and none was given to evaluate.",
+                fix="pass eval_dataset=.",
+            )
+        key = eval_dataset if isinstance(eval_dataset, str) else "eval"
+        if key in self._kept_loaders and (eval_dataset is None or isinstance(eval_dataset, str)):
+            return self._kept_loaders[key]  # type: ignore[no-any-return]  # what was made below
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):
+            dataset = self.eval_dataset[eval_dataset]
+        loader = self._get_dataloader(
+            dataset, "Evaluation", self.args.eval_batch_size, self._get_eval_sampler
+        )
+        named = eval_dataset is None or isinstance(eval_dataset, str)
+        if self.args.dataloader_persistent_workers and named:
+            self._kept_loaders[key] = loader  # its workers live on from one evaluation to the next
+        return loader
+
+    def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
+        """Return the loader of a prediction."""
+        return self._get_dataloader(
+            test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler
+        )
+
+    def num_examples(self, dataloader: DataLoader[Any]) -> int:
+        """Return how many samples a loader has, as well as can be told."""
+        dataset: Any = getattr(dataloader, "dataset", None)
+        for known in (getattr(dataset, "dataset", None), dataset):
+            if known is not None and has_length(known) and _is_whole(known, dataset):
+                return len(known)
+        return len(dataloader) * self.args.per_device_train_batch_size
+
+    def _get_dataloader(
+        self,
+        dataset: Any,
+        description: str,
+        batch_size: int,
+        sampler_fn: Callable[[Any], Sampler[Any] | None] | None = None,
+        is_training: bool = False,
+    ) -> DataLoader[Any]:
+        args, collate = self.args, self.data_collator
+        if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names"):
+            dataset = self._remove_unused_columns(dataset, description)
+        else:
+            collate = self._get_collator_with_removed_columns(collate, description)
+        options: dict[str, Any] = {
+            "batch_size": batch_size,
+            "collate_fn": collate,
+            "num_workers": args.dataloader_num_workers,
+            "pin_memory": args.dataloader_pin_memory and self._run.session.device.type != "cpu",
+            "persistent_workers": args.dataloader_persistent_workers,
+            "multiprocessing_context": args.dataloader_multiprocessing_context,
+            "prefetch_factor": args.dataloader_prefetch_factor,
+            "in_order": args.dataloader_in_order,
+        }
+        if not isinstance(dataset, IterableDataset):
+            sampler = sampler_fn(dataset) if sampler_fn is not None else None
+            if isinstance(sampler, BatchSampler):
+                options.pop("batch_size")
+                options["batch_sampler"] = sampler
+            else:
+                options |= {"sampler": sampler, "drop_last": args.dataloader_drop_last}
+            if is_training:
+                options["worker_init_fn"] = partial(
+                    seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
+                )
+        made: DataLoader[Any] = self._prepared(DataLoader(dataset, **options))
+        return made
+
+    def _prepared(self, loader: Any) -> Any:
+        """Return a loader dealt to this rank; what the user has dealt out himself stays so."""
+        if isinstance(loader, PreparedLoader) or not isinstance(loader, DataLoader):
+            return loader
+        return prepare_loader(loader, self._run.session, self._run.options.loaders, place=True)
+
+    def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
+        """Return the order of training: by train_sampling_strategy."""
+        dataset = self.train_dataset if train_dataset is None else train_dataset
+        if dataset is None or not has_length(dataset):
+            return None
+        if len(dataset) == 0:
+            raise BadInput(
+                "Cannot train on an empty data set.",
+                why="train_dataset has no sample.",
+                fix="check how it was read and filtered.",
+            )
+        strategy = str(self.args.train_sampling_strategy)
+        if strategy in ("group_by_length", "batch_rebalance"):
+            return self._by_length(dataset, strategy)
+        if strategy == "sequential":
+            return SequentialSampler(dataset)
+        return RandomSampler(dataset)
+
+    def _by_length(self, dataset: Any, strategy: str) -> Sampler[Any]:
+        args = self.args
+        names = getattr(self.processing_class, "model_input_names", None) or ["input_ids"]
+        lengths = lengths_of(dataset, args.length_column_name, names[0])
+        seed = args.seed if args.data_seed is None else args.data_seed
+        num_samples = args.train_batch_size * args.gradient_accumulation_steps
+        if strategy == "group_by_length":
+            return GroupedByLength(lengths, num_samples, seed=seed)
+        return Rebalanced(
+            lengths,
+            num_samples * args.world_size,
+            num_ranks=args.world_size,
+            accumulation=args.gradient_accumulation_steps,
+            drop_last=args.dataloader_drop_last,
+            seed=seed,
+        )
+
+    def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[Any] | None:
+        return SequentialSampler(eval_dataset) if has_length(eval_dataset) else None
+
+    def _set_signature_columns_if_needed(self) -> None:
+        if self._signature_columns is None:
+            self._signature_columns = kept_columns(self.model, self.label_names)
+
+    def _remove_unused_columns(self, dataset: Any, description: str | None = None) -> Any:
+        self._set_signature_columns_if_needed()
+        if not self.args.remove_unused_columns or self._signature_columns is None:
+            return dataset
+        name = type(self.model).__name__
+        return drop_dataset_columns(
+            dataset, self._signature_columns, model_name=name, description=description
+        )
+
+    def _get_collator_with_removed_columns(
+        self, data_collator: Callable[[list[Any]], Any], description: str | None = None
+    ) -> Callable[[list[Any]], Any]:
+        self._set_signature_columns_if_needed()
+        if not self.args.remove_unused_columns or self._signature_columns is None:
+            return data_collator
+        name = type(self.model).__name__
+        return DropColumns(
+            data_collator, self._signature_columns, model_name=name, description=description
+        )
+
+
+def _is_whole(known: Any, dataset: Any) -> bool:
+    """Whether the inner data set is what a shard of a stream was cut from."""
+    return known is dataset or isinstance(dataset, IterableDataset)
+
+
+def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
+    """Return what makes a batch: padding by the tokenizer where there is one."""
+    from anytrain.engine.data.collate import collate
+
+    if hasattr(processing_class, "pad") and hasattr(processing_class, "model_input_names"):
+        from transformers import DataCollatorWithPadding
+
+        padding: Callable[[list[Any]], Any] = DataCollatorWithPadding(processing_class)
+        return padding
+    return collate
+
+
+def check_eval_sets(eval_dataset: Any) -> None:
+    """Refuse an empty set of evaluation sets."""
+    if isinstance(eval_dataset, Mapping) and not eval_dataset:
+        raise BadInput(
+            "Cannot evaluate on no data set.",
+            why="eval_dataset is an empty dict.",
+            fix='pass a data set, or a dict such as {"dev": dataset}.',
+        )

@@ -1,0 +1,320 @@
+"""The part of `Trainer` that evaluates and predicts.
+
+Batches stream: what a metric needs is kept, on disk where it is much, and nothing else is. Every
+sample counts once, however the last round was dealt out.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from anytrain.core.errors import BadInput
+from anytrain.doors.callbacks import Callbacks, TrainerControl
+from anytrain.doors.trainer.data import Data
+from anytrain.doors.trainer.memory import MemoryUse
+from anytrain.doors.trainer.outputs import (
+    EvalLoopOutput,
+    EvalPrediction,
+    PredictionOutput,
+    denumpify_detensorize,
+    speed_metrics,
+)
+from anytrain.engine import objective
+from anytrain.engine.loop import Evaluation, Predictions, evaluate
+from anytrain.engine.metrics import Collected
+from anytrain.engine.tree import map_tensors
+
+
+class Evaluating(Data):
+    """Evaluation and prediction, and what may be overridden about them."""
+
+    optimizer: Any
+    control: TrainerControl
+    callback_handler: Callbacks
+    compute_metrics: Any
+    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
+    compute_loss: Callable[..., Any]
+    log: Callable[..., None]
+    can_return_loss: bool
+    is_in_train: bool
+    _memory: MemoryUse
+    _tell: Callable[..., Any]
+
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> dict[str, float]:
+        """Return the loss and the metrics on a data set, each of a dict's, or the Trainer's."""
+        given = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(given, Mapping) and not hasattr(given, "column_names"):
+            found: dict[str, float] = {}
+            for name, dataset in given.items():
+                found |= self.evaluate(
+                    name if eval_dataset is None else dataset,
+                    ignore_keys,
+                    f"{metric_key_prefix}_{name}",
+                )
+            return found
+        self._memory.start()
+        loader = self.get_eval_dataloader(eval_dataset)
+        began = time.time()
+        output = self.evaluation_loop(
+            loader,
+            "Evaluation",
+            prediction_loss_only=True if self.compute_metrics is None else None,
+            ignore_keys=ignore_keys,
+            metric_key_prefix=metric_key_prefix,
+        )
+        metrics = self._timed(output, metric_key_prefix, began)
+        self._memory.stop("eval", metrics)
+        self.log(metrics)
+        self._tell("evaluate", metrics=metrics)
+        return metrics
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+    ) -> PredictionOutput:
+        """Return the predictions on a data set, with its labels and metrics where it has labels."""
+        self._memory.start()
+        loader = self.get_test_dataloader(test_dataset)
+        began = time.time()
+        output = self.evaluation_loop(
+            loader, "Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+        )
+        metrics = self._timed(output, metric_key_prefix, began)
+        self._memory.stop("test", metrics)
+        self._tell("predict", metrics=metrics)
+        return PredictionOutput(output.predictions, output.label_ids, metrics)
+
+    def evaluation_loop(
+        self,
+        dataloader: DataLoader[Any],
+        description: str,
+        prediction_loss_only: bool | None = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
+    ) -> EvalLoopOutput:
+        """Predict every sample of a loader once; return predictions, labels and metrics."""
+        only_loss = self.args.prediction_loss_only
+        only_loss = only_loss if prediction_loss_only is None else prediction_loss_only
+        dataloader = self._prepared(dataloader)
+        model = self._evaluation_model()
+        model.eval()
+        if callable(getattr(self.optimizer, "eval", None)):
+            self.optimizer.eval()
+        self.callback_handler.eval_dataloader = dataloader
+        scores = Scores(self.compute_metrics, self.args, keeps_all=description == "Prediction")
+
+        def predict(batch: Any) -> tuple[Any, Any, Any, Any]:
+            inputs = self._main_input(batch) if "inputs" in self.args.include_for_metrics else None
+            loss, logits, labels = self.prediction_step(model, batch, only_loss, ignore_keys)
+            if logits is not None and self.preprocess_logits_for_metrics is not None:
+                logits = self.preprocess_logits_for_metrics(logits, labels)
+            return loss, logits, labels, inputs
+
+        def batch_done(*found: Any) -> None:
+            scores.batch(*found)
+            self._tell("prediction_step")
+
+        world = self._session.world
+        keep = Predictions() if only_loss else scores.keep()
+        try:
+            kept = evaluate(Evaluation(dataloader, world, predict, batch_done, keep))
+            predictions, labels, metrics = scores.result(kept)
+            loss = kept.loss.value(world)
+            num_samples = sum(world.gather_object(kept.num_rows))
+        finally:
+            scores.close()
+            model.train(self.is_in_train)
+        metrics = denumpify_detensorize(metrics)
+        if loss is not None:
+            metrics[f"{metric_key_prefix}_loss"] = loss
+        start = f"{metric_key_prefix}_"
+        named = {k if k.startswith(start) else start + k: v for k, v in metrics.items()}
+        return EvalLoopOutput(predictions, labels, named, num_samples)
+
+    def prediction_step(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        prediction_loss_only: bool,
+        ignore_keys: list[str] | None = None,
+    ) -> tuple[torch.Tensor | None, Any, Any]:
+        """Return one batch's loss, logits and labels; each is None where there is none."""
+        inputs = self._prepare_inputs(inputs)
+        named = inputs if isinstance(inputs, Mapping) else {}
+        labels: Any = tuple(named.get(name) for name in self.label_names)
+        has_labels = bool(labels) and all(label is not None for label in labels)
+        wants_loss = bool(named.get("return_loss", self.can_return_loss))
+        with torch.no_grad():
+            loss, outputs = None, None
+            if has_labels or (not self.label_names and wants_loss) or not named:
+                loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+                loss = loss.detach().mean()
+            else:
+                outputs = objective.call(model, inputs)
+        if prediction_loss_only:
+            return loss, None, None
+        logits = map_tensors(torch.Tensor.detach, self._logits(outputs, loss, ignore_keys))
+        if not has_labels:
+            return loss, logits, None
+        return loss, logits, labels[0] if len(labels) == 1 else labels
+
+    def _logits(self, outputs: Any, loss: Any, ignore_keys: list[str] | None) -> Any:
+        """Return what a model gave besides its loss; one thing comes alone, several as a tuple."""
+        if ignore_keys is None:
+            config = getattr(self.model, "config", None)
+            ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
+        left = [*ignore_keys, "loss"] if loss is not None else ignore_keys
+        if isinstance(outputs, Mapping):
+            found = tuple(v for k, v in outputs.items() if k not in left)
+        elif isinstance(outputs, (list, tuple)):
+            found = tuple(outputs[1:] if loss is not None else outputs)
+        else:
+            found = () if loss is not None else (outputs,)
+        return None if not found else found[0] if len(found) == 1 else found
+
+    def _main_input(self, batch: Any) -> Any:
+        name = getattr(self.model, "main_input_name", "input_ids")
+        return batch[name] if isinstance(batch, Mapping) and name in batch else None
+
+    def _prepare_inputs(self, inputs: Any) -> Any:
+        """Return a batch on the device, where the loader has put it already."""
+        session = self._run.session
+        if isinstance(inputs, Mapping) and not inputs:
+            known = ", ".join(self._signature_columns or [])
+            raise BadInput(
+                "The batch is empty: the model would get nothing.",
+                why=f"no column of the data set is one that the model takes ({known}).",
+                fix="rename the columns, or pass remove_unused_columns=False.",
+            )
+        return map_tensors(
+            lambda tensor: (
+                tensor
+                if tensor.device == session.device
+                else session.backend.place(tensor, session.device, False)
+            ),
+            inputs,
+        )
+
+    def _prepare_input(self, data: Any) -> Any:
+        return self._prepare_inputs(data)
+
+    def _evaluation_model(self) -> nn.Module:
+        """Return the model itself, on its device and in its precision, for one process's use."""
+        run = self._run
+        if not run.models:
+            run.model(self.model, evaluation_mode=True)
+            run.models.clear()  # an evaluation alone is nothing to save
+        args = self.args
+        if not self.is_in_train and (args.bf16_full_eval or args.fp16_full_eval):
+            self.model.to(torch.bfloat16 if args.bf16_full_eval else torch.float16)
+        return self.model
+
+    def _timed(self, output: EvalLoopOutput, prefix: str, began: float) -> dict[str, float]:
+        """Return the metrics with how fast they came."""
+        num_samples = output.num_samples or 0
+        num_steps = math.ceil(num_samples / (self.args.eval_batch_size * self.args.world_size))
+        speed = speed_metrics(prefix, began, num_samples=num_samples, num_steps=num_steps)
+        return {**(output.metrics or {}), **speed}
+
+
+class Scores:
+    """What is kept for the metrics of one evaluation, and how they are computed.
+
+    `compute_metrics` may be a function of all predictions; a function that takes
+    `compute_result` and is told each batch (batch_eval_metrics); or an object with `update` and
+    `compute`, which needs no predictions kept.
+    """
+
+    def __init__(self, compute: Any, args: Any, *, keeps_all: bool) -> None:
+        self._compute = compute
+        self._args = args
+        self._streams = hasattr(compute, "update") and hasattr(compute, "compute")
+        self._by_batch = not self._streams and compute is not None and args.batch_eval_metrics
+        self._keeps = keeps_all or not (self._streams or self._by_batch)
+        self._metrics: dict[str, Any] = {}
+        self._kept: list[Collected] = []
+        if self._by_batch and not _takes_compute_result(compute):
+            raise BadInput(
+                "Cannot use batch_eval_metrics with this compute_metrics.",
+                why="it is called with compute_result=, False on each batch and True on the last, "
+                "and takes no such argument.",
+                fix="def compute_metrics(prediction, compute_result): ..., or leave "
+                "batch_eval_metrics out.",
+            )
+        if self._streams and hasattr(compute, "reset"):
+            compute.reset()
+
+    def keep(self) -> Predictions:
+        """Return where the evaluation puts what has to be kept."""
+        asked = self._args.include_for_metrics
+        if not self._keeps:
+            return Predictions()
+        return Predictions(
+            logits=self._collected(),
+            labels=self._collected(),
+            inputs=self._collected() if "inputs" in asked else None,
+            losses=self._collected() if "loss" in asked else None,
+        )
+
+    def _collected(self) -> Collected:
+        folder = Path(str(self._args.output_dir))
+        made = Collected(
+            folder=folder if folder.is_dir() else None, concat=self._args.eval_do_concat_batches
+        )
+        self._kept.append(made)
+        return made
+
+    def batch(self, losses: Any, logits: Any, labels: Any, inputs: Any, is_last: bool) -> None:
+        """Take one batch in, where metrics grow batch by batch."""
+        if logits is None or labels is None:
+            return
+        if self._streams:
+            self._compute.update(logits, labels)
+        elif self._by_batch:
+            asked = self._args.include_for_metrics
+            prediction = EvalPrediction(
+                logits,
+                labels,
+                inputs=inputs if "inputs" in asked else None,
+                losses=losses if "loss" in asked else None,
+            )
+            self._metrics = self._compute(prediction, compute_result=is_last) or {}
+
+    def result(self, kept: Predictions) -> tuple[Any, Any, dict[str, Any]]:
+        """Return predictions and labels, where they were kept, and the metrics."""
+        parts = (kept.logits, kept.labels, kept.losses, kept.inputs)
+        logits, labels, losses, inputs = (None if p is None else p.result() for p in parts)
+        if self._streams:
+            return logits, labels, dict(self._compute.compute()) if kept.num_rows else {}
+        if self._by_batch:
+            return logits, labels, dict(self._metrics)
+        if self._compute is None or logits is None or labels is None:
+            return logits, labels, {}
+        found = self._compute(EvalPrediction(logits, labels, inputs=inputs, losses=losses))
+        return logits, labels, dict(found)
+
+    def close(self) -> None:
+        """Let go of files that predictions were put in; arrays handed out stay valid."""
+        for collected in self._kept:
+            collected.close()
+
+
+def _takes_compute_result(compute: Callable[..., Any]) -> bool:
+    found = inspect.signature(compute).parameters
+    return "compute_result" in found or any(p.kind is p.VAR_KEYWORD for p in found.values())

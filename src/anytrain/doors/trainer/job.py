@@ -1,0 +1,68 @@
+"""What the loop works for: a Trainer, seen as the moments it is told and the things it does."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from anytrain.core.events import EventKind
+from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
+from anytrain.engine.loop import Requests
+
+if TYPE_CHECKING:
+    from anytrain.doors.trainer.trainer import Trainer
+
+
+class TrainerJob:
+    """Serve the loop on a Trainer's behalf, through the methods that users may override."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+
+    def tell(self, kind: EventKind) -> Requests:
+        """Show the position in the Trainer's state, and tell the callbacks."""
+        trainer = self._trainer
+        progress, state = trainer._progress, trainer.state
+        state.global_step, state.epoch = progress.step, progress.epochs
+        return trainer._tell(kind)
+
+    def log(self) -> None:
+        """Read what the steps left behind: the one wait for the device."""
+        trainer = self._trainer
+        reading = trainer._meter.read(trainer._session.world)
+        if reading is None:
+            return
+        trainer._take_loss(reading)
+        trainer._read_tokens()
+        trainer.store_flos()
+        logs: dict[str, Any] = {"loss": reading.loss}
+        if reading.grad_norm is not None:
+            logs["grad_norm"] = reading.grad_norm
+        logs["learning_rate"] = reading.learning_rate
+        if reading.num_bad and trainer.args.on_nonfinite == "skip":
+            logs["skipped_steps"] = reading.num_bad
+        trainer._answer_bad_steps(reading)
+        trainer.log(logs, trainer._began)
+
+    def evaluate(self) -> Requests:
+        """Evaluate; a new best asks for a save where saves follow the best."""
+        trainer = self._trainer
+        metrics = trainer._evaluate(trainer._trial, trainer._ignored_in_eval)
+        is_best = trainer._determine_best_metric(metrics, trainer._trial)
+        if trainer.args.save_strategy == "best":
+            trainer.control.should_save = is_best
+        return trainer.callback_handler.requests
+
+    def save(self) -> Requests:
+        """Save the run, and push it where it is to be pushed."""
+        trainer = self._trainer
+        trainer._answer_bad_steps()
+        trainer._read_tokens()
+        trainer._save_checkpoint(trainer.model, trainer._trial)
+        if trainer.args.push_to_hub:
+            trainer._between.finish()
+            folder = Path(trainer._get_output_dir(trainer._trial))
+            trainer._push_from_checkpoint(
+                str(folder / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}")
+            )
+        return trainer._tell("save")

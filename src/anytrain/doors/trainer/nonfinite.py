@@ -1,0 +1,118 @@
+"""The part of `Trainer` that answers a loss or a gradient that is not finite.
+
+The step's update was left out and every later one held back, so the weights are still those that
+the step began with: it can be replayed to name what went wrong.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from anytrain.core.errors import NotFinite, Notice
+from anytrain.doors.trainer.saving import Saving
+from anytrain.engine import checkpoint
+from anytrain.engine.assemble import snapshot
+from anytrain.engine.assemble.training import keep_rng
+from anytrain.engine.recording.meter import Reading
+from anytrain.engine.step.diagnose import find
+from anytrain.engine.step.update import StepOutput, Update
+
+_MOST_REWINDS = 3
+
+
+class NonFinite(Saving):
+    """Stop, skip or rewind, as on_nonfinite says."""
+
+    model_wrapped: nn.Module
+    training_step: Callable[..., Any]
+    _step: Update
+    _kept: deque[tuple[int, int, int, Callable[[], None]]]
+    _num_rewinds: int
+
+    def _remembering(self, step: Update) -> Callable[[Any], StepOutput]:
+        """Return the step, with what its replay needs taken down first."""
+        self._kept = deque(maxlen=10_000)
+        self._num_rewinds = 0
+        if self.args.on_nonfinite == "skip":
+            return step
+
+        def remembered(batch: Any) -> StepOutput:
+            told = (self._progress.step, batch.first, len(batch.micro), keep_rng(self._run))
+            self._kept.append(told)
+            return step(batch)
+
+        return remembered
+
+    def _answer_bad_steps(self, reading: Reading | None = None) -> None:
+        """Stop or rewind if a step since the last log point was bad."""
+        num_bad = self._meter.num_bad() if reading is None else reading.num_bad
+        rule = str(self.args.on_nonfinite)
+        if num_bad == 0:
+            self._kept.clear()
+            return
+        if rule == "skip":
+            return
+        first = self._meter.first_bad() if reading is None else reading.first_bad
+        num_steps = self._meter.num_steps if reading is None else reading.num_steps
+        step = self._progress.step - num_steps + first
+        if rule == "rewind":
+            self._rewind(step)
+            return
+        raise NotFinite(
+            f"Training stopped: the gradient of step {step + 1} is not finite.",
+            why=f"{self._replayed(step)} No weight was changed by it or after it.",
+            fix="look at these samples, lower learning_rate, clip (max_grad_norm=1.0); or pass "
+            'on_nonfinite="skip" to leave such steps out, "rewind" to go back to a checkpoint.',
+        )
+
+    def _replayed(self, step: int) -> str:
+        """Run the step again with the same samples and randomness; return what was found."""
+        found = next((kept for kept in self._kept if kept[0] == step), None)
+        loader = self._run.loaders[0]
+        if found is None:
+            return "It is too long ago to be replayed."
+        _, first, num_micro, put_back = found
+        samples = [loader.samples_of(number) for number in range(first, first + num_micro)]
+        known = [ids for ids in samples if ids is not None]
+        if len(known) < len(samples):
+            return "Its samples are not known any more (a stream), so it cannot be replayed."
+        batches = [loader.load_again(ids) for ids in known]
+        put_back()
+        inner = self._run.unwrap(self.model_wrapped, keep_forward=True, keep_compiled=False)
+
+        def run(batch: Any) -> None:
+            self.training_step(inner, batch, None)
+
+        return str(find(inner, run, batches, known))
+
+    def _rewind(self, step: int) -> None:
+        """Go back to the newest checkpoint's weights; data and schedule go on."""
+        self._between.finish()
+        store = checkpoint.Store(Path(self._get_output_dir(self._trial)))
+        newest = store.newest_whole(world=self._session.world)
+        self._num_rewinds += 1
+        if newest.path is None or self._num_rewinds > _MOST_REWINDS:
+            raise NotFinite(
+                f"Training stopped: the gradient of step {step + 1} is not finite.",
+                why="there is no checkpoint to go back to."
+                if newest.path is None
+                else f"it was taken back {_MOST_REWINDS} times already.",
+                fix="save more often (save_steps), lower learning_rate, or clip the gradients.",
+            )
+        loaded = store.load(newest, world=self._session.world)
+        snapshot.rewind(self._run, loaded)
+        if self._step.latch is not None:
+            self._step.latch.open()
+        self._kept.clear()
+        warnings.warn(
+            f"Step {step + 1} was not finite: went back to the weights of {newest.path.name}. "
+            "The data and the schedule go on.",
+            Notice,
+            stacklevel=4,
+        )

@@ -1,0 +1,202 @@
+"""What comes before the first step: checks, seeds, and what the arguments ask of a model."""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from anytrain.core.errors import BadInput, BadType, Notice
+from anytrain.doors.training_args import TrainingArguments
+from anytrain.engine import objective, rng
+from anytrain.engine.assemble.session import Session
+from anytrain.engine.prepared import model as models
+
+if TYPE_CHECKING:
+    from anytrain.doors.trainer.trainer import Trainer
+
+
+def seed(args: TrainingArguments) -> None:
+    """Seed everything that draws."""
+    rng.seed_everything(args.seed, deterministic=args.full_determinism)
+
+
+def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
+    """Return the tokenizer or processor, by whichever of its two names it was given."""
+    if tokenizer is None:
+        return processing_class
+    if processing_class is not None and processing_class is not tokenizer:
+        raise BadInput(
+            "Cannot take tokenizer= and processing_class=.",
+            why="they are two names of the same thing.",
+            fix="pass processing_class= alone.",
+        )
+    warnings.warn("tokenizer= is called processing_class= now.", Notice, stacklevel=3)
+    return tokenizer
+
+
+def one_model(
+    model: nn.Module | None, model_init: Callable[..., nn.Module] | None
+) -> Callable[..., nn.Module] | None:
+    """Return model_init, once it is clear which of the two makes the model."""
+    if (model is None) == (model_init is None):
+        raise BadInput(
+            "A Trainer takes either a model or model_init.",
+            why="none was given." if model is None else "both were given.",
+            fix="pass model=, or model_init= for a new model at each training.",
+        )
+    if model is not None and not isinstance(model, nn.Module):
+        raise BadType(
+            f"Cannot train a {type(model).__name__}.",
+            why="a model is a torch.nn.Module.",
+            fix="pass the model itself; a function that makes one is model_init=.",
+        )
+    return model_init
+
+
+def check_optimizers(optimizers: tuple[Any, Any], kind: Any, model_init: Any) -> None:
+    """Refuse optimizers that would train another model."""
+    given = any(part is not None for part in optimizers)
+    if given and model_init is not None:
+        raise BadInput(
+            "Cannot take optimizers= with model_init=.",
+            why="each training makes a new model, whose parameters that optimizer does not hold.",
+            fix="override create_optimizer, or pass optimizer_cls_and_kwargs=.",
+        )
+    if given and kind is not None:
+        raise BadInput(
+            "Cannot take optimizers= and optimizer_cls_and_kwargs=.",
+            why="each says which optimizer to use.",
+            fix="pass one of them.",
+        )
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse a model that has no loss to train by."""
+    kind = type(model)
+    config = getattr(model, "config", None)
+    bare = kind.__module__.startswith("transformers.") and kind.__name__.endswith("Model")
+    takes = inspect.signature(kind.forward).parameters
+    known = any("label" in name for name in takes) or "return_loss" in takes
+    if bare and config is not None and not known:
+        raise BadInput(
+            f"Cannot train {kind.__name__}: it computes hidden states and no loss.",
+            why="it is the body of a model, without a head.",
+            fix="load it by an AutoModelFor... class, such as AutoModelForSequenceClassification.",
+        )
+
+
+def set_cache(model: nn.Module, args: TrainingArguments) -> None:
+    """Let a model keep its attention cache only where that was asked for."""
+    config = getattr(model, "config", None)
+    if config is not None and not isinstance(config, Mapping):
+        config.use_cache = args.use_cache
+
+
+def place(model: nn.Module, session: Session) -> None:
+    """Put the model on its device, unless its loader has spread it already."""
+    if not models.holds_device_map(model) and not models.is_quantized(model):
+        models.move(model, session.device)
+
+
+def set_precision_of_matmuls(args: TrainingArguments, session: Session) -> None:
+    """Turn tf32 on or off where somebody asked."""
+    if args.tf32 is None:
+        return
+    if args.tf32 and session.backend.name != "cuda":
+        raise BadInput(
+            f"Cannot use tf32 on {session.backend.name!r}.",
+            why="it is a format of NVIDIA's matrix units (Ampere and newer).",
+            fix="leave tf32 out, or pass bf16=True where the device computes in it.",
+        )
+    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+
+
+def tell_split(batch_size: int, parts: int) -> None:
+    """Say that micro-batches are cut from now on."""
+    warnings.warn(
+        f"A batch of {batch_size} does not fit the memory: it is computed in {parts} parts from "
+        "now on. What a step learns from stays the same.",
+        Notice,
+        stacklevel=5,
+    )
+
+
+def smoothed(outputs: Any, labels: Any, args: TrainingArguments, model: nn.Module) -> torch.Tensor:
+    """Return the loss against softened labels."""
+    logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
+    return objective.smoothed(
+        logits, labels, args.label_smoothing_factor, shifted=objective.shifts_labels(model)
+    )
+
+
+@contextmanager
+def model_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
+    """Make the model anew if it has a maker, and give the block what the arguments ask of it."""
+    args = trainer.args
+    if trainer.model_init is not None:
+        seed(args)
+        trainer.model = trainer.call_model_init(trial)
+        trainer.optimizer = trainer.lr_scheduler = None
+        trainer._inspect_model()
+    elif args.place_model_on_device is not False:
+        place(trainer.model, trainer._session)
+    if args.gradient_checkpointing:
+        _checkpoint_activations(trainer.model, args)
+    _share_special_tokens(trainer.model, trainer.processing_class)
+    with ExitStack() as stack:
+        if args.neftune_noise_alpha is not None:
+            stack.enter_context(_noise(trainer.model, float(args.neftune_noise_alpha)))
+        yield
+
+
+def _checkpoint_activations(model: nn.Module, args: TrainingArguments) -> None:
+    enable = getattr(model, "gradient_checkpointing_enable", None)
+    if enable is None:
+        raise BadInput(
+            f"Cannot use gradient_checkpointing with {type(model).__name__}.",
+            why="it has no gradient_checkpointing_enable(), which says where to cut.",
+            fix="use torch.utils.checkpoint in its forward, and leave the argument out.",
+        )
+    options: Any = dict(args.gradient_checkpointing_kwargs or {})
+    takes = inspect.signature(enable).parameters
+    direct = {name: options.pop(name) for name in list(options) if name in takes}
+    enable(gradient_checkpointing_kwargs=options or None, **direct)
+
+
+def _share_special_tokens(model: nn.Module, tokenizer: Any) -> None:
+    """Let the model know the tokenizer's padding, first and last tokens."""
+    for config in (getattr(model, "config", None), getattr(model, "generation_config", None)):
+        for name in ("pad_token_id", "bos_token_id", "eos_token_id"):
+            known = getattr(tokenizer, name, None)
+            if config is not None and known is not None and hasattr(config, name):
+                setattr(config, name, known)
+
+
+@contextmanager
+def _noise(model: nn.Module, alpha: float) -> Iterator[None]:
+    """Add noise to the input embeddings while training (NEFTune)."""
+    find: Any = getattr(model, "get_input_embeddings", None)
+    if find is None:
+        raise BadInput(
+            f"Cannot add noise to the embeddings of {type(model).__name__}.",
+            why="it has no get_input_embeddings().",
+            fix="leave neftune_noise_alpha out.",
+        )
+
+    def hook(module: nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+        if not module.training:
+            return output
+        most = alpha / (output.shape[1] * output.shape[2]) ** 0.5
+        return output + torch.zeros_like(output).uniform_(-most, most)
+
+    handle = find().register_forward_hook(hook)
+    try:
+        yield
+    finally:
+        handle.remove()

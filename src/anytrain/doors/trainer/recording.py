@@ -1,0 +1,169 @@
+"""The part of `Trainer` that tells callbacks, the history, the journal and the trackers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytrain.core.events import EventKind
+from anytrain.doors.callbacks import Callbacks, TrainerControl
+from anytrain.doors.trainer.outputs import speed_metrics
+from anytrain.doors.trainer.reports import Reports
+from anytrain.engine.assemble.run import Run
+from anytrain.engine.loop import Progress, Requests
+from anytrain.engine.recording.journal import Journal
+from anytrain.engine.recording.trackers import Trackers, resolve
+
+JOURNAL_NAME = "metrics.jsonl"
+_PARTS = ("eval", "test", "train")
+
+
+class Recording(Reports):
+    """What is written down while a run goes on."""
+
+    model: nn.Module
+    callback_handler: Callbacks
+    _run: Run
+    _progress: Progress
+    _trackers: Trackers | None
+    _journal: Journal | None
+    _tokens: torch.Tensor | None
+    current_flos: float
+    _flos_of: dict[Any, float]
+    _began: float
+    _tokens_before: int
+    _trial: Any
+    _get_output_dir: Callable[[Any], str]
+    processing_class: Any
+
+    @property
+    def control(self) -> TrainerControl:
+        """The flags that callbacks set."""
+        return self.callback_handler.control
+
+    @control.setter
+    def control(self, control: TrainerControl) -> None:
+        self.callback_handler.control = control
+
+    def _tell(self, kind: EventKind, **extra: Any) -> Requests:
+        """Tell the callbacks where the run stands; return what they ask for."""
+        return self.callback_handler.tell(kind, self.args, self.state, **extra)
+
+    def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
+        """Write values down everywhere: history, journal, trackers, callbacks."""
+        state = self.state
+        logs["epoch"] = state.epoch
+        if self.args.include_num_input_tokens_seen != "no":
+            logs["num_input_tokens_seen"] = state.num_input_tokens_seen
+            if start_time is not None:
+                seen = state.num_input_tokens_seen - self._tokens_before
+                logs.update(speed_metrics("train", start_time, num_tokens=seen))
+        state.log_history.append({**logs, "step": state.global_step})
+        if self._journal is not None:
+            self._journal.write(state.global_step, state.epoch, logs)
+        if self._trackers is not None:
+            self._trackers.log(_named_for_trackers(logs), step=state.global_step)
+        self._tell("log", logs=logs)
+
+    def _open_records(self) -> None:
+        """Begin to write the journal and to feed the trackers."""
+        args = self.args
+        if self.is_world_process_zero() and args.output_dir is not None:
+            root = Path(self._get_output_dir(self._trial))
+            root.mkdir(parents=True, exist_ok=True)
+            self._journal = Journal(root / JOURNAL_NAME)
+            self._journal.begin(self.state.global_step)
+        chosen = resolve(self._report_to(), self._logging_dir())
+        is_main = self.is_world_process_zero()
+        self._trackers = Trackers(chosen, self._logging_dir(), is_main=is_main)
+        if chosen:
+            settings = {k: v for k, v in args.to_sanitized_dict().items() if v is not None}
+            self._trackers.start(str(args.project), settings, self._tracker_options(chosen))
+
+    def _report_to(self) -> Any:
+        asked = self.args.report_to
+        asked = [asked] if isinstance(asked, str) else asked or []
+        return [name for name in asked if name != "none"]
+
+    def _logging_dir(self) -> str:
+        given = getattr(self.args, "logging_dir", None)
+        return str(given or Path(str(self.args.output_dir)) / "runs")
+
+    def _tracker_options(self, chosen: list[Any]) -> dict[str, dict[str, Any]]:
+        """Return what of the arguments is a tracker's own: the run's name."""
+        name = self.args.run_name
+        if name is None:
+            return {}
+        keys = {"wandb": "name", "trackio": "name", "mlflow": "run_name"}
+        return {tracker: {keys[tracker]: name} for tracker in chosen if tracker in keys}
+
+    def _close_records(self) -> None:
+        if self._trackers is not None:
+            self._trackers.finish()
+        self._trackers = None
+
+    # -- what went in -------------------------------------------------------------------------
+
+    def floating_point_ops(self, inputs: Any) -> float:
+        """Return the operations of one batch, where the model can tell."""
+        found = getattr(self.model, "floating_point_ops", None)
+        return float(found(inputs)) if callable(found) else 0.0
+
+    def store_flos(self) -> None:
+        """Add the operations since the last time to the state."""
+        self.state.total_flos += sum(self._session.world.gather_object(self.current_flos))
+        self.current_flos = 0.0
+
+    def _count_inputs(self, batch: Any) -> None:
+        """Count operations by shapes and tokens on the device: nobody waits."""
+        name = getattr(self.model, "main_input_name", "input_ids")
+        main = batch.get(name) if isinstance(batch, Mapping) else None
+        key = tuple(main.shape) if isinstance(main, torch.Tensor) else None
+        if key not in self._flos_of:
+            self._flos_of[key] = self.floating_point_ops(batch)
+        self.current_flos += self._flos_of[key]
+        asked = self.args.include_num_input_tokens_seen
+        if asked == "no" or not isinstance(main, torch.Tensor):
+            return
+        mask = batch.get("attention_mask")
+        padding = getattr(self.processing_class, "pad_token_id", None)
+        if asked == "non_padding" and isinstance(mask, torch.Tensor):
+            seen = mask.sum()
+        elif asked == "non_padding" and padding is not None:
+            seen = (main != padding).sum()
+        else:
+            seen = torch.tensor(main.numel(), device=main.device)
+        self._tokens = seen if self._tokens is None else self._tokens + seen
+
+    def _read_tokens(self) -> None:
+        """Add the tokens since the last log point to the state; waits for the device."""
+        if self._tokens is not None:
+            total = self._session.world.reduce(self._tokens, "sum")
+            self.state.num_input_tokens_seen += int(total.item())
+            self._tokens = None
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a progress bar shows besides the log."""
+        session, memory = self._run.session, {}
+        if session.device.type != "cpu":  # the host's own memory is shown anyway
+            used = session.backend.memory(session.device)
+            memory = {"used": used.used_bytes, "total": used.total_bytes}
+        return {"samples_per_step": self._samples_per_step(), "device_memory": memory}
+
+    def _samples_per_step(self) -> int:
+        args = self.args
+        return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+
+def _named_for_trackers(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return values under the names that trackers' pages group by: eval/loss, train/loss."""
+    named = {}
+    for name, value in logs.items():
+        part, _, rest = name.partition("_")
+        grouped = f"{part}/{rest}" if part in _PARTS and rest else f"train/{name}"
+        named[grouped] = value
+    return named

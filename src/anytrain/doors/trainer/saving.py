@@ -1,0 +1,315 @@
+"""The part of `Trainer` that saves, resumes, and ends with the best model."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from anytrain.core.errors import CheckpointError, Notice
+from anytrain.doors.callbacks import Callbacks, TrainerState
+from anytrain.doors.trainer import adapters
+from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
+from anytrain.doors.trainer.search import Search
+from anytrain.engine import checkpoint
+from anytrain.engine.assemble import snapshot
+from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals, tell_failure
+from anytrain.engine.assemble.run import Run
+from anytrain.engine.checkpoint import foreign
+from anytrain.engine.checkpoint.export import export_model
+from anytrain.engine.loop import Progress
+from anytrain.engine.recording.meter import Meter
+
+ARGUMENTS_NAME = "training_args.json"
+
+
+class Standing:
+    """What a checkpoint holds of the loop: its position, its history, its callbacks' states."""
+
+    def __init__(self, trainer: Saving) -> None:
+        self._trainer = trainer
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return plain values and tensors, as they are now."""
+        own = self._trainer
+        return {
+            "progress": own._progress.state_dict(),
+            "state": dataclasses.asdict(own.state),
+            "meter": own._meter.state_dict(),
+            "loss_so_far": own._loss_so_far,
+        }
+
+    def load_state_dict(self, saved: dict[str, Any]) -> None:
+        """Put the loop back where it was."""
+        own = self._trainer
+        own._progress.load_state_dict(saved["progress"])
+        own._meter.load_state_dict(saved["meter"])
+        own._loss_so_far = tuple(saved["loss_so_far"])
+        own._take_state(TrainerState(**saved["state"]))
+
+
+class Saving(Search):
+    """Checkpoints, the model alone, and the best one."""
+
+    model: nn.Module
+    processing_class: Any
+    data_collator: Any
+    callback_handler: Callbacks
+    _run: Run
+    _progress: Progress
+    _meter: Meter
+    _loss_so_far: tuple[float, int]
+    _between: BetweenSteps
+    _trial: Any
+    _last_metrics: dict[str, Any]
+    _tell: Callable[..., Any]
+    _push_from_checkpoint: Callable[[str], None]
+    _push_after_save: Callable[[], None]
+
+    # -- the model alone ----------------------------------------------------------------------
+
+    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+        """Write the model so that from_pretrained loads it; each file is whole or absent."""
+        folder = Path(str(self.args.output_dir if output_dir is None else output_dir))
+        if self.args.should_save:
+            self._save(str(folder))
+        self._session.world.barrier("saving the model")
+        if self.args.push_to_hub and not _internal_call:
+            self._push_after_save()
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        """Write the model, the tokenizer and the arguments, on the process that saves."""
+        folder = Path(str(self.args.output_dir if output_dir is None else output_dir))
+        folder.mkdir(parents=True, exist_ok=True)
+        if hasattr(self.model, "save_pretrained"):
+            with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as beside:
+                model: Any = self.model
+                model.save_pretrained(beside, state_dict=state_dict)
+                _put_in_place(Path(beside), folder)
+        else:
+            export_model(self.model, folder, max_shard_size="5GB", safe_serialization=True)
+        self._save_beside(folder)
+
+    def _save_beside(self, folder: Path) -> None:
+        """Write what makes a model usable: its tokenizer, and how it was trained."""
+        tokenizer: Any = self.processing_class
+        if tokenizer is None:
+            tokenizer = getattr(self.data_collator, "tokenizer", None)
+        if hasattr(tokenizer, "save_pretrained"):
+            tokenizer.save_pretrained(str(folder))
+        write_text(folder / ARGUMENTS_NAME, self.args.to_json_string() + "\n")
+
+    # -- checkpoints --------------------------------------------------------------------------
+
+    def _begin_saving(self) -> None:
+        """Save and leave between two steps when a signal asks."""
+        session = self._run.session
+        self._between = BetweenSteps()
+        if self.args.save_on_signal and self.args.output_dir is not None:
+            self._between.interrupts = stop_on_signals(session, self._save_interrupted)
+        session.cursor.stops = self._between
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any, *, wait: bool = False) -> None:
+        """Write the whole run to checkpoint-<step>, behind the loop unless told to wait."""
+        state, store = self.state, self._store(trial)
+        name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
+        path = store.root / name
+        if state.best_global_step == state.global_step:
+            state.best_model_checkpoint = str(path)
+        state.stateful_callbacks = self.callback_handler.exported()
+        self._between.finish()
+        if wait or not self.args.async_save:
+            tell_failure(store.save(name, self._take, world=self._session.world))
+            return
+        if self._between.writer is None or self._between.writer.root != store.root:
+            session = self._run.session
+            ready = partial(session.backend.synchronize, session.device)
+            self._between.writer = checkpoint.Writer(store, world=session.world, synchronize=ready)
+        self._between.writer.begin(name, self._take)
+
+    def _take(self, folder: Path) -> checkpoint.Snapshot:
+        """Return the run as it is now; files that others read go into the folder."""
+        hooks: list[snapshot.SaveHook] = (
+            [self._save_adapters] if adapters.has_adapters(self.model) else []
+        )
+        taken = snapshot.take(self._run, [Standing(self)], hooks, folder)
+        if self._session.world.rank == 0:
+            self._save_beside(folder)
+            self.state.save_to_json(folder / TRAINER_STATE_NAME)
+        metric = self._best_metric_name()
+        value = self._last_metrics.get(metric) if metric is not None else None
+        metrics = {metric: float(value)} if metric and isinstance(value, (int, float)) else {}
+        if self.args.save_only_model:
+            return dataclasses.replace(taken, parts={}, rank_parts={}, metrics=metrics)
+        return dataclasses.replace(taken, metrics=metrics)
+
+    def _save_adapters(self, models: list[Any], weights: list[Any], folder: str) -> None:
+        """Write the adapters in the place of the whole model."""
+        if self._session.world.rank == 0:
+            adapters.save(self.model, folder)
+        weights.clear()
+
+    def _load_adapters(self, models: list[Any], folder: str) -> None:
+        adapters.load(self.model, folder)
+        models.clear()
+
+    def _store(self, trial: Any) -> checkpoint.Store:
+        metric = self._best_metric_name()
+        rule = checkpoint.Retention(
+            keep_last=self.args.save_total_limit,
+            metric=metric if self.args.load_best_model_at_end else None,
+            greater_is_better=bool(self.args.greater_is_better),
+            best_counts=True,
+        )
+        return checkpoint.Store(Path(self._get_output_dir(trial)), retention=rule)
+
+    def _best_metric_name(self) -> str | None:
+        name = self.args.metric_for_best_model
+        return name if name is None or name.startswith("eval_") else f"eval_{name}"
+
+    def _save_interrupted(self) -> str:
+        """Save the run because a signal ends it; return a sentence about what was saved."""
+        step = self.state.global_step
+        self._between.finish()
+        self._save_checkpoint(self.model, self._trial, wait=True)
+        path = Path(self._get_output_dir(self._trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
+        if not path.exists():
+            return f"the run could not be saved after step {step}; see the notice above."
+        return (
+            f"saved {path} after step {step}. "
+            "Go on with resume_from_checkpoint=True (--resume_from_checkpoint True)."
+        )
+
+    # -- resuming -----------------------------------------------------------------------------
+
+    def _find_checkpoint(self, asked: str | os.PathLike[str] | bool | None) -> Path | None:
+        """Return the checkpoint to go on from: the one named, or with True the newest whole."""
+        if asked is None or asked is False:
+            return None
+        if asked is not True and str(asked).lower() not in ("true", "latest"):
+            return Path(asked)
+        root = Path(str(self.args.output_dir))
+        newest = checkpoint.Store(root).newest_whole(world=self._session.world)
+        for damage in newest.passed_over:
+            warnings.warn(f"Passed over a damaged checkpoint: {damage}", Notice, stacklevel=3)
+        if newest.path is not None:
+            return newest.path
+        other = get_last_checkpoint(root) if root.is_dir() else None
+        if other is None:
+            raise CheckpointError(
+                f"There is no checkpoint to resume from in {root}.",
+                why="nothing was saved there yet, or all of it is damaged.",
+                fix="leave resume_from_checkpoint out to start afresh, or name the folder.",
+            )
+        return Path(other)
+
+    def _resume(self, path: Path) -> None:
+        """Put a saved run back; another library's as far as it goes."""
+        run = self._run
+        if foreign.looks_foreign(path):
+            snapshot.restore_foreign(run, [], foreign.read(path), tells_position=False)
+            if (path / TRAINER_STATE_NAME).exists():
+                self._take_state(TrainerState.load_from_json(path / TRAINER_STATE_NAME))
+                self._seek(self.state.global_step)
+        else:
+            loaded = checkpoint.load(path, world=self._session.world)
+            hooks: list[snapshot.LoadHook] = (
+                [self._load_adapters] if adapters.has_adapters(self.model) else []
+            )
+            snapshot.restore(run, [Standing(self)], loaded, hooks)
+        if self.args.ignore_data_skip:
+            self._progress.batch = 0
+            run.loaders[0].rewind()
+
+    def _seek(self, step: int) -> None:
+        """Stand where a run of so many steps stands: its order is a function of the epoch."""
+        progress, micro = self._progress, self.args.gradient_accumulation_steps
+        per_epoch = max(1, -(-progress.batches_per_epoch // micro))
+        progress.step, progress.epoch = step, step // per_epoch
+        progress.batch = (step % per_epoch) * micro
+        progress.in_epoch = progress.batch > 0
+        self._run.session.cursor.updates = step
+        self._run.loaders[0].skip_next(progress.batch)
+
+    def _take_state(self, saved: TrainerState) -> None:
+        """Take a saved state over, less what belongs to this run."""
+        here = self.state
+        for name in ("max_steps", "num_train_epochs", "logging_steps", "eval_steps", "save_steps"):
+            setattr(saved, name, getattr(here, name))
+        for name in ("is_local_process_zero", "is_world_process_zero"):
+            setattr(saved, name, getattr(here, name))
+        best = saved.best_model_checkpoint
+        if best is not None and not Path(best).is_dir():
+            warnings.warn(
+                f"The best checkpoint so far, {best}, is not there any more.", Notice, stacklevel=3
+            )
+            saved.best_model_checkpoint = None
+        vars(here).update(vars(saved))
+        if self.args.restore_callback_states_from_checkpoint:
+            self.callback_handler.restore(saved.stateful_callbacks)
+
+    # -- the best -----------------------------------------------------------------------------
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+        """Whether this evaluation is the best so far, by metric_for_best_model."""
+        name = self._best_metric_name()
+        if name is None:
+            return False
+        if name not in metrics:
+            raise CheckpointMetricMissing(name, list(metrics))
+        value, best = metrics[name], self.state.best_metric
+        better = best is None or (value > best if self.args.greater_is_better else value < best)
+        if better and value == value:  # a NaN is never best
+            self.state.best_metric = value
+            self.state.best_global_step = self.state.global_step
+            return True
+        return False
+
+    def _load_best_model(self) -> None:
+        """Put the best checkpoint's weights into the model."""
+        best = self.state.best_model_checkpoint
+        if best is None:
+            return
+        loaded = checkpoint.load(best, world=self._session.world)
+        if adapters.has_adapters(self.model):
+            adapters.load(self.model, best)
+        else:
+            loaded.load_model(self.model)
+
+    def _remove_all_but_best(self) -> None:
+        """With save_total_limit=1 the best alone stays at the end."""
+        best = self.state.best_model_checkpoint
+        limited = self.args.save_total_limit == 1 and self.args.load_best_model_at_end
+        if best is None or not limited or not self.args.should_save:
+            return
+        for entry in Path(best).parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            if entry != Path(best) and (entry / "manifest.json").exists():
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+class CheckpointMetricMissing(CheckpointError, KeyError):
+    """metric_for_best_model names what no evaluation gives."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(
+            f"Cannot find the best model by {name!r}.",
+            why=f"the evaluation gave {', '.join(known)}.",
+            fix="let metric_for_best_model name one of these, or return it from compute_metrics.",
+        )
+
+
+def _put_in_place(source: Path, target: Path) -> None:
+    for found in sorted(source.iterdir()):
+        goal = target / found.name
+        if found.is_dir() and goal.is_dir():
+            shutil.rmtree(goal)
+        os.replace(found, goal)

@@ -1,0 +1,391 @@
+"""`Trainer`: our loop, your model and data.
+
+What each part does is in the file of its name; what happens in a step is in engine/loop.py and
+engine/step/update.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytrain.core.errors import BadInput, BadType
+from anytrain.doors.accelerator import Accelerator
+from anytrain.doors.callbacks import (
+    Callbacks,
+    DefaultFlowCallback,
+    PrinterCallback,
+    ProgressCallback,
+    TrainerState,
+)
+from anytrain.doors.trainer import preparing
+from anytrain.doors.trainer.adapters import inner as inner_model
+from anytrain.doors.trainer.data import check_eval_sets, default_collator
+from anytrain.doors.trainer.evaluating import Evaluating
+from anytrain.doors.trainer.hub import Hub
+from anytrain.doors.trainer.job import TrainerJob
+from anytrain.doors.trainer.memory import MemoryUse
+from anytrain.doors.trainer.nonfinite import NonFinite
+from anytrain.doors.trainer.optimizing import Optimizing
+from anytrain.doors.trainer.outputs import TrainOutput, has_length, speed_metrics
+from anytrain.doors.trainer.recording import Recording
+from anytrain.doors.training_args import TrainingArguments
+from anytrain.doors.training_args.session import open_session, run_options
+from anytrain.engine import objective
+from anytrain.engine.assemble import current
+from anytrain.engine.assemble.run import Run
+from anytrain.engine.assemble.session import Session
+from anytrain.engine.assemble.training import StepOptions, build_step, count_items
+from anytrain.engine.data.columns import can_return_loss, label_names
+from anytrain.engine.data.feed import Feed
+from anytrain.engine.loop import Progress, fit
+from anytrain.engine.optim.schedules import follows_metric
+from anytrain.engine.prepared.cursor import Cursor
+from anytrain.engine.recording.meter import Meter, Reading
+
+
+class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating):
+    """Train, evaluate and predict with a model, on whatever device and processes there are."""
+
+    loss_is_scaled_for_ga: bool | None = None
+    """Whether an overridden compute_loss returns its share of the step's mean; None finds out."""
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        args: TrainingArguments | None = None,
+        data_collator: Callable[[list[Any]], Any] | None = None,
+        train_dataset: Any = None,
+        eval_dataset: Any = None,
+        processing_class: Any = None,
+        model_init: Callable[..., nn.Module] | None = None,
+        compute_loss_func: Callable[..., Any] | None = None,
+        compute_metrics: Any = None,
+        callbacks: list[Any] | None = None,
+        optimizers: tuple[Any, Any] = (None, None),
+        optimizer_cls_and_kwargs: tuple[type[torch.optim.Optimizer], dict[str, Any]] | None = None,
+        preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
+        tokenizer: Any = None,
+    ) -> None:
+        self.args = args if args is not None else TrainingArguments(output_dir="tmp_trainer")
+        preparing.seed(self.args)
+        self.processing_class = preparing.one_processing_class(processing_class, tokenizer)
+        self.model_init = preparing.one_model(model, model_init)
+        preparing.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
+        check_eval_sets(eval_dataset)
+        self._session: Session = open_session(self.args)
+        preparing.set_precision_of_matmuls(self.args, self._session)
+        self._new_run()
+        self._memory = MemoryUse(self._session, off=self.args.skip_memory_metrics)
+        self._trial = self._journal = self._trackers = self._tokens = None
+        self.model = self.call_model_init() if model is None else model
+        self.model_wrapped = self.model
+        self._inspect_model()
+        self.data_collator = data_collator or default_collator(self.processing_class)
+        self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
+        self.compute_loss_func = compute_loss_func
+        self.compute_metrics = compute_metrics
+        self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
+        self.optimizer, self.lr_scheduler = optimizers
+        self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
+        self._made_scheduler = False
+        self.is_in_train = False
+        self.current_flos, self._flos_of = 0.0, {}
+        self._began, self._tokens_before = time.time(), 0
+        self._kept_loaders, self._last_metrics = {}, {}
+        self.callback_handler = Callbacks(
+            [DefaultFlowCallback, *(callbacks or [])],
+            self.model,
+            self.processing_class,
+            self.optimizer,
+            self.lr_scheduler,
+        )
+        self.add_callback(PrinterCallback if self.args.disable_tqdm else ProgressCallback)
+        self.state = TrainerState(
+            is_local_process_zero=self.is_local_process_zero(),
+            is_world_process_zero=self.is_world_process_zero(),
+            stateful_callbacks=self.callback_handler.exported(),
+        )
+        if self.args.push_to_hub:
+            self.init_hf_repo()
+        if self.args.should_save and self.args.output_dir is not None:
+            os.makedirs(self.args.output_dir, exist_ok=True)
+        self._tell("init_end")
+        current.take(self._session)
+
+    def _new_run(self) -> None:
+        """Begin with nothing prepared: each training is a run of its own."""
+        self._session.cursor = Cursor(self._session.cursor.accumulation)
+        options = replace(run_options(self.args), schedules_count_updates=True)
+        self._run = Run(self._session, options)
+        self.accelerator = Accelerator.over(self._run)
+
+    def _inspect_model(self) -> None:
+        """Find out what the model takes, and put it where it runs."""
+        preparing.check_model(self.model)
+        base = inner_model(self.model)
+        self._signature_columns = None
+        self.label_names = self.args.label_names or label_names(base)
+        self.can_return_loss = can_return_loss(base)
+        preparing.set_cache(self.model, self.args)
+        if self.args.place_model_on_device is not False:
+            preparing.place(self.model, self._session)
+
+    # -- callbacks ----------------------------------------------------------------------------
+
+    def add_callback(self, callback: Any) -> None:
+        """Add a callback: an object, or a class that needs no arguments."""
+        self.callback_handler.add_callback(callback)
+
+    def pop_callback(self, callback: Any) -> Any:
+        """Take a callback out, by its class or itself; return it."""
+        return self.callback_handler.pop_callback(callback)
+
+    def remove_callback(self, callback: Any) -> None:
+        """Take a callback out, by its class or itself."""
+        self.callback_handler.remove_callback(callback)
+
+    # -- training -----------------------------------------------------------------------------
+
+    def train(
+        self,
+        resume_from_checkpoint: str | os.PathLike[str] | bool | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train; with resume_from_checkpoint go on from a folder, or with True from the newest."""
+        self._memory.start()
+        self._hp_search_setup(trial)
+        self._ignored_in_eval = ignore_keys_for_eval
+        where = self._find_checkpoint(resume_from_checkpoint)
+        self.is_in_train = True
+        self._new_run()
+        self._begin_saving()
+        try:
+            with preparing.model_for_training(self, trial):
+                loader = self.get_train_dataloader()
+                self._set_length(loader, trial)
+                self._assemble(loader)
+                if where is not None:
+                    self._resume(where)
+                return self._fit()
+        finally:
+            self.is_in_train = False
+            self._between.disarm()
+            self._between.finish()
+            self.callback_handler.close()
+            self._close_records()
+
+    def _set_length(self, loader: Any, trial: Any) -> None:
+        """Work out how long the training is, and begin its state."""
+        args = self.args
+        micro = args.gradient_accumulation_steps
+        num_batches = len(loader) if has_length(loader) else None
+        if num_batches is None and args.max_steps <= 0:
+            raise BadInput(
+                "Cannot tell how long to train.",
+                why="the training data has no length, and max_steps is not set.",
+                fix="pass max_steps=, or give the data set a __len__.",
+            )
+        per_epoch = max(1, -(-num_batches // micro)) if num_batches is not None else args.max_steps
+        max_steps = args.max_steps
+        num_epochs = sys.maxsize if not num_batches else -(-max_steps // per_epoch)
+        if max_steps <= 0:
+            max_steps = math.ceil(args.num_train_epochs * per_epoch)
+            num_epochs = math.ceil(args.num_train_epochs)
+        self._progress = Progress(max_steps, num_epochs, num_batches or max_steps * micro)
+        self._meter = Meter(self._session.device, filters=args.logging_nan_inf_filter)
+        self._loss_so_far = (0.0, 0)
+        self.state = TrainerState(stateful_callbacks=self.callback_handler.exported())
+        self.state.is_hyper_param_search = trial is not None
+        self.state.train_batch_size = args.train_batch_size
+        self.state.compute_steps(args, max_steps)
+        self.state.init_training_references(self, max_steps, num_epochs, trial)
+        self._num_examples = self.num_examples(loader) if num_batches else 0
+
+    def _assemble(self, loader: Any) -> None:
+        """Prepare loader, model, optimizer and schedule, and make the step."""
+        run, args = self._run, self.args
+        loader = run.loader(self._prepared(loader))
+        if self._made_scheduler:
+            self.lr_scheduler, self._made_scheduler = None, False
+        if self.optimizer is None or self.lr_scheduler is None:
+            self.create_optimizer_and_scheduler(self._progress.max_steps)
+        self.model_wrapped = run.model(self.model)
+        self.optimizer = run.optimizer(self.optimizer)
+        if not follows_metric(self.lr_scheduler):
+            self.lr_scheduler = run.scheduler(self.lr_scheduler)
+        else:
+            run.schedulers.append(self.lr_scheduler)
+        handler = self.callback_handler
+        handler.model, handler.optimizer = self.model, self.optimizer
+        handler.lr_scheduler, handler.train_dataloader = self.lr_scheduler, loader
+        count = count_items(run, inner_model(self.model))
+        alone = self._session.world.size * args.gradient_accumulation_steps == 1
+        self._feed = Feed(
+            loader,
+            args.gradient_accumulation_steps,
+            count if not alone or self._reads_items() else lambda micro: None,
+        )
+        self._step = build_step(
+            run,
+            self.model_wrapped,
+            self.training_step,
+            StepOptions(args.max_grad_norm, args.on_nonfinite != "skip", args.auto_find_batch_size),
+            count=count,
+            tell=self._tell if handler.looks_inside() else None,
+            split=lambda parts: preparing.tell_split(args.train_batch_size, parts),
+        )
+
+    def _fit(self) -> TrainOutput:
+        """Walk the loop and return how it went."""
+        state, first = self.state, self.state.global_step
+        self._tokens_before = state.num_input_tokens_seen
+        self._began = time.time()
+        self._open_records()
+        self.model_wrapped.train()
+        self._tell("train_begin", facts=self._facts)
+        if self.args.eval_on_start:
+            self._evaluate(self._trial, self._ignored_in_eval, skip_scheduler=True)
+        fit(
+            TrainerJob(self), self._feed, self._remembering(self._step), self._meter, self._progress
+        )
+        self._between.finish()
+        reading = self._meter.read(self._session.world)
+        self._take_loss(reading)
+        total, num_steps = self._loss_so_far
+        done = state.global_step - first
+        share = done / max(state.max_steps, 1)
+        epochs = self.args.num_train_epochs if self.args.max_steps <= 0 else 0
+        samples = self._num_examples * epochs or state.max_steps * self._samples_per_step()
+        metrics = speed_metrics(
+            "train", self._began, num_samples=round(samples * share), num_steps=done
+        )
+        self.store_flos()
+        metrics["total_flos"] = state.total_flos
+        metrics["train_loss"] = train_loss = total / max(num_steps, 1)
+        self._memory.stop("train", metrics)
+        self.log(metrics)
+        if self.args.load_best_model_at_end:
+            self._load_best_model()
+            self._remove_all_but_best()
+        self._tell("train_end")
+        self._finish_current_push()
+        return TrainOutput(state.global_step, train_loss, metrics)
+
+    def _take_loss(self, reading: Reading | None) -> None:
+        """Add what was read to the mean over the whole training."""
+        if reading is not None:
+            total, steps = self._loss_so_far
+            num = reading.num_steps
+            self._loss_so_far = (total + reading.loss * num, steps + num)
+
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Run one micro-batch forward and backward; return its share of the step's loss."""
+        inputs = self._prepare_inputs(inputs)
+        self._count_inputs(inputs)
+        own = self._own_items(inputs) if num_items_in_batch is not None else 1
+        with self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+        if not isinstance(loss, torch.Tensor):
+            raise BadType(
+                f"compute_loss returned a {type(loss).__name__}, not a tensor.",
+                why="a loss is a tensor with one value.",
+                fix="return the loss alone, unless return_outputs is True.",
+            )
+        loss = loss.mean() if loss.ndim else loss
+        if num_items_in_batch is not None and not self._is_scaled():
+            loss = loss * objective.share(own, num_items_in_batch, self._session.world.size)
+        scale = self._session.precision.scale
+        objective.backward(loss, scale)
+        self._release_cache()
+        return loss.detach()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | None = None,
+    ) -> Any:
+        """Return a micro-batch's loss: its mean, or given the step's items its share of theirs."""
+        own = self._own_items(inputs) if num_items_in_batch is not None else 1
+        custom = self.compute_loss_func
+        wants_labels = custom is not None or self.args.label_smoothing_factor > 0
+        labels = None
+        if wants_labels and isinstance(inputs, dict) and "labels" in inputs:
+            inputs = dict(inputs)
+            labels = inputs.pop("labels")
+        outputs = objective.call(model, inputs)
+        scaled = False
+        if custom is not None:
+            loss = custom(outputs, labels, num_items_in_batch=num_items_in_batch)
+            scaled = objective.reads(custom, "num_items_in_batch")
+        elif labels is not None:
+            loss = preparing.smoothed(outputs, labels, self.args, inner_model(self.model))
+        else:
+            loss = objective.loss_of(outputs, inputs)
+        if num_items_in_batch is not None:
+            size = self._session.world.size
+            share = size if scaled else objective.share(own, num_items_in_batch, size)
+            loss = loss * share
+        return (loss, outputs) if return_outputs else loss
+
+    def _own_items(self, inputs: Any) -> torch.Tensor | int:
+        return objective.num_items(inputs, shifted=objective.shifts_labels(inner_model(self.model)))
+
+    def _is_scaled(self) -> bool:
+        """Whether compute_loss has made use of the step's items."""
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        return objective.reads(self.compute_loss, "num_items_in_batch")
+
+    def _reads_items(self) -> bool:
+        """Whether somebody's own loss wants to know the items also where they change nothing."""
+        custom = self.compute_loss_func
+        if custom is not None:
+            return objective.reads(custom, "num_items_in_batch")
+        return type(self).compute_loss is not Trainer.compute_loss and self._is_scaled()
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what the loss is computed in; the model enters its precision by itself."""
+        return self.autocast_smart_context_manager()
+
+    def autocast_smart_context_manager(
+        self, cache_enabled: bool | None = True
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Return nothing to enter: the model's forward enters its precision by itself."""
+        return contextlib.nullcontext()
+
+    def _release_cache(self) -> None:
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0:
+            self._session.backend.release()
+
+    def _evaluate(
+        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    ) -> dict[str, float]:
+        """Evaluate in the middle of training, and let the schedule and the search know."""
+        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
+        self._last_metrics = metrics
+        self._report_to_hp_search(trial, self.state.global_step, metrics)
+        if follows_metric(self.lr_scheduler) and not skip_scheduler:
+            self.lr_scheduler.step(metrics[self._best_metric_name() or "eval_loss"])
+        return metrics
+
+    def end(self) -> None:
+        """Close what records the run, and leave the process group."""
+        self._close_records()
+        self._session.world.close()
+        current.clear()
