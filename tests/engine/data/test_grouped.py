@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Iterator
 from typing import Any
 
 import datasets
 import pytest
 import torch
-from torch.utils.data import BatchSampler
+from torch.utils.data import BatchSampler, DataLoader
 from transformers.trainer_pt_utils import (
     BatchRebalanceSampler,
     DistributedLengthGroupedSampler,
     LengthGroupedSampler,
 )
 
+from anytrain import Accelerator
 from anytrain.core.errors import BadInput
 from anytrain.engine.data.grouped import GroupedByLength, Rebalanced, lengths_of
 from anytrain.engine.data.shard import BatchSamplerShard
@@ -187,3 +189,40 @@ def test_a_step_smaller_than_its_micro_batches_is_refused() -> None:
 def test_a_length_of_zero_costs_nothing_and_is_dealt() -> None:
     batches = list(Rebalanced(samples([0, 0, 5, 0]), 4, 2))
     assert sorted(map(sorted, batches)) == [[0, 1, 3], [2]]
+
+
+def loaded(kind: str) -> Any:
+    data = [{"input_ids": torch.tensor([i] * n), "x": i} for i, n in enumerate(lengths(46))]
+    accelerator = Accelerator(cpu=True)
+    if kind == "grouped":
+        sampler = GroupedByLength(data, 4, seed=7)
+        loader = DataLoader(data, batch_size=4, sampler=sampler, collate_fn=numbers)
+    else:
+        order = Rebalanced(data, 8, 2, seed=7)
+        loader = DataLoader(data, batch_sampler=order, collate_fn=numbers)
+    return accelerator.prepare(loader)
+
+
+def numbers(features: list[Any]) -> torch.Tensor:
+    return torch.tensor([feature["x"] for feature in features])
+
+
+@pytest.mark.parametrize("stop", [1, 5, 12, 17])
+@pytest.mark.parametrize("kind", ["grouped", "rebalanced"])
+def test_a_resumed_loader_deals_the_rest_of_the_order(kind: str, stop: int) -> None:
+    def walk(loader: Any) -> Iterator[list[int]]:
+        while loader.iteration < 2:
+            for batch in loader:
+                yield batch.tolist()
+
+    whole = list(walk(loaded(kind)))
+    assert len(whole) == 24
+    assert sorted(i for batch in whole[:12] for i in batch) == list(range(46))
+    loader = loaded(kind)
+    going = walk(loader)
+    before = [next(going) for _ in range(stop)]
+    place = loader.state_dict()
+    torch.rand(100)  # the order is nobody's randomness
+    fresh = loaded(kind)
+    fresh.load_state_dict(place)
+    assert before + list(walk(fresh)) == whole
