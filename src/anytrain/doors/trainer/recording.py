@@ -150,8 +150,8 @@ class Recording(Reports):
         """Return what a progress bar shows besides the log."""
         session, memory = self._run.session, {}
         if session.device.type != "cpu":  # the host's own memory is shown anyway
-            used = session.backend.memory(session.device)
-            memory = {"used": used.used_bytes, "total": used.total_bytes}
+            used = session.backend.memory(session.device).used_bytes
+            memory = {str(session.device): used}
         return {"samples_per_step": self._samples_per_step(), "device_memory": memory}
 
     def _samples_per_step(self) -> int:
