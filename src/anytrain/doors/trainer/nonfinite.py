@@ -64,9 +64,11 @@ class NonFinite(Saving):
         if rule == "rewind":
             self._rewind(step)
             return
+        told = self._session.world.gather_object(self._replayed(step))
+        cause = next((text for text in told if not text.startswith("Not ")), told[0])
         raise NotFinite(
             f"Training stopped: the gradient of step {step + 1} is not finite.",
-            why=f"{self._replayed(step)} No weight was changed by it or after it.",
+            why=f"{cause} No weight was changed by it or after it.",
             fix="look at these samples, lower learning_rate, clip (max_grad_norm=1.0); or pass "
             'on_nonfinite="skip" to leave such steps out, "rewind" to go back to a checkpoint.',
         )
@@ -86,8 +88,8 @@ class NonFinite(Saving):
         put_back()
         inner = self._run.unwrap(self.model_wrapped, keep_forward=True, keep_compiled=False)
 
-        def run(batch: Any) -> None:
-            self.training_step(inner, batch, None)
+        def run(batch: Any) -> Any:
+            return self.training_step(inner, batch, None)
 
         return str(find(inner, run, batches, known))
 
