@@ -14,6 +14,7 @@ from transformers.trainer_utils import SchedulerType
 from anytrain.core.errors import BadInput, Notice
 from anytrain.engine.checkpoint.encode import decode, encode
 from anytrain.engine.optim import schedules
+from anytrain.engine.optim.adafactor import Adafactor, AdafactorSchedule
 
 LENGTH = 20
 CASES: list[tuple[str, dict[str, Any]]] = [
@@ -203,3 +204,11 @@ def test_an_option_may_come_as_text() -> None:
     assert walk(ours("cosine", 2, {"num_cycles": "1.5"}), 9) == walk(
         ours("cosine", 2, {"num_cycles": 1.5}), 9
     )
+
+
+def test_an_optimizer_that_makes_its_own_rate_is_left_alone_or_refused() -> None:
+    own = Adafactor([torch.nn.Parameter(torch.ones(2))])
+    with pytest.raises(BadInput, match="lr_scheduler_type='constant'"):
+        schedules.build("linear", own, num_warmup_steps=0, num_training_steps=9)
+    reading = schedules.build("constant", own, num_warmup_steps=0, num_training_steps=9)
+    assert isinstance(reading, AdafactorSchedule)

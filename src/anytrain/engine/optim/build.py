@@ -34,6 +34,8 @@ _OPTIONS: dict[str, Options] = {
         "decay_rate": float,
         "beta1": float,
         "scale_parameter": _boolean,
+        "relative_step": _boolean,
+        "warmup_init": _boolean,
     },
     "sgd": {"momentum": float, "dampening": float, "nesterov": _boolean},
     "adagrad": {"lr_decay": float, "eps": float},
@@ -116,8 +118,9 @@ def optimizer_class(
     if name in ("adamw_torch", "adamw_torch_fused"):
         return torch.optim.AdamW, {"lr": learning_rate, **adam, **given}
     if name == "adafactor":
-        plain = {"scale_parameter": False, "relative_step": False}
-        return Adafactor, {"lr": learning_rate, **plain, **given}
+        own = given.get("relative_step", False)  # then it makes its own rate
+        plain = {"lr": None if own else learning_rate, "scale_parameter": False}
+        return Adafactor, {**plain, "relative_step": False, **given}
     return _PLAIN[name], {"lr": learning_rate, **given}
 
 

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
 from anytrain.core.errors import BadInput, Notice
+from anytrain.engine.optim.adafactor import Adafactor, AdafactorSchedule
 from anytrain.engine.optim.greedy import Greedy
 
 _CURVES = ("linear", "cosine", "1-sqrt")
@@ -115,12 +116,20 @@ def build(
     if unknown:
         raise ask.wrong(f"cannot take {', '.join(unknown)}", f"{_options_of(name)}.")
     if any(group.get("lr") is None for group in optimizer.param_groups):
-        raise BadInput(
-            f"The schedule {name!r} has no learning rate to move.",
-            why=f"this {type(optimizer).__name__} sets its own rate at each step (lr=None).",
-            fix="give the optimizer a learning rate, or read its own by AdafactorSchedule.",
-        )
+        return _of_own_rate(ask)
     return make(ask)
+
+
+def _of_own_rate(ask: Ask) -> AdafactorSchedule:
+    """Return what reads the rate of an optimizer that makes its own; nothing else moves it."""
+    if ask.name != "constant" or not isinstance(ask.optimizer, Adafactor):
+        raise BadInput(
+            f"The schedule {ask.name!r} has no learning rate to move.",
+            why=f"this {type(ask.optimizer).__name__} makes its own rate at each step (lr=None).",
+            fix="pass lr_scheduler_type='constant' to leave it as it is, or give the optimizer "
+            "a learning rate (Adafactor: relative_step=False).",
+        )
+    return AdafactorSchedule(ask.optimizer)
 
 
 def names() -> tuple[str, ...]:
