@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from anytrain.doors.training_args import checks, legacy, normal, support
 from anytrain.doors.training_args.fields import Fields, option
 from anytrain.doors.training_args.legacy import OldFields
+from anytrain.doors.training_args.notices import tell
 from anytrain.doors.training_args.processes import Processes
 from anytrain.doors.training_args.record import Record
 from anytrain.doors.training_args.setters import Setters
@@ -56,13 +57,20 @@ class TrainingArguments(Setters, Processes, Record, OldFields, Fields):
 class Seq2SeqTrainingArguments(TrainingArguments):
     """What a run of a sequence-to-sequence model is told."""
 
-    sortish_sampler: bool = option(False, "Train on samples of like length together.")
+    sortish_sampler: bool = option(False, "A sampler of old data sets.")
     predict_with_generate: bool = option(False, "Evaluate what the model generates.")
     generation_max_length: int | None = option(None, "The longest text that is generated.")
     generation_num_beams: int | None = option(None, "Beams that generation searches with.")
     generation_config: GenerationChoice = option(
         None, "Generation's settings: a name, a folder, or a GenerationConfig."
     )
+
+    def check(self) -> None:
+        """Convert, complete and check every argument; a second time changes nothing."""
+        super().check()
+        if self.sortish_sampler:
+            self.sortish_sampler = False
+            tell(f"sortish_sampler=True changes nothing: {support.SEQ2SEQ['sortish_sampler'].note}")
 
     def to_dict(self) -> dict[str, Any]:
         """Return every argument as plain values, the generation's settings too."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Iterable
 from fractions import Fraction
 from importlib.util import find_spec
@@ -32,6 +33,7 @@ from anytrain.doors.training_args.choices import (
     SchedulerType,
     unknown,
 )
+from anytrain.doors.training_args.normal import LIBRARIES
 
 _LARGEST_SEED = 2**32 - 1  # numpy takes no larger one
 
@@ -247,7 +249,7 @@ def _check_loading(args: Any) -> None:
             )
 
 
-_TRACKERS = ("tensorboard", "wandb", "mlflow", "trackio", "jsonl", "csv")
+_TRACKERS = (*LIBRARIES, "jsonl", "csv")
 _NO_TRACKER = (
     "azure_ml", "clearml", "codecarbon", "comet_ml", "dagshub", "dvclive", "flyte", "kubeflow",
     "neptune", "swanlab", "aim",
@@ -255,6 +257,8 @@ _NO_TRACKER = (
 
 
 def _check_reports(args: Any) -> None:
+    # A user's tracker is known by name once it is registered, which loads that module.
+    table = getattr(sys.modules.get("anytrain.engine.recording.trackers"), "TABLE", {})
     for name in args.report_to:
         if name in _NO_TRACKER:
             raise Unsupported(
@@ -262,7 +266,7 @@ def _check_reports(args: Any) -> None:
                 why="anytrain has no tracker for it: it ships only those that its tests run.",
                 fix=f"use {', '.join(_TRACKERS)}, or a callback of your own.",
             )
-        if isinstance(name, str) and name not in _TRACKERS:
+        if isinstance(name, str) and name not in (*_TRACKERS, *table):
             raise unknown("name in report_to", name, (*_TRACKERS, "all", "none"))
 
 

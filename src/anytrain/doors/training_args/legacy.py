@@ -10,12 +10,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from anytrain.core.errors import BadInput, Unsupported
 from anytrain.doors.training_args.fields import Fields, flag, option
 from anytrain.doors.training_args.notices import tell
 
+Kind = Literal["works", "replaced", "no_effect", "refused"]
 _OLD = "An old name; docs/arguments.md says what became of it."
 
 
@@ -66,7 +67,7 @@ class OldFields:
 class Moved:
     """The argument has another name now; values in `silent` ask for nothing."""
 
-    kind: ClassVar[str] = "replaced"
+    kind: ClassVar[Kind] = "replaced"
     new: str
     note: str
     convert: Callable[[Any], Any] = lambda value: value
@@ -90,7 +91,7 @@ class Moved:
 class Gone:
     """The argument has nothing left to change."""
 
-    kind: ClassVar[str] = "no_effect"
+    kind: ClassVar[Kind] = "no_effect"
     note: str
     silent: tuple[Any, ...] = (False,)
 
@@ -103,7 +104,7 @@ class Gone:
 class Refused:
     """The argument asks for what anytrain does not do; values in `silent` do not ask."""
 
-    kind: ClassVar[str] = "refused"
+    kind: ClassVar[Kind] = "refused"
     note: str
     fix: str
     silent: tuple[Any, ...] = (False,)
@@ -117,7 +118,7 @@ class Refused:
 class Told:
     """The argument is answered by a function of its own."""
 
-    kind: ClassVar[str] = "replaced"
+    kind: ClassVar[Kind] = "replaced"
     note: str
     how: Callable[[Any, str, Any], None]
     silent: tuple[Any, ...] = (False,)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import fields
 from functools import cache
+from importlib.util import find_spec
 from typing import Any, get_type_hints
 
 from anytrain.core import environment
@@ -21,8 +21,6 @@ from anytrain.doors.training_args.choices import (
     unknown,
 )
 from anytrain.doors.training_args.convert import converted
-from anytrain.doors.training_args.fields import Fields
-from anytrain.doors.training_args.legacy import OldFields
 from anytrain.doors.training_args.notices import tell
 
 ENUMS: dict[str, type[Any]] = {
@@ -33,47 +31,60 @@ ENUMS: dict[str, type[Any]] = {
     "lr_scheduler_type": SchedulerType,
     "optim": OptimizerNames,
 }
+LIBRARIES = ("tensorboard", "wandb", "mlflow", "trackio")
+_SETTINGS = ("lr_scheduler_kwargs", "gradient_checkpointing_kwargs")
 # None means the default for these: HF's parser and setters give it.
 _NONE_IS = {"report_to": "none", "debug": "", "eval_delay": 0, "include_for_metrics": ()}
 # They hold more than one type, and are read further down or refused whole.
 _OWN = (
     frozenset(
-        (*ENUMS, "debug", "accelerator_config", "parallelism_config", "deepspeed", "fsdp_config")
+        (
+            *ENUMS,
+            *_SETTINGS,
+            "debug",
+            "accelerator_config",
+            "parallelism_config",
+            "deepspeed",
+            "fsdp_config",
+        )
     )
     | {"fsdp", "report_to", "include_num_input_tokens_seen", "resume_from_checkpoint"}
     | {
         "trackio_static_space_id",
         "optim_target_modules",
         "sharded_ddp",
+        "generation_config",
     }
 )
 _OLD_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
 
 
 @cache
-def hints() -> dict[str, Any]:
-    """Return the types of anytrain's own fields; a subclass's further fields are its own."""
-    return {**get_type_hints(Fields), **get_type_hints(OldFields)}
-
-
-@cache
-def defaults() -> dict[str, Any]:
-    """Return the defaults of anytrain's own fields."""
+def hints(kind: type[Any]) -> dict[str, Any]:
+    """Return the types of anytrain's own fields; those that a user's subclass adds are its own."""
+    ours = [base for base in kind.__mro__ if base.__module__.startswith(__package__)]
+    names = {name for base in ours for name in base.__dict__.get("__annotations__", {})}
     return {
-        f.name: f.default_factory() if callable(f.default_factory) else f.default
-        for f in (*fields(Fields), *fields(OldFields))
+        name: hint
+        for base in reversed(ours)
+        for name, hint in get_type_hints(base).items()
+        if name in names
     }
 
 
 def convert(args: Any) -> None:
     """Give every argument the type that it declares."""
     _accept_shapes(args)
-    for name, hint in hints().items():
+    kind: Any = type(args)
+    for name, hint in hints(kind).items():
         value = getattr(args, name)
-        if name not in _OWN and not (value is None and defaults()[name] is None):
+        unset = value is None and kind.__dataclass_fields__[name].default is None
+        if name not in _OWN and not unset:
             object.__setattr__(args, name, converted(name, value, hint))
     args.resume_from_checkpoint = _path_or_flag(args.resume_from_checkpoint)
     args.trackio_static_space_id = _path_or_flag(args.trackio_static_space_id)
+    for name in _SETTINGS:
+        setattr(args, name, converted(name, getattr(args, name), dict[str, Any] | None))
     args.accelerator_config = loaders.read(_json(args.accelerator_config))
     args.output_dir = os.path.expanduser(args.output_dir or "trainer_output")
     for name, kind in ENUMS.items():
@@ -158,15 +169,11 @@ def _debug(value: Any) -> list[DebugOption]:
 
 
 def _trackers(value: Any) -> list[Any]:
-    """Return the trackers by name; "all" is left for where the libraries are looked for."""
+    """Return the trackers by name; "all" means those whose libraries are installed."""
     words = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
     if words in (["none"], [False], [""]):
         return []
-    if "all" in words:
-        from anytrain.engine.recording import trackers
-
-        return [name for name in trackers.available() if name not in ("jsonl", "csv")]
-    return words
+    return [name for name in LIBRARIES if find_spec(name)] if "all" in words else words
 
 
 def _complete_evaluation(args: Any) -> None:

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, field as make_field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
@@ -96,6 +96,8 @@ class HfArgumentParser(ArgumentParser):
             files += more
         words = [word for file in files if file.exists() for word in file.read_text().split()]
         namespace, remaining = self.parse_known_args([*words, *given])
+        if remaining and not return_remaining_strings:
+            raise self._unknown(remaining, "argument")
         filled: list[Any] = []
         told = vars(namespace)
         for kind in self.dataclass_types:
@@ -103,23 +105,19 @@ class HfArgumentParser(ArgumentParser):
             filled.append(kind(**{name: told.pop(name) for name in names}))
         if told:
             filled.append(namespace)
-        if return_remaining_strings:
-            return (*filled, remaining)
-        if remaining:
-            raise self._unknown(remaining, "argument")
-        return tuple(filled)
+        return (*filled, remaining) if return_remaining_strings else tuple(filled)
 
     def parse_dict(self, args: dict[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
         """Return the dataclasses filled from a dict."""
-        unused = set(args)
+        known = {f.name for kind in self.dataclass_types for f in fields(kind) if f.init}
+        unused = sorted(set(args) - known)
+        if unused and not allow_extra_keys:
+            raise self._unknown(unused, "key")
         filled = []
         for kind in self.dataclass_types:
             hints = _hints(kind)
             names = [f.name for f in fields(kind) if f.init and f.name in args]
-            unused.difference_update(names)
             filled.append(kind(**{n: _from_text(n, args[n], hints[n]) for n in names}))
-        if unused and not allow_extra_keys:
-            raise self._unknown(sorted(unused), "key")
         return tuple(filled)
 
     def parse_json_file(
@@ -144,10 +142,11 @@ class HfArgumentParser(ArgumentParser):
             found = nearest(flag.lstrip("-").split("=")[0], known)
             if found is not None:
                 near[flag] = known[found] if what == "argument" else found
+        names = [kind.__name__ for kind in self.dataclass_types]
         guesses = "; ".join(f"{flag}: did you mean {name}?" for flag, name in near.items())
         return BadInput(
             f"Unknown {what}{'s' * (len(flags) > 1)} {', '.join(map(str, flags))}.",
-            why=f"no {' or '.join(kind.__name__ for kind in self.dataclass_types)} takes it.",
+            why=f"{' and '.join(names)} know no such {what}.",
             fix=f"{guesses}" if guesses else "drop it; --help lists every argument.",
         )
 
@@ -215,7 +214,7 @@ def _reader(field: Field[Any], hint: Any) -> Callable[[str], Any]:
             return text
         value = _read_word(text, kinds)
         if words is not None and value not in words:
-            raise ArgumentTypeError(_not_among(text, [str(word) for word in words]))
+            raise ArgumentTypeError(f"{text!r}: expected {_not_among(text, words)}")
         return value
 
     return read
@@ -227,7 +226,7 @@ def _read_word(text: str, kinds: tuple[Any, ...]) -> Any:
     for kind in sorted(kinds, key=lambda kind: kind is str):
         try:
             return _read_as(text, kind)
-        except (Unreadable, ArgumentTypeError, ValueError, TypeError) as problem:
+        except (Unreadable, ValueError, TypeError) as problem:
             wanted.append(problem.what if isinstance(problem, AnytrainError) else str(problem))
             if _is_words(kind):  # an enum or text is an enum: its values are all there are
                 break
@@ -256,10 +255,11 @@ def _known_word(text: str, kind: Any) -> Any:
     for value in values:
         if str(value) == text:
             return value
-    raise ArgumentTypeError(_not_among(text, [str(value) for value in values]))
+    raise Unreadable(_not_among(text, values))
 
 
-def _not_among(text: str, words: list[str]) -> str:
+def _not_among(text: str, values: Iterable[Any]) -> str:
+    words = [str(value) for value in values]
     near = nearest(text, words)
     guess = f"; did you mean {near!r}?" if near else ""
     return f"one of {', '.join(words)}{guess}"

@@ -37,11 +37,11 @@ class Processes(Fields):
         # A session belongs to the process that opened it.
         return {name: value for name, value in self.__dict__.items() if name != "_opened"}
 
-    def open_session(self) -> Session:
-        """Return the session that these arguments ask for, opened once while they stay the same."""
+    @property
+    def _session(self) -> Session:
         from anytrain.doors.training_args import session
 
-        return session.open_session(self)
+        return session.kept_session(self)
 
     @property
     def _place(self) -> Place | World:
@@ -49,12 +49,12 @@ class Processes(Fields):
         place = environment.read().place
         if place.size == 1 and "torch" not in sys.modules:
             return place
-        return self.open_session().world
+        return self._session.world
 
     @property
     def device(self) -> torch.device:
         """The device of this process: the best one of the machine, or the CPU where asked."""
-        return self.open_session().device
+        return self._session.device
 
     @property
     def n_gpu(self) -> int:
@@ -144,7 +144,7 @@ class Processes(Fields):
         if self.world_size == 1:
             yield
             return
-        world = self.open_session().world
+        world = self._session.world
         first = (world.local_rank if local else world.rank) == 0
         why = f"main_process_first({desc!r})"
         if not first:

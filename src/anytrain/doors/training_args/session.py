@@ -77,10 +77,20 @@ def _accumulating(args: TrainingArguments, name: str) -> Any:
 
 
 def open_session(args: Any) -> Session:
-    """Return the session that the arguments ask for; the same one while they ask the same."""
+    """Open the session that the arguments ask for, and let them read their device from it.
+
+    Each call opens one of its own: two runs share neither a loss scale nor a place in a loop.
+    """
     asked = (wishes(args), session_options(args))
+    opened = sessions.session(*asked)
+    args.__dict__["_opened"] = (asked, opened)
+    return opened
+
+
+def kept_session(args: Any) -> Session:
+    """Return the session opened last, unless the arguments ask for another one by now."""
     kept = args.__dict__.get("_opened")
-    if kept is None or kept[0] != asked:
-        kept = args.__dict__["_opened"] = (asked, sessions.session(*asked))
+    if kept is None or kept[0] != (wishes(args), session_options(args)):
+        return open_session(args)
     opened: Session = kept[1]
     return opened

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, fields
+from typing import Any
 
 from anytrain.core.errors import Unsupported
-from anytrain.doors.training_args import legacy, normal
+from anytrain.doors.training_args import legacy
 from anytrain.doors.training_args.choices import DebugOption, OptimizerNames
+from anytrain.doors.training_args.fields import Fields
 
-Kind = Literal["works", "replaced", "no_effect", "refused"]
+Kind = legacy.Kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ _SHARDED = "anytrain replicates the model on every process (DDP) and does not sh
 _SMALLER = "drop it; use gradient checkpointing, bf16, a smaller batch with accumulation, or LoRA."
 _LIGER = "anytrain does not patch a model's kernels."
 _UNPATCHED = "drop it; apply Liger's kernels to the model yourself before you hand it over."
-_SCRIPT = "read by scripts and by `anytrain glue`; the trainer's methods do not look at it."
+_SCRIPT = "`anytrain glue` reads it too; a trainer's methods do not look at it."
 
 NOTES: dict[str, Support] = {
     "output_dir": works('Unset: "trainer_output".'),
@@ -45,7 +46,6 @@ NOTES: dict[str, Support] = {
         "adamw_torch, adamw_torch_fused (fused where the device has it), adafactor, sgd, adagrad "
         "and rmsprop run; those of other libraries are refused by name."
     ),
-    "optim_args": works("Options of the optimizer that runs."),
     "optim_target_modules": refused(
         "it is for GaLore and APOLLO, which anytrain does not have.", "drop it; use LoRA."
     ),
@@ -58,15 +58,12 @@ NOTES: dict[str, Support] = {
     "fp16": works('The same as precision="fp16".'),
     "use_liger_kernel": refused(_LIGER, _UNPATCHED),
     "liger_kernel_config": refused(_LIGER, _UNPATCHED),
-    "auto_find_batch_size": works("The micro-batch is split in place; the effective batch stays."),
     "logging_nan_inf_filter": works("HF's default is True; here what happens is shown."),
     "report_to": works(
         "tensorboard, wandb, mlflow, trackio, jsonl, csv; others are refused by name. "
         "output_dir/metrics.jsonl is written in any case."
     ),
-    "enable_jit_checkpoint": Support(
-        "no_effect", "Every run already saves when told to stop: see save_on_signal."
-    ),
+    "enable_jit_checkpoint": works("Every run already does: see save_on_signal."),
     "save_total_limit": works("At least 1; unset keeps all."),
     "save_strategy": works('"best" needs an eval_strategy.'),
     "accelerator_config": works("use_configured_state is refused."),
@@ -76,12 +73,12 @@ NOTES: dict[str, Support] = {
     "fsdp": refused(_SHARDED, _SMALLER),
     "fsdp_config": refused(_SHARDED, _SMALLER),
     "deepspeed": refused(_SHARDED + " DeepSpeed brings an engine of its own.", _SMALLER),
-    "debug": works("underflow_overflow; tpu_metrics_debug is refused."),
+    "debug": works("tpu_metrics_debug is refused."),
     "do_train": works(_SCRIPT),
     "do_eval": works(_SCRIPT + " Set by an eval_strategy."),
     "do_predict": works(_SCRIPT),
     "resume_from_checkpoint": works(_SCRIPT + " A folder, or true for the newest whole one."),
-    "local_rank": Support("no_effect", "The launcher's LOCAL_RANK is read; it is shown here."),
+    "local_rank": works("What is passed changes nothing: the launcher's LOCAL_RANK is shown here."),
     "on_nonfinite": works("anytrain's own: stop, skip or rewind."),
     "async_save": works("anytrain's own."),
     "save_on_signal": works("anytrain's own."),
@@ -146,9 +143,28 @@ def _refuse_words(args: Any) -> None:
         )
 
 
+SEQ2SEQ: dict[str, Support] = {
+    "sortish_sampler": Support(
+        "no_effect",
+        "it was for data sets that are gone; train_sampling_strategy='group_by_length' brings "
+        "samples of like length together.",
+    ),
+    "predict_with_generate": works(),
+    "generation_max_length": works("Unset: the model's own."),
+    "generation_num_beams": works("Unset: the model's own."),
+    "generation_config": works(),
+}
+
+# Where a default is not that of transformers 5.22; each with its date and reason.
+DIFFERENCES = {
+    "logging_nan_inf_filter": "2026-11: a loss that is no number is shown, not replaced.",
+}
+
+
 def table() -> dict[str, Support]:
-    """Return the answer for every argument by name, the old ones last."""
-    answers = {name: NOTES.get(name, works()) for name in normal.hints()}
+    """Return the answer for every argument of every run by name, the old names last."""
+    names = [f.name for f in (*fields(Fields), *fields(legacy.OldFields))]
+    answers = {name: NOTES.get(name, works()) for name in names}
     for name, rule in legacy.RULES.items():
-        answers[name] = Support(rule.kind, rule.note, getattr(rule, "fix", ""))  # type: ignore[arg-type]  # each rule's kind is one of Kind
+        answers[name] = Support(rule.kind, rule.note, getattr(rule, "fix", ""))
     return answers
