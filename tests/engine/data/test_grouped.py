@@ -30,20 +30,16 @@ def lengths(count: int) -> list[int]:
     return [draw.randint(3, 128) for _ in range(count)]
 
 
-def samples(given: list[int]) -> list[dict[str, Any]]:
-    return [{"input_ids": range(length)} for length in given]
-
-
 @pytest.mark.parametrize(("count", "batch_size"), CASES)
 def test_the_order_is_that_of_transformers(count: int, batch_size: int) -> None:
     generator = torch.Generator().manual_seed(42)
     theirs = LengthGroupedSampler(batch_size, lengths=lengths(count), generator=generator)
-    assert list(GroupedByLength(samples(lengths(count)), batch_size, seed=42)) == list(theirs)
+    assert list(GroupedByLength(lengths(count), batch_size, seed=42)) == list(theirs)
 
 
 @pytest.mark.parametrize("epoch", [0, 1, 5])
 def test_an_epoch_has_the_order_that_transformers_deals_to_ranks(epoch: int) -> None:
-    mine = GroupedByLength(samples(lengths(96)), 4, seed=9)
+    mine = GroupedByLength(lengths(96), 4, seed=9)
     mine.set_epoch(epoch)
     ranks = []
     for rank in range(2):
@@ -56,7 +52,7 @@ def test_an_epoch_has_the_order_that_transformers_deals_to_ranks(epoch: int) -> 
 
 
 def test_an_epoch_can_be_walked_again() -> None:
-    sampler = GroupedByLength(samples(lengths(100)), 4, seed=1)
+    sampler = GroupedByLength(lengths(100), 4, seed=1)
     first = list(sampler)
     assert list(sampler) == first
     sampler.set_epoch(1)
@@ -67,10 +63,10 @@ def test_an_epoch_can_be_walked_again() -> None:
 
 def test_every_sample_comes_once_and_the_longest_first() -> None:
     given = lengths(333)
-    order = list(GroupedByLength(samples(given), 8, seed=3))
+    order = list(GroupedByLength(given, 8, seed=3))
     assert sorted(order) == list(range(333))
     assert given[order[0]] == max(given)
-    assert len(GroupedByLength(samples(given), 8)) == 333
+    assert len(GroupedByLength(given, 8)) == 333
 
 
 def test_grouping_pads_less_than_shuffling() -> None:
@@ -81,7 +77,7 @@ def test_grouping_pads_less_than_shuffling() -> None:
         return sum(max(given[i] for i in b) * len(b) - sum(given[i] for i in b) for b in batches)
 
     shuffled = torch.randperm(800, generator=torch.Generator().manual_seed(0)).tolist()
-    assert padded(list(GroupedByLength(samples(given), 8))) < padded(shuffled) / 10
+    assert padded(list(GroupedByLength(given, 8))) < padded(shuffled) / 10
 
 
 def test_no_samples_make_no_order() -> None:
@@ -90,7 +86,7 @@ def test_no_samples_make_no_order() -> None:
 
 def test_a_batch_of_none_is_refused() -> None:
     with pytest.raises(BadInput, match="batch_size=0"):
-        GroupedByLength(samples([1]), 0)
+        GroupedByLength([1], 0)
 
 
 def text_dataset() -> datasets.Dataset:
@@ -135,7 +131,9 @@ def test_micro_batches_hold_their_step_and_cost_no_more_than_those_of_transforme
 ) -> None:
     given = lengths(96)
     size = 8 * ranks * accumulation
-    mine = Rebalanced(samples(given), size, ranks * accumulation, drop_last=True, seed=42)
+    mine = Rebalanced(
+        given, size, num_ranks=ranks, accumulation=accumulation, drop_last=True, seed=42
+    )
     theirs = [
         list(BatchRebalanceSampler(given, size, ranks, accumulation, rank=rank))
         for rank in range(ranks)
@@ -153,26 +151,26 @@ def test_micro_batches_hold_their_step_and_cost_no_more_than_those_of_transforme
 
 def test_the_last_step_is_kept_or_dropped() -> None:
     given = lengths(21)
-    kept = steps_of(Rebalanced(samples(given), 8, 4))
+    kept = steps_of(Rebalanced(given, 8, num_ranks=2, accumulation=2))
     assert [sum(map(len, step)) for step in kept] == [8, 8, 5]
     assert sorted(i for step in kept for b in step for i in b) == list(range(21))
-    dropped = Rebalanced(samples(given), 8, 4, drop_last=True)
+    dropped = Rebalanced(given, 8, num_ranks=2, accumulation=2, drop_last=True)
     assert steps_of(dropped) == kept[:2]
 
 
 def test_a_last_step_with_too_few_samples_repeats_some() -> None:
-    last = steps_of(Rebalanced(samples(lengths(9)), 8, 4))[-1]
+    last = steps_of(Rebalanced(lengths(9), 8, num_ranks=4))[-1]
     assert [len(batch) for batch in last] == [1, 1, 1, 1]
 
 
 def test_ranks_are_dealt_the_micro_batches_in_turn() -> None:
-    order = Rebalanced(samples(lengths(64)), 16, 4)
+    order = Rebalanced(lengths(64), 16, num_ranks=2, accumulation=2)
     dealt = [list(BatchSamplerShard(order, 2, rank)) for rank in range(2)]
     assert [b for pair in zip(*dealt, strict=True) for b in pair] == list(order)
 
 
 def test_a_rebalanced_epoch_can_be_walked_again() -> None:
-    order = Rebalanced(samples(lengths(64)), 16, 2)
+    order = Rebalanced(lengths(64), 16, num_ranks=2)
     first = list(order)
     order.set_epoch(1)
     assert list(order) != first
@@ -183,11 +181,11 @@ def test_a_rebalanced_epoch_can_be_walked_again() -> None:
 
 def test_a_step_smaller_than_its_micro_batches_is_refused() -> None:
     with pytest.raises(BadInput, match="in 8 micro-batches"):
-        Rebalanced(samples(lengths(20)), 4, 8)
+        Rebalanced(lengths(20), 4, num_ranks=4, accumulation=2)
 
 
 def test_a_length_of_zero_costs_nothing_and_is_dealt() -> None:
-    batches = list(Rebalanced(samples([0, 0, 5, 0]), 4, 2))
+    batches = list(Rebalanced([0, 0, 5, 0], 4, num_ranks=2))
     assert sorted(map(sorted, batches)) == [[0, 1, 3], [2]]
 
 
@@ -195,10 +193,10 @@ def loaded(kind: str) -> Any:
     data = [{"input_ids": torch.tensor([i] * n), "x": i} for i, n in enumerate(lengths(46))]
     accelerator = Accelerator(cpu=True)
     if kind == "grouped":
-        sampler = GroupedByLength(data, 4, seed=7)
+        sampler = GroupedByLength(lengths_of(data), 4, seed=7)
         loader = DataLoader(data, batch_size=4, sampler=sampler, collate_fn=numbers)
     else:
-        order = Rebalanced(data, 8, 2, seed=7)
+        order = Rebalanced(lengths_of(data), 8, num_ranks=2, seed=7)
         loader = DataLoader(data, batch_sampler=order, collate_fn=numbers)
     return accelerator.prepare(loader)
 

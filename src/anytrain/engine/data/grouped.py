@@ -7,7 +7,7 @@ deals the same order.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -25,19 +25,11 @@ class GroupedByLength(Sampler[int]):
 
     The shuffled samples are cut in megabatches of up to 50 batches (at least four of them, where
     there are enough samples), each sorted by length. The longest sample of all comes first, so
-    that a batch too big for memory shows at once. `lengths_of` says where lengths come from.
+    that a batch too big for memory shows at once.
     """
 
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int,
-        *,
-        length_column: str = "length",
-        input_name: str | None = None,
-        seed: int = 0,
-    ) -> None:
-        self.lengths = lengths_of(dataset, length_column, input_name)
+    def __init__(self, lengths: Sequence[int], batch_size: int, *, seed: int = 0) -> None:
+        self.lengths = _plain(lengths)
         self.batch_size = _at_least_one("batch_size", batch_size)
         self.seed = seed
         self.epoch = 0
@@ -68,33 +60,33 @@ class Rebalanced(BatchSampler):
     """Micro-batches of unlike sizes and like cost: few long samples, or many short ones.
 
     The samples of an optimizer step are a shuffled order's next `step_size`, sorted by length
-    and cut in `parts` micro-batches (those of all ranks) so that the dearest is as cheap as can
-    be. They come dearest first, and dealt in turn, so that the ranks' micro-batches of one time
-    cost about the same: the padded tokens, and the attention over them.
+    and cut in `num_ranks * accumulation` micro-batches so that the dearest is as cheap as can be.
+    They come in the order in which batches are dealt: one for each rank, the dearest first. The
+    cost of a micro-batch is that of its padded tokens, and of attention over them.
     """
 
     def __init__(
         self,
-        dataset: Any,
+        lengths: Sequence[int],
         step_size: int,
-        parts: int,
         *,
-        length_column: str = "length",
-        input_name: str | None = None,
+        num_ranks: int = 1,
+        accumulation: int = 1,
         drop_last: bool = False,
         seed: int = 0,
     ) -> None:
-        self.lengths = lengths_of(dataset, length_column, input_name)
-        self.parts = _at_least_one("parts", parts)
+        self.lengths = _plain(lengths)
+        self.parts = _at_least_one("num_ranks * accumulation", num_ranks * accumulation)
         self.step_size = step_size
         self.batch_size = None  # type: ignore[assignment]  # batches vary
         self.drop_last = drop_last
         self.seed = seed
         self.epoch = 0
-        if step_size < parts:
+        if step_size < self.parts:
             raise BadInput(
-                f"Cannot cut a step of {step_size} samples in {parts} micro-batches.",
-                why="each needs a sample.",
+                f"Cannot cut a step of {step_size} samples in {self.parts} micro-batches.",
+                why=f"{num_ranks} ranks accumulate {accumulation} micro-batches each, and each "
+                "needs a sample.",
                 fix="take a bigger batch, or accumulate less.",
             )
 
