@@ -109,9 +109,13 @@ class Recording(Reports):
     # -- what went in -------------------------------------------------------------------------
 
     def floating_point_ops(self, inputs: Any) -> float:
-        """Return the operations of one batch, where the model can tell."""
-        found = getattr(self.model, "floating_point_ops", None)
-        return float(found(inputs)) if callable(found) else 0.0
+        """Return the operations of one batch: six a token and parameter, where both are known."""
+        name = getattr(self.model, "main_input_name", "input_ids")
+        main = inputs.get(name) if isinstance(inputs, Mapping) else None
+        count: Any = getattr(self.model, "num_parameters", None)
+        if not isinstance(main, torch.Tensor) or not callable(count):
+            return 0.0
+        return 6.0 * main.numel() * count(exclude_embeddings=True)
 
     def store_flos(self) -> None:
         """Add the operations since the last time to the state."""
