@@ -100,6 +100,7 @@ class Data(Reports):
         is_training: bool = False,
     ) -> DataLoader[Any]:
         args, collate = self.args, self.data_collator
+        given = dataset  # its column of lengths is no input of the model's
         if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names"):
             dataset = self._remove_unused_columns(dataset, description)
         else:
@@ -115,7 +116,7 @@ class Data(Reports):
             "in_order": args.dataloader_in_order,
         }
         if not isinstance(dataset, IterableDataset):
-            sampler = sampler_fn(dataset) if sampler_fn is not None else None
+            sampler = sampler_fn(given) if sampler_fn is not None else None
             if isinstance(sampler, BatchSampler):
                 options.pop("batch_size")
                 options["batch_sampler"] = sampler
