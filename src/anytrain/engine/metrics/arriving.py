@@ -38,8 +38,8 @@ class _Copy:
     def __init__(self, tree: Any) -> None:
         self._events: dict[torch.device, torch.Event] = {}
         self._tree = map_tensors(self._start, tree)
-        for event in self._events.values():
-            event.record()
+        for device, event in self._events.items():
+            event.record(torch.accelerator.current_stream(device))
 
     def _start(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
@@ -53,5 +53,6 @@ class _Copy:
     def wait(self) -> Any:
         for event in self._events.values():
             event.synchronize()
-        # Out of the pinned buffer, which serves the next batch.
-        return map_tensors(lambda t: t.clone() if t.is_pinned() else t.cpu(), self._tree)
+        if not self._events:
+            return map_tensors(torch.Tensor.cpu, self._tree)
+        return map_tensors(torch.clone, self._tree)  # pinned buffers serve the next batch
