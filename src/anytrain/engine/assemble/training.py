@@ -12,6 +12,7 @@ from torch import nn
 from anytrain.core.events import EventKind
 from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run, unscale, veto
+from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.step.guard import ScaledGuard
 from anytrain.engine.step.update import Latch, Micro, SplittingUpdate, Update
@@ -46,7 +47,7 @@ def build_step(
         "no_sync": session.world.no_sync,
         "clip": Clip(optimizer, options.max_grad_norm),
         "optimizer": optimizer,
-        "schedulers": tuple(run.schedulers),
+        "schedulers": tuple(s for s in run.schedulers if not follows_metric(s)),
         "bad": bad_rule(run, optimizer),
         "tell": tell,
         "latch": Latch() if options.holds_bad else None,
