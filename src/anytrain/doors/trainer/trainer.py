@@ -203,7 +203,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating):
             max_steps = math.ceil(args.num_train_epochs * per_epoch)
             num_epochs = math.ceil(args.num_train_epochs)
         self._progress = Progress(max_steps, num_epochs, num_batches or max_steps * micro)
-        self._meter = Meter(self._session.device, filters=args.logging_nan_inf_filter)
+        self._meter = Meter(self._session.device)
         self._loss_so_far = (0.0, 0)
         self.state = TrainerState(stateful_callbacks=self.callback_handler.exported())
         self.state.is_hyper_param_search = trial is not None
@@ -284,9 +284,9 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating):
 
     def _take_loss(self, reading: Reading | None) -> None:
         """Add what was read to the mean over the whole training."""
-        if reading is not None:
+        if reading is not None and reading.num_steps > reading.num_bad:
             total, steps = self._loss_so_far
-            num = reading.num_steps
+            num = reading.num_steps - reading.num_bad
             self._loss_so_far = (total + reading.loss * num, steps + num)
 
     def training_step(

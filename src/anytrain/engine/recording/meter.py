@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ class Reading:
 
     num_steps: int
     loss: float
-    """The mean of the steps' losses."""
+    """The mean of the losses of the steps that were not bad; NaN where all were."""
     grad_norm: float | None
     learning_rate: float
     num_bad: int
@@ -27,9 +28,8 @@ class Reading:
 class Meter:
     """Device tensors of the steps since the last log point."""
 
-    def __init__(self, device: torch.device, *, filters: bool = False) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._filters = filters
         self._restart()
 
     def _restart(self) -> None:
@@ -48,9 +48,8 @@ class Meter:
         bad: torch.Tensor,
     ) -> None:
         """Take one step's tensors in; nobody waits."""
-        if self._filters:  # the mean so far stands in for a loss that is no number
-            loss = torch.where(torch.isfinite(loss), loss, self._loss / max(self.num_steps, 1))
-        self._loss = self._loss + loss
+        # A step that was left out has no part in the mean; it is counted instead.
+        self._loss = self._loss + torch.where(bad > 0, 0.0, loss)
         self._num_bad = self._num_bad + bad
         is_first = (self._first_bad < 0) & (bad > 0)
         self._first_bad = torch.where(is_first, float(self.num_steps), self._first_bad)
@@ -89,7 +88,7 @@ class Meter:
         mean, num_bad, first_bad, norm = (float(value) for value in told.tolist())
         reading = Reading(
             num_steps=self.num_steps,
-            loss=mean / self.num_steps,
+            loss=mean / good if (good := self.num_steps - int(num_bad)) else math.nan,
             grad_norm=None if self._norm is None else norm,
             learning_rate=float(self._rate),
             num_bad=int(num_bad),
