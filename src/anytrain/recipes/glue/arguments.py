@@ -230,7 +230,7 @@ class Job:
         return Path(str(self.training.output_dir))
 
     def settings(self) -> dict[str, Any]:
-        """Return what defines the run, as plain values; a file counts with its content."""
+        """Return what defines the run, as plain values; a file counts by its content."""
         training = self.training.to_dict()
         found = {name: getattr(self.model, name) for name in _DEFINING_MODEL}
         found |= {name: getattr(self.data, name) for name in _DEFINING_DATA}
@@ -238,7 +238,11 @@ class Job:
         if self.data.train_file:
             with open(self.data.train_file, "rb") as content:
                 digest = hashlib.file_digest(content, "sha256")
-            found["train_file_sha256"] = digest.hexdigest()[:16]
+            name = Path(self.data.train_file).name
+            found["train_file"] = f"{name} (sha256 {digest.hexdigest()[:16]})"
+        for name in ("model_name_or_path", "config_name", "tokenizer_name"):
+            if found[name] and Path(found[name]).is_dir():
+                found[name] = str(Path(found[name]).resolve())
         return found
 
 

@@ -15,6 +15,14 @@ _EXAMPLE = """\
     --do_train --do_eval --max_seq_length 128 --per_device_train_batch_size 32 \\
     --learning_rate 2e-5 --num_train_epochs 3 --output_dir runs/mrpc
 """
+_MARGIN = " " * 34
+# What TrainingArguments leaves to the script that reads them.
+_HERE = {
+    "do_train": "Learn from the training rows.",
+    "do_eval": "Evaluate on the validation rows.",
+    "do_predict": "Write predictions for the test rows.",
+    "resume_from_checkpoint": "Go on from this checkpoint; alone: from the newest one.",
+}
 _USUAL = {
     "What to do": (
         "do_train",
@@ -100,11 +108,11 @@ def _group(title: str, members: Iterable[Field[Any]]) -> str:
 
 def _lines(members: Iterable[Field[Any]]) -> Iterator[str]:
     for member in members:
-        told = str(member.metadata.get("help", ""))
+        told = _HERE.get(member.name) or str(member.metadata.get("help", ""))
         default = None if member.default is MISSING else member.default
         if default not in (None, False, ""):
             told += f" [{getattr(default, 'value', default)}]"
         name = f"  --{member.name}"
-        begin = name.ljust(34) if len(name) < 33 else f"{name}\n{' ' * 34}"
-        folded = textwrap.fill(told, 62, subsequent_indent=" " * 34)
-        yield f"{begin}{folded}\n"
+        begin = name.ljust(34) if len(name) < 33 else f"{name}\n{_MARGIN}"
+        folded = textwrap.fill(told, 96, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
+        yield f"{begin}{folded.lstrip()}\n"

@@ -112,7 +112,10 @@ class Work:
     def finish(self) -> None:
         """Close the run: its card, the hub where it is wanted, and the note that it is over."""
         job, trainer = self.job, self.trainer
-        told = {"finetuned_from": job.model.model_name_or_path, "tasks": "text-classification"}
+        told: dict[str, Any] = {
+            "finetuned_from": job.model.model_name_or_path,
+            "tasks": "text-classification",
+        }
         if job.data.task_name:
             told |= {
                 "language": "en",
