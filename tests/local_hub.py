@@ -43,7 +43,7 @@ class LocalHub:
             paths = [found["path"] for found in json.loads(body)["files"]]
             return 200, {"files": [_regular(path) for path in paths]}
         if "/commit/" in path:
-            return self.commit(path.split("/commit/")[1].split("?")[0], body, token)
+            return self.commit(path, body, token)
         return 404, {"error": path}
 
     def create(self, wanted: dict[str, Any]) -> Answer:
@@ -51,8 +51,9 @@ class LocalHub:
         owner = wanted.get("organization") or "me"
         return 200, {"url": f"{self.url}/{owner}/{wanted['name']}"}
 
-    def commit(self, revision: str, body: bytes, token: str | None) -> Answer:
+    def commit(self, path: str, body: bytes, token: str | None) -> Answer:
         self.gate.wait(20)
+        repository, revision = path.removeprefix("/api/models/").split("?")[0].split("/commit/")
         lines = [json.loads(line) for line in body.splitlines() if line]
         files = {
             line["value"]["path"]: base64.b64decode(line["value"]["content"])
@@ -61,7 +62,9 @@ class LocalHub:
         }
         summary = next(line["value"]["summary"] for line in lines if line["key"] == "header")
         self.commits.append(Commit(summary, files, revision, token))
-        return 200, {"commitUrl": self.url, "commitOid": "a" * 40, "success": True}
+        oid = "a" * 40
+        url = f"{self.url}/{repository}/commit/{oid}"
+        return 200, {"commitUrl": url, "commitOid": oid, "success": True}
 
 
 def _regular(path: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import yaml
 from torch import nn
 
 from anytrain.core.errors import HubError, Notice
+from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.trainer.card import card_tags
 from anytrain.doors.training_args import TrainingArguments
@@ -32,6 +33,17 @@ def rows(count: int) -> list[dict[str, Any]]:
     return [{"x": torch.tensor([float(i), 1.0]), "labels": i % 2} for i in range(count)]
 
 
+class OpenAt(TrainerCallback):
+    """Let the hub take what it was sent, once training is over."""
+
+    def __init__(self, hub: LocalHub, step: int) -> None:
+        self.hub, self.step = hub, step
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        assert state.global_step == self.step
+        self.hub.gate.set()
+
+
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
     from huggingface_hub import constants
@@ -43,16 +55,16 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[LocalHub]:
 
 
 def trainer(folder: Path, **options: Any) -> Trainer:
-    args = TrainingArguments(
-        output_dir=str(folder / "tiny"),
-        per_device_train_batch_size=4,
-        num_train_epochs=1,
-        report_to="none",
-        disable_tqdm=True,
-        use_cpu=True,
-        hub_token="hf_local",
-        **options,
-    )
+    usual = {
+        "output_dir": str(folder / "tiny"),
+        "per_device_train_batch_size": 4,
+        "num_train_epochs": 1,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "use_cpu": True,
+        "hub_token": "hf_local",
+    }
+    args = TrainingArguments(**{**usual, **options})
     return Trainer(model=Tiny(), args=args, train_dataset=rows(8), eval_dataset=rows(4))
 
 
@@ -210,6 +222,16 @@ def test_a_model_saved_by_hand_is_pushed(tmp_path: Path, hub: LocalHub) -> None:
     hub.refuses = True
     with pytest.warns(Notice, match="A push to the hub failed"):
         made.save_model()
+
+
+def test_a_push_begun_while_another_goes_on_is_left_out_unless_asked_for(
+    tmp_path: Path, hub: LocalHub
+) -> None:
+    hub.gate.clear()
+    made = trainer(tmp_path, push_to_hub=True, save_strategy="steps", save_steps=1)
+    made.add_callback(OpenAt(hub, step=2))
+    made.train()
+    assert [c.message for c in hub.commits] == ["Training in progress, step 1"]
 
 
 def test_the_last_push_raises_what_went_wrong(tmp_path: Path, hub: LocalHub) -> None:

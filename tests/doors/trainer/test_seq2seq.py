@@ -80,7 +80,12 @@ def test_metrics_judge_what_the_model_writes(tmp_path: Path) -> None:
 
 def test_a_call_says_how_to_generate(tmp_path: Path) -> None:
     calls: list[dict[str, Any]] = []
-    made = trainer(tmp_path, generation_max_length=9, generation_num_beams=2)
+    made = trainer(
+        tmp_path,
+        compute_metrics=lambda found: {},
+        generation_max_length=9,
+        generation_num_beams=2,
+    )
     generate = made.model.generate
 
     def watched(**kwargs: Any) -> Any:
@@ -113,10 +118,8 @@ def test_the_model_is_not_handed_the_answer(tmp_path: Path) -> None:
     batch = {"input_ids": torch.tensor([[3, 4]]), "labels": labels, "decoder_input_ids": labels}
     made.prediction_step(made.model, batch, prediction_loss_only=False)
     assert "decoder_input_ids" not in given[0]
-    start = torch.tensor([[3]])
-    made.prediction_step(
-        made.model, {**batch, "decoder_input_ids": start}, prediction_loss_only=False
-    )
+    prompted = {"input_ids": torch.tensor([[3, 4]]), "decoder_input_ids": torch.tensor([[3]])}
+    made.prediction_step(made.model, prompted, prediction_loss_only=False)
     assert "decoder_input_ids" in given[1]
 
 
@@ -135,12 +138,13 @@ def test_data_without_labels_is_predicted_without_a_loss(tmp_path: Path) -> None
 
 
 def test_a_generation_config_of_the_arguments_is_the_models(tmp_path: Path) -> None:
-    wanted = GenerationConfig(max_length=12, num_beams=2, pad_token_id=PAD, eos_token_id=END)
+    wanted = GenerationConfig(
+        max_length=12, num_beams=2, pad_token_id=PAD, eos_token_id=END, decoder_start_token_id=PAD
+    )
     made = trainer(tmp_path / "a", generation_config=wanted)
     assert made.model.generation_config.max_length == 12
     assert made.model.generation_config is not wanted
     assert made.predict(rows(2)).predictions.shape == (2, 12)
-    wanted.decoder_start_token_id = PAD
     wanted.save_pretrained(tmp_path / "config")
     by_folder = Seq2SeqTrainer.load_generation_config(str(tmp_path / "config"))
     by_file = Seq2SeqTrainer.load_generation_config(tmp_path / "config" / "generation_config.json")

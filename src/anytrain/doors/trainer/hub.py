@@ -41,6 +41,8 @@ class Hub(Reports):
     processing_class: Any
     hub_model_id: str | None = None
     push_in_progress: Future[Any] | None = None
+    """The newest push behind the loop."""
+    _pushes: list[tuple[Future[Any], Path]] | None = None
     _hub_api: HfApi | None = None
     save_model: Callable[..., None]
     _tell: Callable[..., Any]
@@ -133,11 +135,9 @@ class Hub(Reports):
         strategy = str(getattr(self.args.hub_strategy, "value", self.args.hub_strategy))
         if not self.is_world_process_zero() or strategy == "end":
             return
-        busy = self.push_in_progress is not None and not self.push_in_progress.done()
-        if busy and not self.args.hub_always_push:
+        self._settle(wait=False)
+        if self._pushes and not self.args.hub_always_push:
             return
-        if not busy:
-            self._finish_current_push()
         self._tell("push_begin")
         source = Path(checkpoint_folder)
         within = {"checkpoint": LAST_CHECKPOINT, "all_checkpoints": source.name}.get(strategy)
@@ -150,8 +150,8 @@ class Hub(Reports):
             _tell_failed_push(error)
             return
         assert isinstance(pushed, Future)
-        pushed.add_done_callback(lambda _: shutil.rmtree(staged, ignore_errors=True))
         self.push_in_progress = pushed
+        self._pushes = [*(self._pushes or []), (pushed, staged)]
 
     def _push_after_save(self) -> None:
         """Push what `save_model` wrote; a hub that fails costs a notice, not the run."""
@@ -161,13 +161,21 @@ class Hub(Reports):
             _tell_failed_push(error)
 
     def _finish_current_push(self) -> None:
-        """Wait for the push behind the loop, and tell if it failed."""
-        pushed, self.push_in_progress = self.push_in_progress, None
-        if pushed is None:
-            return
-        error = pushed.exception()
-        if error is not None:
-            _tell_failed_push(error)
+        """Wait for what is pushed behind the loop, and tell if it failed."""
+        self._settle(wait=True)
+        self.push_in_progress = None
+
+    def _settle(self, *, wait: bool) -> None:
+        """Tell of pushes that are over and failed, and remove the files they were sent from."""
+        pushes, self._pushes = self._pushes or [], []
+        for pushed, staged in pushes:
+            if not (wait or pushed.done()):
+                self._pushes.append((pushed, staged))
+                continue
+            error = pushed.exception()
+            shutil.rmtree(staged, ignore_errors=True)
+            if error is not None:
+                _tell_failed_push(error)
 
     def _upload(
         self,
@@ -233,14 +241,16 @@ def _hub_errors() -> tuple[type[Exception], ...]:
 
 
 def _first_line(error: BaseException) -> str:
+    if isinstance(error, HubError):
+        return error.why
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {text[0]}" if text else type(error).__name__
 
 
 def _tell_failed_push(error: BaseException) -> None:
     warnings.warn(
-        f"A push to the hub failed ({_first_line(error)}). Training goes on; the checkpoint "
-        "is on the disk, and the next save pushes again.",
+        f"A push to the hub failed ({_first_line(error)}). The files are whole on the disk, and "
+        "the next save pushes again.",
         Notice,
         stacklevel=3,
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from copy import copy
+from dataclasses import fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from anytrain.doors.trainer.outputs import (
 from anytrain.doors.trainer.reports import Reports
 
 Space = Callable[[Any], dict[str, Any]]
+_ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 _OF_OPTIMIZE = ("timeout", "gc_after_trial", "catch", "callbacks", "show_progress_bar")
 
 
@@ -90,15 +92,17 @@ class Search(Reports):
         return model
 
     def _takes_trial(self) -> bool:
+        """Whether model_init has a place for a trial: one it must be given, or one so named."""
         assert self.model_init is not None
-        num_parameters = len(inspect.signature(self.model_init).parameters)
-        if num_parameters > 1:
+        parameters = inspect.signature(self.model_init).parameters.values()
+        needed = [p for p in parameters if p.default is p.empty and p.kind not in _ANY_NUMBER]
+        if len(needed) > 1:
             raise BadInput(
-                f"model_init takes {num_parameters} arguments.",
+                f"model_init takes {len(needed)} arguments.",
                 why="it is called with nothing, or with the trial of a search.",
                 fix="let it take no argument, or one: the trial.",
             )
-        return num_parameters == 1
+        return bool(needed) or any(p.name == "trial" for p in parameters)
 
     def _check_search(
         self, backend: str | HPSearchBackend | None, n_trials: int, options: Mapping[str, Any]
@@ -178,10 +182,11 @@ class Search(Reports):
             return
         assert self.hp_space is not None
         self._restore_args()  # a value that only an earlier trial set must not stay
-        unknown = []
+        known, unknown = {f.name: str(f.type) for f in fields(self.args)}, []
         for name, value in self.hp_space(trial).items():
             if hasattr(self.args, name):
-                setattr(self.args, name, _like(name, getattr(self.args, name), value))
+                old = getattr(self.args, name)
+                setattr(self.args, name, _like(name, known.get(name, ""), old, value))
             else:
                 unknown.append(name)
         if unknown and not self._takes_trial():
@@ -251,8 +256,11 @@ def _something(best: Any) -> BestRun | list[BestRun]:
     return found
 
 
-def _like(name: str, old: Any, value: Any) -> Any:
+def _like(name: str, annotation: str, old: Any, value: Any) -> Any:
     """Return a suggested value in the type that the argument has."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if "float" in annotation and is_number:
+        return float(value)  # an epoch count may hold a whole number and take half a one
     if old is None or isinstance(value, type(old)):
         return value
     if isinstance(old, bool) or (isinstance(old, int) and value != int(value)):
