@@ -199,5 +199,7 @@ class Interrupts:
 
 
 def _say(text: str) -> None:
-    # Not through sys.stderr: a signal may have come in the middle of a print.
-    os.write(2, f"{text}\n".encode())
+    # Not through sys.stderr: a signal may have come in the middle of a print. In a terminal the
+    # cursor may stand before a progress bar, whose rest would stay behind the text.
+    rest = "\x1b[J" if os.isatty(2) else ""
+    os.write(2, f"{rest}{text}\n".encode())

@@ -15,7 +15,6 @@ from anytrain.engine.recording.console import Console, Course, pick
 from anytrain.engine.recording.shown import Entry, Summary
 
 _SHORT = {"learning_rate": "lr"}
-_FIRST = {"loss": 0, "learning_rate": 1}
 _TIMES = ("_runtime", "_samples_per_second", "_steps_per_second")
 
 Facts = Callable[[], Mapping[str, Any]]
@@ -156,7 +155,7 @@ class ProgressCallback(TrainerCallback):
                 self._console = None
 
     def _entry(self, state: TrainerState, logs: Mapping[str, Any]) -> Entry:
-        names = sorted(logs, key=lambda name: _FIRST.get(name, len(_FIRST)))
+        names = sorted(logs, key=_rank)
         values = {
             _SHORT.get(name, name): self._cut(logs[name])
             for name in names
@@ -181,7 +180,7 @@ def summarize(args: Any, state: TrainerState, seconds: float) -> Summary:
     )
     best = None
     if state.best_metric is not None:
-        name = str(args.metric_for_best_model or "metric").removeprefix("eval_")
+        name = "eval_" + str(args.metric_for_best_model or "loss").removeprefix("eval_")
         best = (name, state.best_metric, state.best_global_step)
     return Summary(
         steps=state.global_step,
@@ -203,7 +202,12 @@ def _last_evaluation(state: TrainerState) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for entry in state.log_history:
         found.update({name: value for name, value in entry.items() if name.startswith("eval_")})
-    return {n: v for n, v in found.items() if not n.endswith(_TIMES)}
+    return {n: found[n] for n in sorted(found, key=_rank) if not n.endswith(_TIMES)}
+
+
+def _rank(name: str) -> int:
+    """Put losses first, then the learning rate; the rest stays in its order."""
+    return 0 if name == "loss" or name.endswith("_loss") else 1 if name == "learning_rate" else 2
 
 
 def _length(loader: Any) -> int | None:

@@ -42,7 +42,7 @@ class NotebookBar(Followed):
     def begin(self, course: Course) -> None:
         """Start an output of its own for a training."""
         self._forget()
-        self._columns = ["Step", "Training Loss"]
+        self._columns = ["Step", "Training Loss", *["Validation Loss"] * course.evaluates]
         super().begin(course)
 
     def evaluating(self, done: int, total: int | None) -> None:

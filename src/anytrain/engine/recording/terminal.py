@@ -1,22 +1,22 @@
-"""Draw a run in a terminal: a bar that moves, log lines above it, a table at the end.
+"""Draw a run in a terminal: bars that move, log lines above them, a table at the end.
 
-The cursor is never hidden and nothing is drawn from another thread. So a run that is killed
-leaves a terminal in order, and a forked data worker inherits no lock that somebody holds.
+The cursor rests where the bars begin and is never hidden, and nothing is drawn from another
+thread. So what a signal handler or a data worker writes goes over the bars and is never erased,
+and a run that is killed leaves a terminal in order.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any, TextIO, cast
 
-from rich.console import Console as RichConsole, ConsoleOptions, RenderResult
-from rich.file_proxy import FileProxy
-from rich.live import Live
+from rich.console import Console as RichConsole
 from rich.table import Table
 from rich.text import Text
 
@@ -27,35 +27,35 @@ from anytrain.engine.recording.shown import Entry, Summary, duration, fitting, l
 _NARROWEST_BAR = 8
 _WIDEST_BAR = 60
 _NARROWEST_TABLE = 50
-_live: weakref.WeakSet[Terminal] = weakref.WeakSet()
-
-
-class _Screen(RichConsole):
-    def show_cursor(self, show: bool = True) -> bool:
-        """Leave the cursor alone: nothing could show it again after a kill."""
-        return False
+_CLEAR = "\r\x1b[J"
+_END_LINE = "\x1b[K\n"
+_open: weakref.WeakSet[Terminal] = weakref.WeakSet()
 
 
 class Terminal(Followed):
-    """A bar at the bottom of the terminal, and what is logged above it."""
+    """Bars at the bottom of the terminal, and what is logged or printed above them."""
 
     def __init__(
-        self, console: RichConsole | None = None, clock: Callable[[], float] = time.monotonic
+        self,
+        stream: TextIO | None = None,
+        width: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         super().__init__(clock)
-        self._given = console
+        self._given = stream, width
         self._console: RichConsole | None = None
-        self._live: Live | None = None
+        self._aside: list[Above] = []
+        self._lock = threading.RLock()
         self._broken = False
 
     def begin(self, course: Course) -> None:
         """Start showing a training."""
-        self._open()
+        self._start()
         super().begin(course)
 
     def evaluating(self, done: int, total: int | None) -> None:
         """Show a second bar; the only one where nothing is trained."""
-        self._open()
+        self._start()
         super().evaluating(done, total)
 
     def evaluated(self) -> None:
@@ -65,9 +65,13 @@ class Terminal(Followed):
             self.close()
 
     def draw(self) -> None:
-        """Move the bars."""
-        if self._live is not None:
-            self._safely(self._live.refresh)
+        """Draw the bars where the cursor is, and put it back there."""
+        console = self._console
+        if console is not None:
+            bars = self.bars(console.width - 1, _is_ascii(console))
+            shown = _styled(console, *bars).rstrip("\n")
+            back = f"\x1b[{len(bars) - 1}A\r" if len(bars) > 1 else "\r"
+            self._write(console.file, _CLEAR + (shown + back if bars else ""))
 
     def tell(self, entry: Entry) -> None:
         """Print the entry above the training's bar; without one, the caller has the figures."""
@@ -80,62 +84,145 @@ class Terminal(Followed):
             pairs.append(("epoch", f"{entry.epoch:.2f}"))
         told = lines([*pairs, *entry.pairs()], console.width - 1)
         style = "bold" if entry.is_evaluation else ""
-        self._safely(lambda: console.print(Text("\n".join(told), style=style)))
+        self.above(console.file, _styled(console, Text("\n".join(told), style=style)))
 
     def end(self, summary: Summary) -> None:
         """Take the bars away and print the summary as a table."""
         super().end(summary)
         console = self._console
-        self.close()
         if console is not None:
-            self._safely(lambda: console.print(_ending(summary, console.width)))
+            self.above(console.file, _styled(console, _ending(summary, console.width)))
+        self.close()
 
     def close(self) -> None:
         """Take the bars away, and give standard output back."""
         super().close()
-        live, self._live, self._console = self._live, None, None
-        _live.discard(self)
-        if live is not None:
-            self._safely(live.stop)
+        console, self._console = self._console, None
+        self.let_go()
+        if console is not None:
+            self._write(console.file, _CLEAR)
 
-    def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
-        # One column stays free: some terminals start a new line when the last one is written.
-        width = options.max_width - 1
+    def above(self, stream: IO[str], text: str) -> None:
+        """Write whole lines where the bars are, and the bars below them."""
+        with self._lock:
+            if self._console is not None:
+                self._write(self._console.file, _CLEAR)
+            self._write(stream, text)
+            self.draw()
+
+    def bars(self, width: int, is_ascii: bool) -> list[Text]:
+        """Return the lines that stand at the bottom."""
+        shown = []
         if self.pace is not None:
             total, left = self.course.total, self.left()
             times = f"{self.elapsed()}, {left} left" if left else self.elapsed()
             tails = _counts(self.step, total, times)
-            yield _bar("training", self.step, total, tails, width, options.ascii_only)
-            yield Text(fitting(self._facts(), width), style="dim")
+            shown.append(_bar("training", self.step, total, tails, width, is_ascii))
+            shown.append(Text(fitting(self._figures(), width), style="dim"))
         if self.evaluation is not None:
             done, total = self.evaluation.done, self.evaluation.total
             tails = _counts(done, total, duration(self.clock() - self.evaluation.began))
-            yield _bar("evaluating", done, total, tails, width, options.ascii_only)
+            shown.append(_bar("evaluating", done, total, tails, width, is_ascii))
+        return shown
 
-    def _facts(self) -> list[str]:
+    def let_go(self) -> None:
+        """Put standard output and error back as they were."""
+        for proxy in self._aside:
+            proxy.step_aside()
+        self._aside = []
+        _open.discard(self)
+
+    def _figures(self) -> list[str]:
         latest = self.standing.latest
         first = [f"{name} {latest[name]}" for name in ("loss", "lr") if name in latest]
         memory = [f"{name} {amount}" for name, amount in self.standing.memory]
         return [part for part in (*first, self.speed(), *memory) if part]
 
-    def _open(self) -> None:
-        if self._live is not None or self._broken:
+    def _start(self) -> None:
+        if self._console is not None or self._broken:
             return
-        self._console = self._given or _Screen(highlight=False, force_jupyter=False)
-        self._live = Live(self, console=self._console, auto_refresh=False, transient=True)
-        _live.add(self)
-        self._safely(self._live.start)
+        stream, width = self._given
+        self._console = RichConsole(
+            file=stream or sys.stdout,
+            width=width,
+            highlight=False,
+            force_jupyter=False,
+            force_terminal=True,
+        )
+        if stream is None:
+            self._aside = [Above(self, "stdout"), Above(self, "stderr")]
+        _open.add(self)
 
-    def _safely(self, action: Callable[[], Any]) -> None:
-        """Draw, and go on without drawing where the terminal has gone away."""
+    def _write(self, stream: IO[str], text: str) -> None:
+        """Write, and go on without drawing where the terminal has gone away."""
         try:
-            action()
+            with self._lock:
+                stream.write(text)
+                stream.flush()
         except OSError as error:
-            self._broken, self._live, self._console = True, None, None
-            _give_output_back()
+            self._broken, self._console = True, None
+            self.let_go()
             warnings.warn(
                 f"Progress is no longer shown: {error}. Training goes on.", Notice, stacklevel=2
             )
+
+
+class Above:
+    """Stands in for standard output or error: whole lines go above the bars."""
+
+    def __init__(self, terminal: Terminal, name: str) -> None:
+        self._terminal: Terminal | None = terminal
+        self._name = name
+        self._stream: TextIO = getattr(sys, name)
+        self._part = ""
+        self._pid = os.getpid()
+        setattr(sys, name, cast(TextIO, self))
+
+    def write(self, text: str) -> int:
+        """Write the lines that are whole; keep the rest until its end comes."""
+        if self._terminal is None:  # a logger may hold this long after the bars are gone
+            return self._stream.write(text)
+        if self._pid != os.getpid():  # forked: it knows nothing of the bars but that they exist
+            self._stream.write(text.replace("\n", _END_LINE))
+            return len(text)
+        # What a carriage return would overwrite is never seen.
+        whole, newline, self._part = (self._part + text).rpartition("\n")
+        self._part = self._part.rpartition("\r")[2] if "\r" in self._part else self._part
+        if newline:
+            self._terminal.above(self._stream, whole + newline)
+        return len(text)
+
+    def writelines(self, many: Any) -> None:
+        """Write each."""
+        for text in many:
+            self.write(text)
+
+    def flush(self) -> None:
+        """Leave a line that is not whole until it is: the next drawing would erase it."""
+        self._stream.flush()
+
+    def step_aside(self) -> None:
+        """Write the rest, and put the real stream back, unless somebody put another."""
+        self._terminal, part, self._part = None, self._part, ""
+        if getattr(sys, self._name) is self:
+            setattr(sys, self._name, self._stream)
+        if part and self._pid == os.getpid():
+            self._stream.write(f"{part}\n")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _is_ascii(console: RichConsole) -> bool:
+    return not console.encoding.startswith("utf")
+
+
+def _styled(console: RichConsole, *things: Any) -> str:
+    """Return what the console would write."""
+    with console.capture() as captured:
+        for thing in things:
+            console.print(thing)
+    return captured.get()
 
 
 def _counts(done: int, total: int | None, times: str) -> list[str]:
@@ -184,20 +271,10 @@ def _ending(summary: Summary, width: int) -> Table | Text:
     return table
 
 
-def _give_output_back() -> None:
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if isinstance(stream, FileProxy):
-            setattr(sys, name, stream.rich_proxied_file)
-
-
 def _in_child() -> None:
-    """Draw nothing in a forked process: the bar belongs to its parent."""
-    if len(_live):
-        _give_output_back()
-        for terminal in list(_live):
-            terminal._live = terminal._console = None
-        _live.clear()
+    """Draw nothing in a forked process: the bars are its parent's."""
+    for terminal in list(_open):
+        terminal._console = None
 
 
 if hasattr(os, "register_at_fork"):
