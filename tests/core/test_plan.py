@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from anytrain.core import environment
@@ -44,6 +46,9 @@ def test_auto_takes_bf16_where_the_device_computes_in_it() -> None:
     assert plan(CUDA, precision="auto")["precision"] == "bf16"
     old = Capabilities("cuda", "cuda:0", "an old GPU", ("float32", "float16"))
     assert plan(old, precision="auto")["precision"] == "no"
+    without = replace(CPU, slow_dtypes=("bfloat16",))
+    assert plan(without, precision="auto")["precision"] == "no"
+    assert plan(without, precision="bf16")["precision"] == "bf16"
 
 
 def test_two_processes_replicate() -> None:

@@ -42,6 +42,8 @@ class Capabilities:
     """Whether fp16's loss scaling runs on this device."""
     fuses_optimizer: bool = False
     """Whether torch's fused optimizers run here, which skip a bad step on the device."""
+    slow_dtypes: tuple[str, ...] = ()
+    """Of the dtypes, those that are made up from others: they work and gain nothing."""
 
 
 @dataclass(frozen=True, slots=True)

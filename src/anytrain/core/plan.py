@@ -144,6 +144,8 @@ def _precision(asked: Wish | None, machine: Capabilities) -> Choice:
     if asked is None:
         return Choice("no", "default: float32, as the peers do; ask for bf16 or auto")
     if asked.value == "auto":
+        if "bfloat16" in machine.slow_dtypes:
+            return Choice("no", f"auto: {machine.name} has no bfloat16 instructions, it is slower")
         if "bfloat16" in machine.dtypes:
             return Choice("bf16", f"auto: {machine.device} computes in bfloat16")
         return Choice("no", f"auto: {machine.device} does not compute in bfloat16")

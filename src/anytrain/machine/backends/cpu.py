@@ -64,6 +64,7 @@ class Cpu:
             dtypes=trial.working_dtypes(device),
             memory_bytes=memory_limit(),
             process_group=self.process_group,
+            slow_dtypes=() if _has_bfloat16() else ("bfloat16",),
         )
 
     def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
@@ -171,6 +172,12 @@ def _peak() -> int:
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def _has_bfloat16() -> bool:
+    """Whether the CPU has instructions for bfloat16 (AVX512-BF16, AMX; Arm: unknown, so no)."""
+    known = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    return any(getattr(torch.cpu, name)() for name in known if hasattr(torch.cpu, name))
 
 
 def _model() -> str:
