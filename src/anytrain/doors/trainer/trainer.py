@@ -11,7 +11,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -324,7 +324,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating):
         custom = self.compute_loss_func
         wants_labels = custom is not None or self.args.label_smoothing_factor > 0
         labels = None
-        if wants_labels and isinstance(inputs, dict) and "labels" in inputs:
+        if wants_labels and isinstance(inputs, Mapping) and "labels" in inputs:
             inputs = dict(inputs)
             labels = inputs.pop("labels")
         outputs = objective.call(model, inputs)
