@@ -1,0 +1,118 @@
+"""A Trainer's optimizer and schedule are the ones its arguments name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from anytrain.doors.trainer import Trainer
+from anytrain.doors.training_args import TrainingArguments
+
+
+class Regression(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 1)
+        self.norm = nn.LayerNorm(1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        out = self.norm(self.linear(x)).squeeze(-1) + self.linear(x).squeeze(-1)
+        return {"loss": (out - labels).square().mean(), "logits": out}
+
+
+def data() -> list[dict[str, Any]]:
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.randn(16, 3, generator=draw)
+    return [{"x": row, "labels": row.sum()} for row in rows]
+
+
+def trainer(folder: Path, **options: Any) -> Trainer:
+    torch.manual_seed(1)
+    settings: dict[str, Any] = {
+        "num_train_epochs": 6,
+        "per_device_train_batch_size": 4,
+        "learning_rate": 0.01,
+        "eval_strategy": "steps",
+        "eval_steps": 2,
+        "logging_steps": 1,
+        "save_strategy": "steps",
+        "save_steps": 10,
+        "metric_for_best_model": "loss",
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+    args = TrainingArguments(output_dir=str(folder), **{**settings, **options})
+    return Trainer(Regression(), args, train_dataset=data(), eval_dataset=data())
+
+
+def rates(done: Trainer) -> list[float]:
+    return [entry["learning_rate"] for entry in done.state.log_history if "learning_rate" in entry]
+
+
+BY_METRIC: list[dict[str, Any]] = [
+    {
+        "lr_scheduler_type": "greedy",
+        "lr_scheduler_kwargs": {"patience": 0, "min_lr": 1e-5, "factor": 0.5, "max_lr": 0.05},
+    },
+    {
+        "lr_scheduler_type": "reduce_lr_on_plateau",
+        "lr_scheduler_kwargs": {"patience": 0, "factor": 0.5, "mode": "max"},
+    },
+]
+
+
+@pytest.mark.parametrize("options", BY_METRIC)
+def test_a_schedule_by_metric_moves_at_evaluations_alone(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    done = trainer(tmp_path, **options)
+    done.train()
+    seen = rates(done)
+    assert len(seen) == 24
+    assert len(set(seen)) > 2
+    # A step's entry has the rate that the step was made with: evaluations are at even steps.
+    moved = [step for step in range(1, 24) if seen[step] != seen[step - 1]]
+    assert moved
+    assert all(step % 2 == 0 for step in moved)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *BY_METRIC,
+        {"optim": "adafactor", "lr_scheduler_type": "cosine", "warmup_steps": 0.2},
+        {
+            "optim": "adafactor",
+            "optim_args": "relative_step=true,scale_parameter=true",
+            "lr_scheduler_type": "constant",
+        },
+        {"optim": "sgd", "optim_args": "momentum=0.9", "lr_scheduler_type": "polynomial"},
+    ],
+)
+def test_a_resumed_training_ends_with_the_same_weights(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    whole = trainer(tmp_path / "whole", **options)
+    whole.train()
+    first = trainer(tmp_path / "parts", **options)
+    first.train()
+    again = trainer(tmp_path / "parts", **options)
+    again.train(resume_from_checkpoint=str(tmp_path / "parts" / "checkpoint-10"))
+    assert rates(again) == rates(whole)
+    for own, other in zip(again.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(own, other)
+
+
+def test_weight_decay_spares_norms_and_biases(tmp_path: Path) -> None:
+    made = trainer(tmp_path, weight_decay=0.3)
+    decayed, spared = made.create_optimizer().param_groups
+    model: Any = made.model
+    assert [id(p) for p in decayed["params"]] == [id(model.linear.weight)]
+    assert decayed["weight_decay"] == 0.3
+    assert len(spared["params"]) == 3
+    assert spared["weight_decay"] == 0.0
