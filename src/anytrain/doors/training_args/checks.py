@@ -315,18 +315,24 @@ def _check_hub(args: Any) -> None:
 
 def check_writable(folder: str) -> None:
     """Refuse a folder that could not be written to, without making it."""
-    path = Path(folder)
     try:
-        here = path
-        while not os.path.lexists(here) and here != here.parent:
-            here = here.parent
-        is_folder, writable = here.is_dir(), os.access(here, os.W_OK | os.X_OK)
+        here = _nearest_that_exists(Path(folder).absolute())
     except (OSError, ValueError) as error:  # a name too long, or with a NUL in it
         raise _unwritable(folder, str(error)) from None
-    if not is_folder:
+    if not here.is_dir():
         raise _unwritable(folder, f"{here} is there and is not a folder")
-    if not writable:
+    if not os.access(here, os.W_OK | os.X_OK):
         raise _unwritable(folder, f"{here} may not be written to by this user")
+
+
+def _nearest_that_exists(path: Path) -> Path:
+    for here in (path, *path.parents):
+        try:
+            here.lstat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        return here
+    return path
 
 
 def _unwritable(folder: str, why: str) -> BadInput:

@@ -178,6 +178,13 @@ def _inputs(args: Any, name: str, value: bool) -> None:
     tell(f"{name} is an old name: taken as include_for_metrics=['inputs'].")
 
 
+def _tokens(args: Any, name: str, value: bool) -> None:
+    if args.include_num_input_tokens_seen in ("no", False):
+        args.include_num_input_tokens_seen = "all"
+    seen = args.include_num_input_tokens_seen
+    tell(f"{name} is an old name: taken as include_num_input_tokens_seen={seen!r}.")
+
+
 def _loaders(args: Any, name: str, value: bool) -> None:
     config = args.accelerator_config
     if getattr(config, name) not in (None, False, value):
@@ -246,16 +253,14 @@ RULES: dict[str, Rule] = {
     ),
     "use_legacy_prediction_loop": Gone("there is one evaluation loop"),
     "include_inputs_for_metrics": Told('include_for_metrics=["inputs"]', _inputs),
-    "include_tokens_per_second": Moved(
-        "include_num_input_tokens_seen", 'include_num_input_tokens_seen="all"', lambda value: "all"
-    ),
+    "include_tokens_per_second": Told('include_num_input_tokens_seen="all"', _tokens),
     "dispatch_batches": Told('accelerator_config={"dispatch_batches": ...}', _loaders, silent=()),
     "split_batches": Told('accelerator_config={"split_batches": ...}', _loaders),
     "push_to_hub_model_id": Moved("hub_model_id", "hub_model_id", silent=()),
     "push_to_hub_organization": Told("hub_model_id, as owner/name", _organization, silent=()),
     "push_to_hub_token": Moved("hub_token", "hub_token", silent=()),
     "model_parallel": Refused("a model is not spread over devices.", _SMALLER),
-    "sharded_ddp": Refused(_SHARDED, _SMALLER, silent=("", "[]")),
+    "sharded_ddp": Refused(_SHARDED, _SMALLER, silent=("", "[]", [])),
     "fsdp_min_num_params": Refused(_SHARDED, _SMALLER, silent=(0,)),
     "fsdp_transformer_layer_cls_to_wrap": Refused(_SHARDED, _SMALLER, silent=("",)),
     "mp_parameters": Refused("SageMaker's model parallelism is not used.", _SMALLER, silent=("",)),

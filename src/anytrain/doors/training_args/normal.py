@@ -173,7 +173,13 @@ def _trackers(value: Any) -> list[Any]:
     words = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
     if words in (["none"], [False], [""]):
         return []
-    return [name for name in LIBRARIES if find_spec(name)] if "all" in words else words
+    return [name for name in LIBRARIES if _is_installed(name)] if "all" in words else words
+
+
+def _is_installed(name: str) -> bool:
+    """Whether the library is there; a folder of that name, as wandb leaves one, has no origin."""
+    spec = find_spec(name)
+    return spec is not None and spec.origin is not None
 
 
 def _complete_evaluation(args: Any) -> None:

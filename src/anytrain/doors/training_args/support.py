@@ -60,7 +60,7 @@ NOTES: dict[str, Support] = {
     "liger_kernel_config": refused(_LIGER, _UNPATCHED),
     "logging_nan_inf_filter": works("HF's default is True; here what happens is shown."),
     "report_to": works(
-        "tensorboard, wandb, mlflow, trackio, jsonl, csv; others are refused by name. "
+        "Known are tensorboard, wandb, mlflow, trackio, jsonl and csv; others are refused by name. "
         "output_dir/metrics.jsonl is written in any case."
     ),
     "enable_jit_checkpoint": works("Every run already does: see save_on_signal."),
