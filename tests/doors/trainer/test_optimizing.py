@@ -11,6 +11,8 @@ from torch import nn
 
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
+from anytrain.doors.training_args.support import RUNNING
+from anytrain.engine.optim import build
 
 
 class Regression(nn.Module):
@@ -116,3 +118,7 @@ def test_weight_decay_spares_norms_and_biases(tmp_path: Path) -> None:
     assert decayed["weight_decay"] == 0.3
     assert len(spared["params"]) == 3
     assert spared["weight_decay"] == 0.0
+
+
+def test_the_arguments_let_through_the_optimizers_that_are_built() -> None:
+    assert set(RUNNING) == set(build.names())

@@ -164,3 +164,8 @@ def test_a_dataset_that_fits_is_the_same_object() -> None:
 def test_a_dataset_of_which_nothing_is_left_is_refused() -> None:
     with pytest.raises(BadInput, match="remove_unused_columns=False"):
         drop_dataset_columns(table(), ["input_ids"], model_name="Bert")
+
+
+def test_samples_of_which_nothing_is_left_are_refused() -> None:
+    with pytest.raises(BadInput, match="it has sentence, idx, and forward takes input_ids"):
+        DropColumns(collate, ["input_ids"])([{"sentence": "a", "idx": 1}])

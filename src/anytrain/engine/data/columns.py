@@ -90,6 +90,8 @@ class DropColumns:
         if not self.has_told and len(kept) < len(feature):
             self.has_told = True
             dropped = [key for key in feature if key not in self.keep]
+            if not kept:
+                raise _nothing_left(dropped, sorted(self.keep), self.model_name, self.description)
             _tell(dropped, self.model_name, self.description)
         return kept
 
@@ -110,14 +112,20 @@ def drop_dataset_columns(
     if not dropped:
         return dataset
     if len(dropped) == len(columns):
-        raise BadInput(
-            f"No column of the {_set(description)} reaches {model_name}.",
-            why=f"it has {', '.join(dropped)}, and forward takes {', '.join(keep)}.",
-            fix="rename the columns, or pass remove_unused_columns=False and a data_collator "
-            "that makes what forward takes.",
-        )
+        raise _nothing_left(dropped, keep, model_name, description)
     _tell(dropped, model_name, description)
     return dataset.remove_columns(dropped)
+
+
+def _nothing_left(
+    dropped: Sequence[str], keep: Sequence[str], model_name: str, description: str | None
+) -> BadInput:
+    return BadInput(
+        f"No column of the {_set(description)} reaches {model_name}.",
+        why=f"it has {', '.join(map(str, dropped))}, and forward takes {', '.join(keep)}.",
+        fix="rename the columns, or pass remove_unused_columns=False and a data_collator "
+        "that makes what forward takes.",
+    )
 
 
 def _set(description: str | None) -> str:
