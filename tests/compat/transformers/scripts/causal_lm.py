@@ -8,7 +8,7 @@ from datasets import load_dataset
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    GPT2Config,
+    LlamaConfig,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -41,15 +41,13 @@ def main():
     options = parse()
     set_seed(11)
     tokenizer = AutoTokenizer.from_pretrained(options.tokenizer)
-    config = GPT2Config(
+    config = LlamaConfig(
         vocab_size=len(tokenizer),
-        n_positions=options.block_size,
-        n_embd=16,
-        n_layer=1,
-        n_head=2,
-        resid_pdrop=0.0,
-        embd_pdrop=0.0,
-        attn_pdrop=0.0,
+        max_position_embeddings=options.block_size,
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=2,
         bos_token_id=tokenizer.pad_token_id,
         eos_token_id=tokenizer.pad_token_id,
     )
