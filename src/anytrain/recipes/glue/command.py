@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from rich.console import Console
 
 from anytrain.core import environment
+from anytrain.core.errors import AnytrainError
 from anytrain.recipes.glue import job
 from anytrain.recipes.glue.arguments import parse
 from anytrain.recipes.words import notices_as_lines
+
+_PATIENCE_S = 5.0
 
 
 def run(argv: Sequence[str]) -> None:
@@ -17,10 +22,25 @@ def run(argv: Sequence[str]) -> None:
     rank = environment.read().place.rank
     console = Console(highlight=False, soft_wrap=True, markup=False, quiet=rank > 0)
     with notices_as_lines():
-        asked = parse(argv)
-        checked = job.check(asked)
+        with _first_rank_speaks(rank):
+            asked = parse(argv)
+            checked = job.check(asked)
         outcome = job.run(checked, console.print)
     if rank == 0:
         from anytrain.recipes.glue import closing
 
         closing.show(console, asked, outcome)
+
+
+@contextmanager
+def _first_rank_speaks(rank: int) -> Iterator[None]:
+    """Let rank 0 say what every rank finds; the launcher ends the others once it has left.
+
+    A rank that is still here after a while found something that rank 0 did not.
+    """
+    try:
+        yield
+    except AnytrainError:
+        if rank > 0:
+            time.sleep(_PATIENCE_S)
+        raise
