@@ -19,6 +19,7 @@ from anytrain.doors.callbacks.calls import EventCalls
 from anytrain.doors.callbacks.control import CLEARED_BY, TrainerControl, ask, standing
 from anytrain.doors.callbacks.flow import DefaultFlowCallback
 from anytrain.doors.callbacks.hf import ExportableState, TrainerCallback
+from anytrain.doors.callbacks.progress import ProgressCallback
 from anytrain.doors.callbacks.state import TrainerState, exported
 
 _METHODS: dict[EventKind, str] = {kind: f"on_{kind}" for kind in EVENT_KINDS}
@@ -196,14 +197,10 @@ class Callbacks(EventCalls):
             )
 
     def close(self) -> None:
-        """Let callbacks that hold something, a progress bar for example, let go of it.
-
-        Meant for a training that an exception ended: no further event will come.
-        """
+        """Take progress bars off the screen, where an exception ended a training."""
         for callback in self.callbacks:
-            close = getattr(callback, "close", None)
-            if isinstance(callback, TrainerCallback) and callable(close):
-                close()
+            if isinstance(callback, ProgressCallback):
+                callback.close()
 
     def _listening(self, kind: EventKind) -> list[_Listener]:
         # People change the list itself, too, so it is compared, object by object.
