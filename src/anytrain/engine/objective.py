@@ -7,6 +7,7 @@ losses of a step add up to the step's mean, for any model and any way of cutting
 from __future__ import annotations
 
 import dis
+import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from types import CodeType
@@ -21,6 +22,7 @@ from anytrain.engine.tree import batch_size
 
 IGNORED = -100
 """The label that no loss counts."""
+_SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
 
 
 def call(model: nn.Module, inputs: Any) -> Any:
@@ -81,7 +83,12 @@ def shifts_labels(model: nn.Module) -> bool:
     config = getattr(model, "config", None)
     if getattr(config, "is_encoder_decoder", False):
         return False
-    return getattr(model, "loss_type", None) == "ForCausalLM"
+    kind = getattr(model, "loss_type", None)
+    if kind is not None or not hasattr(type(model), "loss_function"):
+        return kind in _SHIFTING
+    # A name that tells nothing (GPT2LMHeadModel): the loss that is asked for then is a causal one.
+    code = getattr(inspect.unwrap(type(model).forward), "__code__", None)
+    return code is not None and "loss_function" in code.co_names
 
 
 def smoothed(

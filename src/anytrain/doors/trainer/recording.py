@@ -115,7 +115,7 @@ class Recording(Reports):
         count: Any = getattr(self.model, "num_parameters", None)
         if not isinstance(main, torch.Tensor) or not callable(count):
             return 0.0
-        return 6.0 * main.numel() * count(exclude_embeddings=True)
+        return 6.0 * main.numel() * int(count(exclude_embeddings=True))
 
     def store_flos(self) -> None:
         """Add the operations since the last time to the state."""
