@@ -94,12 +94,17 @@ class Recording(Reports):
         return str(given or Path(str(self.args.output_dir)) / "runs")
 
     def _tracker_options(self, chosen: list[Any]) -> dict[str, dict[str, Any]]:
-        """Return what of the arguments is a tracker's own: the run's name."""
-        name = self.args.run_name
-        if name is None:
-            return {}
+        """Return what of the arguments is a tracker's own: the run's name, trackio's Space."""
+        args = self.args
         keys = {"wandb": "name", "trackio": "name", "mlflow": "run_name"}
-        return {tracker: {keys[tracker]: name} for tracker in chosen if tracker in keys}
+        named = {n: {keys[n]: args.run_name} for n in chosen if n in keys and args.run_name}
+        space = {"space_id": args.trackio_space_id, "bucket_id": args.trackio_bucket_id}
+        given = {key: value for key, value in space.items() if value is not None}
+        if given and "trackio" in chosen:
+            private = args.hub_private_repo
+            shared = {} if private is None else {"private": private}
+            named["trackio"] = {**named.get("trackio", {}), **given, **shared}
+        return named
 
     def _close_records(self) -> None:
         if self._trackers is not None:
