@@ -241,9 +241,8 @@ def test_a_file_fills_the_dataclasses(kind: str, tmp_path: Path) -> None:
 def test_an_old_name_means_the_same_in_a_file(tmp_path: Path) -> None:
     file = tmp_path / "args.yaml"
     file.write_text("output_dir: out\nuse_mps_device: true\nwarmup_ratio: 0.1\n")
-    with pytest.warns(Notice, match="use_mps_device") as told:
+    with pytest.warns(Notice, match="use_mps_device"), pytest.warns(Notice, match="warmup_ratio"):
         (args,) = HfArgumentParser(TrainingArguments).parse_yaml_file(file)
-    assert len(told) == 2
     assert args.warmup_steps == 0.1
 
 

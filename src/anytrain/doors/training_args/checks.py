@@ -287,11 +287,19 @@ def _check_saving(args: Any) -> None:
 
 
 def _check_processes(args: Any) -> None:
-    if not args.average_tokens_across_devices and environment.read().place.size > 1:
+    if environment.read().place.size == 1:
+        return
+    if not args.average_tokens_across_devices:
         raise Unsupported(
             "anytrain does not do average_tokens_across_devices=False.",
             why="the loss of a step is the mean over all its items, whichever rank saw them.",
             fix="drop it.",
+        )
+    if args.eval_use_gather_object:
+        raise Unsupported(
+            "anytrain does not do eval_use_gather_object=True with several processes.",
+            why="predictions are gathered as tensors; shorter rows are padded with -100.",
+            fix="drop it; turn what is no tensor into one in preprocess_logits_for_metrics.",
         )
 
 

@@ -58,11 +58,21 @@ NOTES: dict[str, Support] = {
     "fp16": works('The same as precision="fp16".'),
     "use_liger_kernel": refused(_LIGER, _UNPATCHED),
     "liger_kernel_config": refused(_LIGER, _UNPATCHED),
-    "logging_nan_inf_filter": works("HF's default is True; here what happens is shown."),
+    "logging_nan_inf_filter": works(
+        "Always so: such a step stops the run or is counted as skipped_steps (see on_nonfinite)."
+    ),
     "report_to": works(
         "Known are tensorboard, wandb, mlflow, trackio, jsonl and csv; others are refused by name. "
         "output_dir/metrics.jsonl is written in any case."
     ),
+    "trackio_static_space_id": refused(
+        "a read-only Space is not made when training ends.",
+        "drop it; trackio.freeze(...) makes one of a run's Space.",
+    ),
+    "eval_use_gather_object": works(
+        "True is refused with several processes: tensors are gathered, of unlike lengths too."
+    ),
+    "eval_accumulation_steps": works("Always as if 1: predictions leave the device by batch."),
     "enable_jit_checkpoint": works("Every run already does: see save_on_signal."),
     "save_total_limit": works("At least 1; unset keeps all."),
     "save_strategy": works('"best" needs an eval_strategy.'),
@@ -157,7 +167,7 @@ SEQ2SEQ: dict[str, Support] = {
 
 # Where a default is not that of transformers 5.22; each with its date and reason.
 DIFFERENCES = {
-    "logging_nan_inf_filter": "2026-11: a loss that is no number is shown, not replaced.",
+    "logging_nan_inf_filter": "2026-11: such a step is never hidden; see on_nonfinite.",
 }
 
 
