@@ -97,7 +97,9 @@ class Recording(Reports):
         """Return what of the arguments is a tracker's own: the run's name, trackio's Space."""
         args = self.args
         keys = {"wandb": "name", "trackio": "name", "mlflow": "run_name"}
-        named = {n: {keys[n]: args.run_name} for n in chosen if n in keys and args.run_name}
+        named: dict[str, dict[str, Any]] = {
+            n: {keys[n]: args.run_name} for n in chosen if n in keys and args.run_name
+        }
         space = {"space_id": args.trackio_space_id, "bucket_id": args.trackio_bucket_id}
         given = {key: value for key, value in space.items() if value is not None}
         if given and "trackio" in chosen:
