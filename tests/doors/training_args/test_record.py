@@ -54,10 +54,31 @@ def test_as_a_dict_they_are_plain_values() -> None:
     assert not set(found) & set(RULES)
 
 
-def test_as_a_dict_they_are_what_those_of_transformers_are() -> None:
-    given = {**GIVEN, "report_to": "none", "use_cpu": True}
-    ours = TrainingArguments("out", **given).to_dict()
-    theirs = transformers.TrainingArguments("out", **given).to_dict()
+ALIKE: list[dict[str, Any]] = [
+    {},
+    GIVEN,
+    {"eval_strategy": "steps", "logging_steps": 20.0},
+    {"eval_strategy": "steps", "eval_steps": 0.1, "save_steps": 0.2},
+    {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True},
+    {"eval_strategy": "epoch", "lr_scheduler_type": "reduce_lr_on_plateau"},
+    {"metric_for_best_model": "eval_loss"},
+    {"metric_for_best_model": "f1", "greater_is_better": None},
+    {"torch_compile_mode": "default"},
+    {"include_num_input_tokens_seen": True},
+    {"lr_scheduler_kwargs": '{"num_cycles": "2", "x": {"y": "0.5"}, "z": "true"}'},
+    {"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False}},
+    {"output_dir": None},
+    {"output_dir": "~/runs"},
+    {"warmup_steps": 0.1, "max_steps": 100, "bf16": True},
+    {"debug": None, "report_to": None},
+]
+
+
+@pytest.mark.parametrize("given", ALIKE, ids=str)
+def test_as_a_dict_they_are_what_those_of_transformers_are(given: dict[str, Any]) -> None:
+    given = {"output_dir": "out", **given, "report_to": "none", "use_cpu": True}
+    ours = TrainingArguments(**given).to_dict()
+    theirs = transformers.TrainingArguments(**given).to_dict()
     different = {name for name, value in theirs.items() if ours[name] != value}
     # theirs takes use_configured_state out of the config it shows
     config = ours["accelerator_config"]

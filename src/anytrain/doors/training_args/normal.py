@@ -20,7 +20,7 @@ from anytrain.doors.training_args.choices import (
     SchedulerType,
     unknown,
 )
-from anytrain.doors.training_args.convert import converted
+from anytrain.doors.training_args.convert import converted, plain
 from anytrain.doors.training_args.notices import tell
 
 ENUMS: dict[str, type[Any]] = {
@@ -84,7 +84,8 @@ def convert(args: Any) -> None:
     args.resume_from_checkpoint = _path_or_flag(args.resume_from_checkpoint)
     args.trackio_static_space_id = _path_or_flag(args.trackio_static_space_id)
     for name in _SETTINGS:
-        setattr(args, name, converted(name, getattr(args, name), dict[str, Any] | None))
+        # A file's "1e-6" is a number here too, and "false" is no.
+        setattr(args, name, plain(converted(name, getattr(args, name), dict[str, Any] | None)))
     args.accelerator_config = loaders.read(_json(args.accelerator_config))
     args.output_dir = os.path.expanduser(args.output_dir or "trainer_output")
     for name, kind in ENUMS.items():
