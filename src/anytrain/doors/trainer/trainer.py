@@ -38,6 +38,7 @@ from anytrain.doors.trainer.nonfinite import NonFinite
 from anytrain.doors.trainer.optimizing import Optimizing
 from anytrain.doors.trainer.outputs import TrainOutput, has_length, speed_metrics
 from anytrain.doors.trainer.recording import Recording
+from anytrain.doors.trainer.unlike import UnlikeTransformers
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.doors.training_args.session import open_session, run_options
 from anytrain.engine import objective
@@ -53,7 +54,7 @@ from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.recording.meter import Meter, Reading
 
 
-class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating):
+class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransformers):
     """Train, evaluate and predict with a model, on whatever device and processes there are."""
 
     loss_is_scaled_for_ga: bool | None = None
