@@ -140,11 +140,13 @@ class Evaluating(Data):
         finally:
             scores.close()
             model.train(self.is_in_train)
-        metrics = denumpify_detensorize(metrics)
-        if loss is not None:
-            metrics[f"{metric_key_prefix}_loss"] = loss
         start = f"{metric_key_prefix}_"
-        named = {k if k.startswith(start) else start + k: v for k, v in metrics.items()}
+        named = {} if loss is None else {f"{start}loss": loss}
+        for name, value in denumpify_detensorize(metrics).items():
+            if name.startswith(start):
+                named.setdefault(name, value)
+            else:
+                named[start + name] = value
         return EvalLoopOutput(predictions, labels, named, num_samples)
 
     def prediction_step(

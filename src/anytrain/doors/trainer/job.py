@@ -23,7 +23,11 @@ class TrainerJob:
         """Show the position in the Trainer's state, and tell the callbacks."""
         trainer = self._trainer
         progress, state = trainer._progress, trainer.state
-        state.global_step, state.epoch = progress.step, progress.epochs
+        state.global_step = progress.step
+        if (
+            kind == "step_end"
+        ):  # an epoch that was left, or a stream's, ends where its last step did
+            state.epoch = progress.epochs
         return trainer._tell(kind)
 
     def log(self) -> None:
