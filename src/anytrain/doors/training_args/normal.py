@@ -201,10 +201,9 @@ def _complete_evaluation(args: Any) -> None:
 
 
 def _complete_best(args: Any) -> None:
-    judged = (
-        args.load_best_model_at_end
-        or args.save_strategy == SaveStrategy.BEST
-        or args.lr_scheduler_type in (SchedulerType.REDUCE_ON_PLATEAU, SchedulerType.GREEDY)
+    judged = args.load_best_model_at_end or args.lr_scheduler_type in (
+        SchedulerType.REDUCE_ON_PLATEAU,
+        SchedulerType.GREEDY,
     )
     if judged and args.metric_for_best_model is None:
         args.metric_for_best_model = "loss"
