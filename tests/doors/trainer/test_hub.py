@@ -101,6 +101,14 @@ def test_the_card_says_what_the_run_was(tmp_path: Path) -> None:
     assert f"- torch: {torch.__version__.split('+')[0]}" in card
 
 
+def test_a_folder_is_no_base_model(tmp_path: Path) -> None:
+    made = trainer(tmp_path)
+    made.create_model_card(finetuned_from=str(tmp_path))
+    card = (tmp_path / "tiny" / "README.md").read_text()
+    assert "base_model" not in header(card)
+    assert "- precision: float32" in card
+
+
 def test_a_card_written_again_keeps_its_tags(tmp_path: Path) -> None:
     made = trainer(tmp_path)
     made.create_model_card(tags=["first"])

@@ -79,7 +79,7 @@ class Hub(Reports):
             license=license,
             tags=tags,
             model_name=model_name,
-            finetuned_from=finetuned_from or _base_model(self.model),
+            finetuned_from=_hub_name(finetuned_from) or _base_model(self.model),
             tasks=tasks,
             dataset_tags=dataset_tags,
             dataset=dataset,
@@ -208,13 +208,14 @@ class Hub(Reports):
 
     def _run_facts(self) -> RunFacts:
         found = self._session
+        precision = found.plan.precision.value
         return RunFacts(
             name=Path(str(self.args.output_dir)).absolute().name,
             library=_library(self.model),
             arguments=self.args,
             num_processes=found.world.size,
             device=str(found.device.type),
-            precision=found.plan.precision.value,
+            precision={"no": "float32"}.get(precision, precision),
             history=self.state.log_history,
         )
 
@@ -286,10 +287,16 @@ def _stage(checkpoint: Path, output: Path, within: str | None) -> Path:
 
 
 def _base_model(model: nn.Module) -> str | None:
-    """Return the hub's name of the model this one came from; a folder's name is no such name."""
+    """Return the hub's name of the model this one came from."""
     config = getattr(model, "config", None)
-    name = getattr(config, "_name_or_path", None) or getattr(config, "name_or_path", None)
-    if not name or Path(str(name)).exists() or str(name).startswith(("/", ".")):
+    return _hub_name(
+        getattr(config, "_name_or_path", None) or getattr(config, "name_or_path", None)
+    )
+
+
+def _hub_name(name: Any) -> str | None:
+    """Return a name that the hub may know; it refuses a card whose base model is a folder."""
+    if not name or Path(str(name)).exists() or str(name).startswith(("/", ".", "~")):
         return None
     return str(name)
 
