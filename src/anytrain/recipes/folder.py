@@ -66,7 +66,7 @@ def look(
         return Way("fresh")
     if overwrite:
         return Way("anew", f"Starting anew: what an earlier run left in {folder} is removed.")
-    record = _read(folder)
+    record = read(folder)
     if record is None:
         raise _taken(folder, "it holds a model or a run that kept no run.json.")
     differing = _differing(record.get("settings", {}), settings)
@@ -87,7 +87,7 @@ def begin(folder: Path, way: Way, settings: Mapping[str, Any]) -> None:
 
 def finish(folder: Path) -> None:
     """Note that the run is over, so that the same command does not train it again."""
-    record = _read(folder)
+    record = read(folder)
     if record is not None:
         _write(folder, {**record, "state": "finished"})
 
@@ -107,7 +107,8 @@ def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
         yield from sorted(folder.glob(pattern))
 
 
-def _read(folder: Path) -> dict[str, Any] | None:
+def read(folder: Path) -> dict[str, Any] | None:
+    """Return what the folder's run kept about itself, or None where there is nothing to read."""
     try:
         record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -75,6 +75,7 @@ def run(checked: Checked, tell: Tell) -> Outcome:
     if checked.way.said:
         tell(checked.way.said)
     work = Work(checked)
+    tell(work.introduction())
     metrics: Metrics = {}
     if job.training.do_train:
         metrics |= work.train()

@@ -66,6 +66,22 @@ class Work:
             multiple=8 if half and not self.job.data.pad_to_max_length else 1,
         )
 
+    def introduction(self) -> str:
+        """Return what works on what, and where: one line."""
+        trainer, plan = self.trainer, self.trainer.accelerator.plan
+        size = sum(parameter.numel() for parameter in trainer.model.parameters()) / 1e6
+        rows = [f"{len(self.train_set):,} rows to learn from"] if self.train_set else []
+        rows += [f"{len(some):,} to evaluate" for _, some in self.eval_sets]
+        count = trainer.accelerator.num_processes
+        where = f"{trainer.accelerator.device}" + (f", {count} processes" if count > 1 else "")
+        # "no" is HF's word for plain float32.
+        dtype = plan.precision.value.replace("no", "fp32")
+        return (
+            f"{trainer.model.config.model_type}, {size:.1f} million parameters, on {where}, in "
+            f"{dtype} ({plan.precision.because}). {', '.join(rows)}".rstrip(". ")
+            + "."
+        )
+
     def train(self) -> Metrics:
         """Train to the end, from the newest checkpoint where the run was cut short."""
         trainer, way = self.trainer, self.checked.way
