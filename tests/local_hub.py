@@ -103,7 +103,7 @@ def serving() -> Iterator[LocalHub]:
     server = _Server(("127.0.0.1", 0), _Requests)
     server.hub = hub = LocalHub(url=f"http://127.0.0.1:{server.server_port}")
     hub.gate.set()
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
     thread.start()
     try:
         yield hub
