@@ -120,6 +120,8 @@ def _walk(
     """Train on an epoch's steps; return what was asked for when it ended."""
     asked: Requests = frozenset()
     for batch in batches:
+        if progress.step >= progress.max_steps:  # resumed where nothing is left to do
+            return frozenset({"stop"})
         job.tell("step_begin")
         meter.add(*step(batch))
         progress.step += 1

@@ -73,9 +73,9 @@ def num_items(batch: Any, *, shifted: bool = False) -> torch.Tensor | int:
     return 1 if rows is None else rows
 
 
-def share(own: torch.Tensor | int, whole: torch.Tensor, ranks: int) -> torch.Tensor:
+def share(own: torch.Tensor | int, whole: torch.Tensor | int, ranks: int) -> torch.Tensor:
     """Return the weight of one micro-batch's loss; gradients are averaged over ranks later."""
-    return own * ranks / whole.clamp(min=1).to(torch.float32)
+    return own * ranks / torch.as_tensor(whole).clamp(min=1).to(torch.float32)
 
 
 def shifts_labels(model: nn.Module) -> bool:
@@ -140,6 +140,16 @@ def reads(function: Callable[..., Any], name: str) -> bool:
     if name not in names:  # it can only come in through **kwargs
         return bool(code.co_flags & 0x08)
     return _loads(code, name)
+
+
+def takes(function: Callable[..., Any], name: str) -> bool:
+    """Whether a function can be given an argument of that name.
+
+    >>> takes(lambda model, inputs: 0, "num_items_in_batch")
+    False
+    """
+    found = inspect.signature(function).parameters
+    return name in found or any(p.kind is p.VAR_KEYWORD for p in found.values())
 
 
 def _loads(code: CodeType, name: str) -> bool:

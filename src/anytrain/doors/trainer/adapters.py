@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -30,4 +31,8 @@ def load(model: Any, folder: str) -> None:
     """Read the adapters that `save` wrote."""
     from peft import load_peft_weights, set_peft_model_state_dict
 
-    set_peft_model_state_dict(model, load_peft_weights(folder, device="cpu"))
+    for name in model.peft_config:
+        # PEFT's layout: the adapter "default" lies in the folder, another in one of its name.
+        where = folder if name == "default" else str(Path(folder) / name)
+        weights = load_peft_weights(where, device="cpu")
+        set_peft_model_state_dict(model, weights, adapter_name=name)

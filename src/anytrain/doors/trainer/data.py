@@ -16,10 +16,10 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
-from anytrain.core.errors import BadInput, WrongOrder
+from anytrain.core.errors import BadInput
 from anytrain.doors.trainer.outputs import has_length, seed_worker
 from anytrain.doors.trainer.reports import Reports
-from anytrain.engine.assemble.loaders import prepare_loader
+from anytrain.engine.assemble.loaders import given_loader, prepare_loader
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.columns import DropColumns, drop_dataset_columns, kept_columns
 from anytrain.engine.data.grouped import GroupedByLength, Rebalanced, lengths_of
@@ -39,10 +39,15 @@ class Data(Reports):
     _signature_columns: list[str] | None
     _kept_loaders: dict[str, Any]
 
+    @property
+    def _train_batch_size(self) -> int:
+        """The samples of a micro-batch; subclasses that make their own loader read it."""
+        return self.args.train_batch_size
+
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Return the loader that training walks; override it to train on another."""
         if self.train_dataset is None:
-            raise WrongOrder(
+            raise BadInput(
                 "Cannot train: there is no train_dataset.",
                 why="the Trainer was made without one, and get_train_dataloader is not overridden.",
                 fix="pass train_dataset=, or override get_train_dataloader.",
@@ -58,7 +63,7 @@ class Data(Reports):
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
         """Return the loader of an evaluation: of the data set given, or named, or the Trainer's."""
         if eval_dataset is None and self.eval_dataset is None:
-            raise WrongOrder(
+            raise BadInput(
                 "Cannot evaluate: there is no eval_dataset.",
                 why="the Trainer was made without one, and none was given to evaluate.",
                 fix="pass eval_dataset=.",
@@ -131,8 +136,10 @@ class Data(Reports):
 
     def _prepared(self, loader: Any) -> Any:
         """Return a loader dealt to this rank; what the user has dealt out himself stays so."""
-        if isinstance(loader, PreparedLoader) or not isinstance(loader, DataLoader):
+        if isinstance(loader, PreparedLoader):
             return loader
+        if not isinstance(loader, DataLoader):
+            return given_loader(loader, self._run.session)
         return prepare_loader(loader, self._run.session, self._run.options.loaders, place=True)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:

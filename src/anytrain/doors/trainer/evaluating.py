@@ -48,6 +48,8 @@ class Evaluating(Data):
     is_in_train: bool
     _memory: MemoryUse
     _tell: Callable[..., Any]
+    _own_items: Callable[[Any], torch.Tensor | int]
+    _reads_items: Callable[[], bool]
 
     def evaluate(
         self,
@@ -165,7 +167,9 @@ class Evaluating(Data):
         with torch.no_grad():
             loss, outputs = None, None
             if has_labels or (not self.label_names and wants_loss) or not named:
-                loss, outputs = self.compute_loss(model, inputs, return_outputs=True)
+                loss, outputs = self.compute_loss(
+                    model, inputs, return_outputs=True, **self._items_of(inputs)
+                )
                 loss = loss.detach().mean()
             else:
                 outputs = objective.call(model, inputs)
@@ -175,6 +179,15 @@ class Evaluating(Data):
         if not has_labels:
             return loss, logits, None
         return loss, logits, labels[0] if len(labels) == 1 else labels
+
+    def _items_of(self, inputs: Any) -> dict[str, Any]:
+        """Return the items for a loss of somebody's own that divides by them, else nothing.
+
+        Training counts them over all ranks, and its loss is that many times a rank's share.
+        """
+        if not self._reads_items():
+            return {}
+        return {"num_items_in_batch": self._own_items(inputs) * self._session.world.size}
 
     def _logits(self, outputs: Any, loss: Any, ignore_keys: list[str] | None) -> Any:
         """Return what a model gave besides its loss; one thing comes alone, several as a tuple."""

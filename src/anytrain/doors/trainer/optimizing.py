@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
-from anytrain.core.errors import BadInput, WrongOrder
+from anytrain.core.errors import BadInput
 from anytrain.doors.trainer.reports import Reports
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.assemble.run import Run
@@ -107,7 +107,7 @@ class Optimizing(Reports):
 
     def _known_optimizer(self) -> Any:
         if self.optimizer is None:
-            raise WrongOrder(
+            raise BadInput(
                 "There is no optimizer yet.",
                 why="it is made when training begins.",
                 fix="call create_optimizer() first, or train().",

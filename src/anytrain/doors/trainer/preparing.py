@@ -127,12 +127,26 @@ def tell_split(batch_size: int, parts: int) -> None:
     )
 
 
-def smoothed(outputs: Any, labels: Any, args: TrainingArguments, model: nn.Module) -> torch.Tensor:
+def smoothing(args: TrainingArguments, model: nn.Module) -> float:
+    """Return by how much labels are softened: not at all where a sample has several."""
+    asked = float(args.label_smoothing_factor)
+    problem = getattr(getattr(model, "config", None), "problem_type", None)
+    if asked and problem == "multi_label_classification":
+        warnings.warn(
+            "label_smoothing_factor is left out: the model's problem_type is multi-label "
+            "classification, where each label is a yes or no of its own.",
+            Notice,
+            stacklevel=4,
+        )
+        return 0.0
+    return asked
+
+
+def smoothed(outputs: Any, labels: Any, epsilon: float, model: nn.Module) -> torch.Tensor:
     """Return the loss against softened labels."""
     logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
-    return objective.smoothed(
-        logits, labels, args.label_smoothing_factor, shifted=objective.shifts_labels(model)
-    )
+    shifted = objective.shifts_labels(model)
+    return objective.smoothed(logits, labels, epsilon, shifted=shifted)
 
 
 @contextmanager

@@ -137,6 +137,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         self._signature_columns = None
         self.label_names = self.args.label_names or label_names(base)
         self.can_return_loss = can_return_loss(base)
+        self._smoothing = preparing.smoothing(self.args, base)
         preparing.set_cache(self.model, self.args)
         if self.args.place_model_on_device is not False:
             preparing.place(self.model, self._session)
@@ -291,14 +292,16 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
             self._loss_so_far = (total + reading.loss * num, steps + num)
 
     def training_step(
-        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | None = None
+        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Run one micro-batch forward and backward; return its share of the step's loss."""
         inputs = self._prepare_inputs(inputs)
         self._count_inputs(inputs)
         own = self._own_items(inputs) if num_items_in_batch is not None else 1
         with self.compute_loss_context_manager():
-            loss = self.compute_loss(model, inputs, num_items_in_batch=num_items_in_batch)
+            items: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
+            known = objective.takes(self.compute_loss, *items)  # not to older scripts' own
+            loss = self.compute_loss(model, inputs, **(items if known else {}))
         if not isinstance(loss, torch.Tensor):
             raise BadType(
                 f"compute_loss returned a {type(loss).__name__}, not a tensor.",
@@ -318,12 +321,12 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         model: nn.Module,
         inputs: Any,
         return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | None = None,
+        num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
         """Return a micro-batch's loss: its mean, or given the step's items its share of theirs."""
         own = self._own_items(inputs) if num_items_in_batch is not None else 1
         custom = self.compute_loss_func
-        wants_labels = custom is not None or self.args.label_smoothing_factor > 0
+        wants_labels = custom is not None or self._smoothing > 0
         labels = None
         if wants_labels and isinstance(inputs, Mapping) and "labels" in inputs:
             inputs = dict(inputs)
@@ -334,7 +337,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
             loss = custom(outputs, labels, num_items_in_batch=num_items_in_batch)
             scaled = objective.reads(custom, "num_items_in_batch")
         elif labels is not None:
-            loss = preparing.smoothed(outputs, labels, self.args, inner_model(self.model))
+            loss = preparing.smoothed(outputs, labels, self._smoothing, inner_model(self.model))
         else:
             loss = objective.loss_of(outputs, inputs)
         if num_items_in_batch is not None:

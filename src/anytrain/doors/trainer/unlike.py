@@ -53,6 +53,7 @@ class UnlikeTransformers(Reports):
     is_fsdp_xla_v1_enabled = False
     is_fsdp_xla_v2_enabled = False
     _accepts_loss_kwargs: bool | None = None
+    _smoothing: float
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass whose code would never run."""
@@ -77,10 +78,8 @@ class UnlikeTransformers(Reports):
 
     @property
     def label_smoother(self) -> Callable[..., torch.Tensor] | None:
-        """The loss against softened labels, None where label_smoothing_factor is 0."""
-        if not self.args.label_smoothing_factor:
-            return None
-        return partial(_smooth, float(self.args.label_smoothing_factor))
+        """The loss against softened labels, None where labels are not softened."""
+        return partial(_smooth, self._smoothing) if self._smoothing else None
 
     @property
     def neftune_noise_alpha(self) -> float | None:

@@ -11,6 +11,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.assemble.session import Session
+from anytrain.engine.data.given import Given, as_it_is
 from anytrain.engine.data.seeded import (
     SeedableRandomSampler,
     SeededCollate,
@@ -82,6 +83,19 @@ def prepare_loader(
     # Shared here, where every rank is: later a single rank may look at a batch alone.
     seed = world.broadcast_object(torch.initial_seed()) if tickets is not None else None
     return PreparedLoader(base, walk, drop_last, seed)
+
+
+def given_loader(batches: Any, session: Session) -> PreparedLoader:
+    """Return any iterable of batches as a loader: dealt out already, placed on the device here."""
+    base: DataLoader[Any] = DataLoader(Given(batches), batch_size=None, collate_fn=as_it_is)
+    walk = Walk(
+        cursor=session.cursor,
+        world=session.world,
+        backend=session.backend,
+        device=session.device,
+        placement=Placement(session.backend, session.device),
+    )
+    return PreparedLoader(base, walk, drop_last=False)
 
 
 def _own_generator(loader: DataLoader[Any]) -> torch.Generator | None:

@@ -64,10 +64,12 @@ def load_weights(
     """Put weights into a model, and return the names it missed and those it has no place for.
 
     Everything is checked before the first weight is touched. With `strict` a missing or an
-    unexpected name is an error; a shape that does not fit always is. A name that shares its
-    tensor with another is not missed when the other is there.
+    unexpected name is an error; a shape that does not fit is one too, unless the model loads in
+    a way of its own: it may grow a buffer first. A name that shares its tensor with another is
+    not missed when the other is there.
     """
     own = model.state_dict()
+    loads_itself = type(model).load_state_dict is not nn.Module.load_state_dict
     missing = _missing(own, weights)
     unexpected = [name for name in weights if name not in own]
     wrong = [
@@ -75,7 +77,7 @@ def load_weights(
         for name, value in weights.items()
         if isinstance(value, torch.Tensor) and name in own and value.shape != own[name].shape
     ]
-    if wrong or (strict and (missing or unexpected)):
+    if (wrong and not loads_itself) or (strict and (missing or unexpected)):
         raise _unfit(model, source, missing if strict else [], unexpected if strict else [], wrong)
     _notice_casts(own, weights, source)
     model.load_state_dict(dict(weights), strict=False)
