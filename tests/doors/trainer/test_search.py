@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from anytrain.core.errors import BadInput, Unsupported, WrongOrder
+from anytrain.core.errors import BadInput, BadType, Unsupported, WrongOrder
+from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.trainer.outputs import BestRun, HPSearchBackend
 from anytrain.doors.training_args import TrainingArguments
@@ -153,22 +154,54 @@ def test_model_init_may_read_the_trial(tmp_path: Path) -> None:
     assert set(starts) == {0.0, 2.0}
 
 
-def test_values_take_the_type_of_their_argument(tmp_path: Path) -> None:
-    seen = []
+class Watching(Trainer):
+    """Note what each trial trains with."""
 
-    class Watching(Trainer):
-        def create_optimizer(self, model: Any = None) -> Any:
-            seen.append((self.args.num_train_epochs, self.args.per_device_train_batch_size))
-            return super().create_optimizer(model)
+    seen: list[tuple[Any, ...]]
 
-    def space(trial: Any) -> dict[str, Any]:
-        return {"num_train_epochs": 1, "per_device_train_batch_size": 8.0}
+    def create_optimizer(self, model: Any = None) -> Any:
+        args = self.args
+        note = (args.gradient_accumulation_steps, self.accelerator.mixed_precision, args.bf16)
+        self.seen.append((*note, self.state.max_steps))
+        return super().create_optimizer(model)
+
+
+def test_a_trial_may_change_how_steps_are_taken(tmp_path: Path) -> None:
+    space = {"gradient_accumulation_steps": [1, 2.0], "bf16": [False, True]}
+
+    def both(trial: Any) -> dict[str, Any]:
+        return {name: trial.suggest_categorical(name, kept) for name, kept in space.items()}
 
     args = trainer(tmp_path).args
     made = Watching(args=args, model_init=Line, train_dataset=rows(8), eval_dataset=rows(8))
-    made.hyperparameter_search(space, n_trials=1)
-    assert [tuple(map(type, pair)) for pair in seen] == [(float, int)]
-    assert seen == [(1.0, 8)]
+    made.seen = []
+    made.hyperparameter_search(both, n_trials=4, sampler=grid(**space))
+    assert sorted(made.seen) == [
+        (1, "bf16", True, 2),
+        (1, "no", False, 2),
+        (2, "bf16", True, 1),
+        (2, "no", False, 1),
+    ]
+    assert (args.gradient_accumulation_steps, args.bf16) == (1, False)
+
+
+def test_a_value_that_only_one_trial_sets_does_not_stay(tmp_path: Path) -> None:
+    def sometimes(trial: Any) -> dict[str, Any]:
+        return {"learning_rate": 0.25} if trial.number == 0 else {"weight_decay": 0.1}
+
+    rates = []
+    made = trainer(tmp_path)
+    made.add_callback(Noting(rates))
+    made.hyperparameter_search(sometimes, n_trials=2)
+    assert rates == [(0.25, 0.0), (0.5, 0.1)]
+
+
+class Noting(TrainerCallback):
+    def __init__(self, notes: list[tuple[float, float]]) -> None:
+        self.notes = notes
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self.notes.append((args.learning_rate, args.weight_decay))
 
 
 def test_a_name_that_nothing_uses_is_an_error(tmp_path: Path) -> None:
@@ -178,7 +211,7 @@ def test_a_name_that_nothing_uses_is_an_error(tmp_path: Path) -> None:
 
 def test_half_a_batch_is_an_error(tmp_path: Path) -> None:
     space = {"per_device_train_batch_size": 2.5}
-    with pytest.raises(BadInput, match="per_device_train_batch_size=2.5"):
+    with pytest.raises(BadType, match=r"per_device_train_batch_size=2\.5"):
         trainer(tmp_path).hyperparameter_search(lambda trial: space, n_trials=1)
 
 

@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from copy import copy
-from dataclasses import fields
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +21,7 @@ from anytrain.doors.trainer.outputs import (
     default_hp_space_optuna,
 )
 from anytrain.doors.trainer.reports import Reports
+from anytrain.doors.training_args.session import kept_session
 
 Space = Callable[[Any], dict[str, Any]]
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -42,7 +40,7 @@ class Search(Reports):
     compute_objective: Callable[[dict[str, float]], Any] = staticmethod(default_compute_objective)
     objective: Any = None
     _trial: Any = None
-    _args_before: dict[str, Any] | None = None
+    _args_before: dict[str, Any]
 
     def hyperparameter_search(
         self,
@@ -65,14 +63,14 @@ class Search(Reports):
         self.hp_space = hp_space or default_hp_space_optuna
         self.compute_objective = compute_objective or default_compute_objective
         self.hp_name = hp_name
-        self._args_before = {k: copy(v) for k, v in vars(self.args).items()}
+        self._args_before = {}
         try:
             if self.is_world_process_zero():
                 return self._lead(n_trials, direction, kwargs)
             return self._follow(kwargs.get("catch", ()))
         finally:
             self._restore_args()
-            self._args_before = self._trial = self.hp_search_backend = None
+            self._trial = self.hp_search_backend = None
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Return a fresh model from `model_init`, which may take the trial."""
@@ -182,24 +180,23 @@ class Search(Reports):
             return
         assert self.hp_space is not None
         self._restore_args()  # a value that only an earlier trial set must not stay
-        known, unknown = {f.name: str(f.type) for f in fields(self.args)}, []
-        for name, value in self.hp_space(trial).items():
-            if hasattr(self.args, name):
-                old = getattr(self.args, name)
-                setattr(self.args, name, _like(name, known.get(name, ""), old, value))
-            else:
-                unknown.append(name)
+        suggested = self.hp_space(trial)
+        unknown = [name for name in suggested if not hasattr(self.args, name)]
         if unknown and not self._takes_trial():
             raise BadInput(
                 f"The search suggests {', '.join(unknown)}, which nothing uses.",
                 why="no training argument has that name, and model_init takes no trial.",
                 fix="correct the name, or let model_init take the trial and read trial.params.",
             )
+        for name in suggested.keys() - set(unknown):
+            self._args_before.setdefault(name, getattr(self.args, name))
+            setattr(self.args, name, suggested[name])
+        self.args.check()
+        self._session = kept_session(self.args)  # another one, where a trial asks for bf16
 
     def _restore_args(self) -> None:
-        if self._args_before is not None:
-            vars(self.args).clear()
-            vars(self.args).update({k: copy(v) for k, v in self._args_before.items()})
+        for name, value in self._args_before.items():
+            setattr(self.args, name, value)
 
     def _get_output_dir(self, trial: Any) -> str:
         """Return the folder of a run: the output folder, or a trial's folder inside it."""
@@ -254,20 +251,3 @@ def _something(best: Any) -> BestRun | list[BestRun]:
         )
     found: BestRun | list[BestRun] = best
     return found
-
-
-def _like(name: str, annotation: str, old: Any, value: Any) -> Any:
-    """Return a suggested value in the type that the argument has."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if "float" in annotation and is_number:
-        return float(value)  # an epoch count may hold a whole number and take half a one
-    if old is None or isinstance(value, type(old)):
-        return value
-    if isinstance(old, bool) or (isinstance(old, int) and value != int(value)):
-        raise BadInput(
-            f"The search suggests {name}={value!r}.",
-            why=f"{name} is {'true or false' if isinstance(old, bool) else 'a whole number'}.",
-            fix="use trial.suggest_int, or suggest_categorical([True, False]).",
-        )
-    kind: Any = type(old)
-    return kind(value) if isinstance(old, int | float | str | Enum) else value
