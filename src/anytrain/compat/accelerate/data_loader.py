@@ -16,7 +16,7 @@ from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.seeded import SeedableRandomSampler
 from anytrain.engine.data.shard import BatchSamplerShard, IterableDatasetShard, SkipBatchSampler
-from anytrain.engine.prepared import loader as loaders
+from anytrain.engine.prepared import skipped
 from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk
 
 __all__ = [
@@ -302,4 +302,4 @@ def get_sampler(dataloader: Any) -> Any:
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """Return the loader less its first batches, for the first epoch after a resume."""
-    return loaders.skip_first_batches(dataloader, num_batches)
+    return skipped.skip_first_batches(dataloader, num_batches)

@@ -42,8 +42,8 @@ from anytrain.engine import collect
 from anytrain.engine.assemble import current
 from anytrain.engine.assemble.run import Run, holders, num_skipped, unscale, veto
 from anytrain.engine.assemble.session import Session, session
-from anytrain.engine.prepared.loader import skip_first_batches
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
+from anytrain.engine.prepared.skipped import skip_first_batches
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.profile import profile
 from anytrain.engine.step.eager import EagerStep

@@ -21,7 +21,8 @@ from anytrain.engine.data.seeded import (
 )
 from anytrain.engine.data.shard import BatchSamplerShard, IterableDatasetShard, check_split
 from anytrain.engine.data.workers import PatientWorker
-from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk, rebuild
+from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk
+from anytrain.engine.prepared.rebuild import rebuild
 
 
 @dataclass(frozen=True, slots=True)

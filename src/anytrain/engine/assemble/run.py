@@ -21,9 +21,10 @@ from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.prepared import model as models
-from anytrain.engine.prepared.loader import Placement, PreparedLoader, SkippedLoader
+from anytrain.engine.prepared.loader import Placement, PreparedLoader
 from anytrain.engine.prepared.optimizer import PreparedOptimizer, follow, fuse, place_state
 from anytrain.engine.prepared.scheduler import PreparedScheduler
+from anytrain.engine.prepared.skipped import SkippedLoader
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
 
 

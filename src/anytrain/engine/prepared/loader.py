@@ -11,19 +11,19 @@ import random
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import Notice
 from anytrain.engine import rng
 from anytrain.engine.data.dispatch import dispatch
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets
-from anytrain.engine.data.shard import BatchSamplerShard, SkipBatchSampler
+from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.prepared.cursor import Cursor
+from anytrain.engine.prepared.rebuild import rebuild, skipping
 from anytrain.engine.tree import map_tensors
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.parallel.world import World
@@ -418,28 +418,6 @@ class PreparedLoader(DataLoader[Any]):
         return PreparedLoader, (self.base_dataloader, self.walk, self._drop_last, self._seed)
 
 
-class SkippedLoader(DataLoader[Any]):
-    """A prepared loader less its first batches, for one resumed epoch."""
-
-    def __init__(self, loader: PreparedLoader, num_batches: int) -> None:
-        self.__dict__.update(loader=loader, num_batches=num_batches)
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "loader":
-            raise AttributeError(name)
-        return getattr(self.loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self.loader, name, value)
-
-    def __len__(self) -> int:
-        return max(0, int(len(self.loader)) - int(self.num_batches))
-
-    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator
-        walked: Iterator[Any] = self.loader.walk_from(self.num_batches)
-        return walked
-
-
 _NOTHING = object()
 
 
@@ -474,70 +452,3 @@ def _innermost(source: Any, name: str, default: Any) -> Any:
             return getattr(source, name)
         source = getattr(source, "batch_sampler", None)
     return default
-
-
-def rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
-    """Return a loader like the given one but for `changes`."""
-    kept = (
-        "num_workers",
-        "collate_fn",
-        "pin_memory",
-        "timeout",
-        "worker_init_fn",
-        "multiprocessing_context",
-        "generator",
-        "prefetch_factor",
-        "persistent_workers",
-        "pin_memory_device",
-        "in_order",
-    )
-    options = {name: getattr(loader, name) for name in kept if hasattr(loader, name)}
-    options["dataset"] = loader.dataset
-    options.update(changes)
-    return DataLoader(**options)
-
-
-def skipping(loader: DataLoader[Any], num_batches: int) -> DataLoader[Any] | None:
-    """Return a loader without its first batches, whose samples are never loaded.
-
-    None where that cannot be: a stream can only be read and dropped.
-    """
-    if isinstance(loader.dataset, IterableDataset):
-        return None
-    if loader.batch_sampler is not None:
-        return rebuild(loader, batch_sampler=SkipBatchSampler(loader.batch_sampler, num_batches))
-    if hasattr(loader.sampler, "batch_size"):  # a batch sampler in the sampler's place
-        batches = SkipBatchSampler(loader.sampler, num_batches)
-        return rebuild(loader, sampler=batches, batch_size=None)
-    return None
-
-
-def skip_first_batches(loader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
-    """Return the loader less its first batches, for the first epoch after a resume."""
-    if num_batches < 0:
-        raise BadInput(
-            f"Cannot skip {num_batches} batches.",
-            why="the number of batches to skip counts from 0.",
-            fix="pass how many batches of the epoch were already trained on.",
-        )
-    if isinstance(loader, PreparedLoader):
-        return SkippedLoader(loader, num_batches)
-    skipped = skipping(loader, num_batches)
-    if skipped is not None:
-        return skipped
-    return rebuild(
-        loader,
-        dataset=_Dropped(loader.dataset, num_batches * (loader.batch_size or 1)),
-        batch_size=loader.batch_size,
-        drop_last=loader.drop_last,
-    )
-
-
-class _Dropped(IterableDataset[Any]):
-    """A stream less its first samples."""
-
-    def __init__(self, dataset: Any, num_samples: int) -> None:
-        self.dataset, self.num_samples = dataset, num_samples
-
-    def __iter__(self) -> Iterator[Any]:
-        return islice(iter(self.dataset), self.num_samples, None)
