@@ -23,6 +23,7 @@ _OWN_FILES = (
     RECORD,
     "trainer_state.json",
     "metrics.jsonl",
+    "result.json",
     "*_results.json",
     "predict_results*.txt",
     "training_args.*",

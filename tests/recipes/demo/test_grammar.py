@@ -46,4 +46,4 @@ def test_every_word_is_in_the_vocabulary_and_every_sentence_fits() -> None:
     assert len(rows) == len(PAIRS)
     assert {w for p in PAIRS for s in (p.first, p.second) for w in s.split()} == {*vocabulary()}
     lengths = (rows.first != PADDING).sum(dim=1)
-    assert lengths.tolist() == [len(pair.first.split()) for pair in PAIRS]
+    assert lengths.tolist() == [1 + len(pair.first.split()) for pair in PAIRS]

@@ -1,51 +1,65 @@
-"""A small transformer that says whether two sentences mean the same."""
+"""A small BERT, and a head that says whether two sentences mean the same."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
+from torch.nn.functional import binary_cross_entropy_with_logits
 
-from anytrain.recipes.demo.data import LONGEST, PADDING
-from anytrain.recipes.demo.grammar import vocabulary
+from anytrain.recipes.demo.data import NUM_PLACES, NUM_TOKENS, PADDING
+
+
+class SmallBert(nn.Module):
+    """Embeddings of words and places, then layers that look both ways, as BERT has them."""
+
+    def __init__(self, width: int, heads: int, layers: int) -> None:
+        super().__init__()
+        self.words = nn.Embedding(NUM_TOKENS, width, padding_idx=PADDING)
+        self.places = nn.Embedding(NUM_PLACES, width)
+        layer = nn.TransformerEncoderLayer(
+            width,
+            heads,
+            2 * width,
+            dropout=0.0,
+            activation="gelu",
+            batch_first=True,
+            norm_first=True,
+        )
+        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        # Words start well apart: with a smaller spread the first epochs see only word counts.
+        nn.init.normal_(self.words.weight, std=0.3)
+        nn.init.normal_(self.places.weight, std=0.1)
+
+    def forward(self, sentences: torch.Tensor) -> torch.Tensor:
+        """Return one vector a sentence: the mean over its words."""
+        padded = sentences == PADDING
+        places = torch.arange(sentences.shape[1], device=sentences.device)
+        seen = self.words(sentences) + self.places(places)
+        understood = self.encoder(seen, src_key_padding_mask=padded)
+        weights = (~padded).unsqueeze(-1).to(understood.dtype)
+        return (understood * weights).sum(dim=1) / weights.sum(dim=1)
 
 
 class SameMeaning(nn.Module):
-    """Read both sentences with one encoder and compare what it made of them."""
+    """Read both sentences with one small BERT and compare what it made of them."""
 
     def __init__(self, width: int = 96, heads: int = 4, layers: int = 1) -> None:
         super().__init__()
-        self.words = nn.Embedding(1 + len(vocabulary()), width, padding_idx=PADDING)
-        self.places = nn.Embedding(LONGEST, width)
-        layer = nn.TransformerEncoderLayer(
-            width, heads, 2 * width, dropout=0.0, batch_first=True, norm_first=True
-        )
-        self.encoder = nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.bert = SmallBert(width, heads, layers)
         self.judge = nn.Sequential(
             nn.LayerNorm(2 * width),
             nn.Linear(2 * width, 2 * width),
             nn.ReLU(),
             nn.Linear(2 * width, 1),
         )
-        # Words start well apart: with a smaller spread the first epochs see only word counts.
-        nn.init.normal_(self.words.weight, std=0.3)
-        nn.init.normal_(self.places.weight, std=0.1)
 
-    def forward(self, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-        """Return one number a pair: above zero means the same."""
-        one, other = self.read(torch.cat([first, second])).chunk(2)
+    def forward(
+        self, first: torch.Tensor, second: torch.Tensor, labels: torch.Tensor | None = None
+    ) -> dict[str, torch.Tensor]:
+        """Return one logit a pair, above zero for the same, and the loss where labels are given."""
+        one, other = self.bert(torch.cat([first, second])).chunk(2)
         compared = torch.cat([(one - other).abs(), one * other], dim=-1)
-        verdict: torch.Tensor = self.judge(compared).squeeze(-1)
-        return verdict
-
-    def read(self, sentences: torch.Tensor) -> torch.Tensor:
-        """Return one vector a sentence."""
-        padded = sentences == PADDING
-        places = torch.arange(sentences.shape[1], device=sentences.device)
-        seen = self.words(sentences) + self.places(places)
-        understood = self.encoder(seen, src_key_padding_mask=padded)
-        return _mean(understood, ~padded)
-
-
-def _mean(rows: torch.Tensor, counted: torch.Tensor) -> torch.Tensor:
-    weights = counted.unsqueeze(-1).to(rows.dtype)
-    return (rows * weights).sum(dim=1) / weights.sum(dim=1)
+        logits = self.judge(compared).squeeze(-1)
+        if labels is None:
+            return {"logits": logits}
+        return {"loss": binary_cross_entropy_with_logits(logits, labels), "logits": logits}
