@@ -45,9 +45,8 @@ from anytrain.engine import objective
 from anytrain.engine.assemble import current
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
-from anytrain.engine.assemble.training import StepOptions, build_step, count_items
+from anytrain.engine.assemble.training import StepOptions, build_feed, build_step, count_items
 from anytrain.engine.data.columns import can_return_loss, label_names
-from anytrain.engine.data.feed import Feed
 from anytrain.engine.loop import Progress, fit
 from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.cursor import Cursor
@@ -120,6 +119,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
             self.init_hf_repo()
         if self.args.should_save and self.args.output_dir is not None:
             os.makedirs(self.args.output_dir, exist_ok=True)
+        self._memory.built()
         self._tell("init_end")
         current.take(self._session)
 
@@ -233,7 +233,8 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         handler.lr_scheduler, handler.train_dataloader = self.lr_scheduler, loader
         count = count_items(run, inner_model(self.model))
         alone = self._session.world.size * args.gradient_accumulation_steps == 1
-        self._feed = Feed(
+        self._feed = build_feed(
+            run,
             loader,
             args.gradient_accumulation_steps,
             count if not alone or self._reads_items() else lambda micro: None,
@@ -279,7 +280,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         self.log(metrics)
         if self.args.load_best_model_at_end:
             self._load_best_model()
-            self._remove_all_but_best()
+        self._remove_all_but_best()
         self._tell("train_end")
         self._finish_current_push()
         return TrainOutput(state.global_step, train_loss, metrics)

@@ -12,9 +12,12 @@ from torch import nn
 from anytrain.core.events import EventKind
 from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run, unscale, veto
+from anytrain.engine.data.feed import Feed
+from anytrain.engine.metrics import own_rows
 from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.step.guard import ScaledGuard
+from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.update import Latch, Micro, SplittingUpdate, Update
 
 
@@ -104,6 +107,29 @@ def count_items(run: Run, model: nn.Module) -> Callable[[tuple[Any, ...]], torch
         return session.world.reduce(torch.as_tensor(own, device=session.device), "sum")
 
     return count
+
+
+def build_feed(
+    run: Run,
+    loader: Any,
+    num_micro: int,
+    count: Callable[[tuple[Any, ...]], torch.Tensor | None],
+) -> Feed:
+    """Return a prepared loader's steps, without the samples that only fill the last round up.
+
+    A rank that has no sample of its own there keeps its batch, and is told so: it must go through
+    the same step as the others.
+    """
+    rank = run.session.world.rank
+
+    def own(batch: Any, remainder: int) -> tuple[Any, bool]:
+        rows = num_rows(batch)
+        if rows is None:
+            return batch, True
+        cut, num_own = own_rows(batch, remainder, rank, rows)
+        return (cut, True) if num_own else (batch, False)
+
+    return Feed(loader, num_micro, count, own)
 
 
 def keep_rng(run: Run) -> Callable[[], None]:

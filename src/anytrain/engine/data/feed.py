@@ -17,12 +17,26 @@ class StepBatch(NamedTuple):
     """Items over all micro-batches and ranks; None where the one micro-batch is the whole step."""
     first: int
     """The number, within the epoch, of the first micro-batch."""
+    is_last_spare: bool = False
+    """Whether the last micro-batch holds nothing but repeats, so that this rank may keep pace."""
+
+    def weighed(self, num_items: torch.Tensor | None) -> list[tuple[Any, torch.Tensor | None]]:
+        """Return each micro-batch with the step's items: infinitely many where it is spare.
+
+        A share of infinitely many is nothing, so repeats change neither loss nor gradient.
+        """
+        found: list[tuple[Any, torch.Tensor | None]] = [(m, num_items) for m in self.micro]
+        if self.is_last_spare and num_items is not None:
+            found[-1] = (self.micro[-1], torch.full_like(num_items, torch.inf, dtype=torch.float32))
+        return found
 
 
 class Batches(Protocol):
     """A loader that knows its last batch."""
 
     end_of_dataloader: bool
+    remainder: int
+    """How many samples of the last round are no repeats; 0 or less: all."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next."""
@@ -39,10 +53,13 @@ class Feed:
         loader: Batches,
         num_micro: int,
         count: Callable[[tuple[Any, ...]], torch.Tensor | None],
+        own: Callable[[Any, int], tuple[Any, bool]] = lambda batch, remainder: (batch, True),
     ) -> None:
         self.loader = loader
         self.num_micro = num_micro
         self._count = count
+        self._own = own
+        """Cuts repeats off a last batch; says whether any of it is this rank's own."""
 
     def steps(self, epoch: int, first: int = 0) -> Generator[StepBatch]:
         """Yield the epoch's steps; `first` is the number of batches that are done already."""
@@ -50,8 +67,12 @@ class Feed:
         micro: list[Any] = []
         with closing(self.loader.walk_from(None)) as batches:
             for batch in batches:
+                has_own, is_last = True, self.loader.end_of_dataloader
+                if is_last:
+                    batch, has_own = self._own(batch, self.loader.remainder)
                 micro.append(batch)
-                if len(micro) == self.num_micro or self.loader.end_of_dataloader:
-                    yield StepBatch(tuple(micro), self._count(tuple(micro)), first)
+                if len(micro) == self.num_micro or is_last:
+                    counted = tuple(micro if has_own else micro[:-1])
+                    yield StepBatch(tuple(micro), self._count(counted), first, not has_own)
                     first += len(micro)
                     micro = []

@@ -87,14 +87,14 @@ class Update:
         return StepOutput(loss, norm, rate, bad)
 
     def _gradients(self, batch: Any) -> torch.Tensor:
-        *early, last = batch.micro
+        *early, (last, last_items) = batch.weighed(batch.num_items)
         total: torch.Tensor | None = None
-        for inputs in early:
+        for inputs, items in early:
             with self.no_sync(self.model):
-                loss = self.micro(self.model, inputs, batch.num_items)
+                loss = self.micro(self.model, inputs, items)
             total = loss if total is None else total + loss
             self._told("substep_end")
-        loss = self.micro(self.model, last, batch.num_items)
+        loss = self.micro(self.model, last, last_items)
         return loss if total is None else total + loss
 
     def _told(self, moment: EventKind) -> None:
@@ -127,7 +127,7 @@ class SplittingUpdate(Update):
         items = self.count(batch.micro) if batch.num_items is None else batch.num_items
         rows = max(num_rows(inputs) or 1 for inputs in batch.micro)
         while True:
-            loss = self._attempt(batch.micro, items)
+            loss = self._attempt(batch.weighed(items))
             if not self.agree(loss is None):
                 assert loss is not None
                 self.share_gradients()
@@ -138,11 +138,11 @@ class SplittingUpdate(Update):
             self.parts.more(rows)
             self.split(self.parts.number)
 
-    def _attempt(self, micro: tuple[Any, ...], items: torch.Tensor) -> torch.Tensor | None:
+    def _attempt(self, micro: list[tuple[Any, torch.Tensor | None]]) -> torch.Tensor | None:
         """Return the step's loss; None where a part did not fit."""
         total: torch.Tensor | None = None
         try:
-            for inputs in micro:
+            for inputs, items in micro:
                 for part in split_rows(inputs, self.parts.number):
                     with self.no_sync(self.model):
                         loss = self.micro(self.model, part, items)
