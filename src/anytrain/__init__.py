@@ -16,30 +16,55 @@ from anytrain.core import environment as _environment
 _environment.enable_mps_fallback()
 
 _ACCELERATOR = "anytrain.doors.accelerator"
+_ARGUMENTS = "anytrain.doors.training_args"
+_CALLBACKS = "anytrain.doors.callbacks"
 _LAUNCH = "anytrain.doors.launch"
+_METRICS = "anytrain.engine.metrics"
+_OUTPUTS = "anytrain.doors.trainer.outputs"
+_TRAINER = "anytrain.doors.trainer"
 _HOMES = {
     "Accelerator": _ACCELERATOR,
     "AcceleratorState": _ACCELERATOR,
+    "Accuracy": _METRICS,
     "AutocastKwargs": _ACCELERATOR,
     "DataLoaderConfiguration": _ACCELERATOR,
+    "debug_launcher": _LAUNCH,
     "DistributedDataParallelKwargs": _ACCELERATOR,
     "DistributedType": _ACCELERATOR,
-    "GradScalerKwargs": _ACCELERATOR,
+    "EarlyStoppingCallback": _CALLBACKS,
+    "EvalPrediction": _OUTPUTS,
+    "F1": _METRICS,
+    "find_executable_batch_size": _ACCELERATOR,
+    "get_last_checkpoint": _OUTPUTS,
+    "get_logger": _ACCELERATOR,
     "GradientAccumulationPlugin": _ACCELERATOR,
     "GradientState": _ACCELERATOR,
+    "GradScalerKwargs": _ACCELERATOR,
+    "HfArgumentParser": _ARGUMENTS,
     "InitProcessGroupKwargs": _ACCELERATOR,
-    "PartialState": _ACCELERATOR,
-    "ProfileKwargs": _ACCELERATOR,
-    "ProjectConfiguration": _ACCELERATOR,
-    "debug_launcher": _LAUNCH,
-    "find_executable_batch_size": _ACCELERATOR,
-    "get_logger": _ACCELERATOR,
+    "Matthews": _METRICS,
+    "MeanSquaredError": _METRICS,
     "notebook_launcher": _LAUNCH,
+    "PartialState": _ACCELERATOR,
+    "Pearson": _METRICS,
+    "PrinterCallback": _CALLBACKS,
+    "ProfileKwargs": _ACCELERATOR,
+    "ProgressCallback": _CALLBACKS,
+    "ProjectConfiguration": _ACCELERATOR,
     "release_memory": _ACCELERATOR,
+    "Seq2SeqTrainer": _TRAINER,
+    "Seq2SeqTrainingArguments": _ARGUMENTS,
     "set_seed": _ACCELERATOR,
     "skip_first_batches": _ACCELERATOR,
+    "Spearman": _METRICS,
     "synchronize_rng_states": _ACCELERATOR,
+    "Together": _METRICS,
     "tqdm": _ACCELERATOR,
+    "Trainer": _TRAINER,
+    "TrainerCallback": _CALLBACKS,
+    "TrainerControl": _CALLBACKS,
+    "TrainerState": _CALLBACKS,
+    "TrainingArguments": _ARGUMENTS,
 }
 
 __all__ = ["__version__", *_HOMES]
@@ -68,9 +93,39 @@ if TYPE_CHECKING:
         synchronize_rng_states as synchronize_rng_states,
         tqdm as tqdm,
     )
+    from anytrain.doors.callbacks import (
+        EarlyStoppingCallback as EarlyStoppingCallback,
+        PrinterCallback as PrinterCallback,
+        ProgressCallback as ProgressCallback,
+        TrainerCallback as TrainerCallback,
+        TrainerControl as TrainerControl,
+        TrainerState as TrainerState,
+    )
     from anytrain.doors.launch import (
         debug_launcher as debug_launcher,
         notebook_launcher as notebook_launcher,
+    )
+    from anytrain.doors.trainer import (
+        Seq2SeqTrainer as Seq2SeqTrainer,
+        Trainer as Trainer,
+    )
+    from anytrain.doors.trainer.outputs import (
+        EvalPrediction as EvalPrediction,
+        get_last_checkpoint as get_last_checkpoint,
+    )
+    from anytrain.doors.training_args import (
+        HfArgumentParser as HfArgumentParser,
+        Seq2SeqTrainingArguments as Seq2SeqTrainingArguments,
+        TrainingArguments as TrainingArguments,
+    )
+    from anytrain.engine.metrics import (
+        F1 as F1,
+        Accuracy as Accuracy,
+        Matthews as Matthews,
+        MeanSquaredError as MeanSquaredError,
+        Pearson as Pearson,
+        Spearman as Spearman,
+        Together as Together,
     )
 
 
