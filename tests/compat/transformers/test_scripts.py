@@ -170,3 +170,13 @@ def test_token_classification(run: Any, pieces: Pieces) -> None:
     theirs, ours = run("token_classification", "--model", pieces.bert)
     same_results(theirs, ours)
     same_losses(theirs, ours)
+
+
+def test_a_trainer_with_parts_of_ones_own(run: Any, pieces: Pieces) -> None:
+    theirs, ours = run("own_parts", "--model", pieces.bert)
+    same_results(theirs, ours)
+    same_losses(theirs, ours)
+    expected, found = (json.loads((at / "told.json").read_text()) for at in (theirs, ours))
+    for rates in ("rates", "last", "learning"):
+        assert found.pop(rates) == pytest.approx(expected.pop(rates))
+    assert found == expected
