@@ -131,6 +131,7 @@ def test_a_push_sends_the_model_and_its_card_but_no_checkpoint(
     assert "model.safetensors" in commit.files
     assert header(commit.files["README.md"].decode())["license"] == "mit"
     assert not [name for name in commit.files if name.startswith(("checkpoint", "."))]
+    assert not [name for name, data in commit.files.items() if b"hf_local" in data]
 
 
 def test_a_push_may_be_waited_for_later(tmp_path: Path, hub: LocalHub) -> None:
