@@ -42,7 +42,7 @@ FAMILIES = (
     ),
     Family(
         why="it finds out which method called it by the names of HF's methods.",
-        fix="read the memory in the progress bar and in metrics.jsonl.",
+        fix="pass skip_memory_metrics=False: the metrics then tell the memory of each stage.",
         names={"trainer_utils": "TrainerMemoryTracker"},
     ),
     Family(
