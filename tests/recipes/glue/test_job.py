@@ -201,3 +201,37 @@ def test_a_tokenizer_that_is_not_the_models_is_refused(tmp_path: Path, tiny: Pat
     words = ("--model_name_or_path", small, "--tokenizer_name", tiny, "--train_file", train)
     with pytest.raises(BadInput, match="do not belong together"):
         _glue(tmp_path / "out", *words, "--do_train")
+
+
+BAD_ROWS: dict[str, tuple[dict[str, object], str]] = {
+    "no label": ({"sentence1": "a", "sentence2": "b"}, "no column 'label'"),
+    "a label that training lacks": (
+        {"sentence1": "a", "sentence2": "b", "label": 7},
+        "label '7' of .*dev.tsv, row 1",
+    ),
+    "no text": ({"sentence1": "a", "label": 1}, "no column 'sentence2'"),
+}
+
+
+@pytest.mark.parametrize("what", BAD_ROWS)
+def test_rows_to_evaluate_are_looked_at_before_a_model_is_loaded(tmp_path: Path, what: str) -> None:
+    row, why = BAD_ROWS[what]
+    train = write_rows(tmp_path / "train.tsv", pairs(16))
+    dev = write_rows(tmp_path / "dev.tsv", [row])
+    files = ("--train_file", train, "--validation_file", dev, "--task_name", "mrpc")
+    with pytest.raises(BadInput, match=why):
+        _glue(tmp_path / "out", "--model_name_or_path", "none", *files, "--do_train", "--do_eval")
+
+
+def test_the_best_model_by_f1_is_kept_with_rows_of_like_length_together(
+    tmp_path: Path, tiny: Path
+) -> None:
+    train, dev = (write_rows(tmp_path / f"{n}.tsv", pairs(32, seed=n)) for n in (1, 2))
+    files = ("--train_file", train, "--validation_file", dev, "--task_name", "mrpc")
+    best = ["--load_best_model_at_end", "--metric_for_best_model", "f1", "--eval_strategy", "epoch"]
+    more = ["--save_strategy", "epoch", "--group_by_length", "--pad_to_max_length", "false"]
+    short = "--num_train_epochs 2 --precision no --max_seq_length 24"
+    work = ("--do_train", "--do_eval", *best, *more)
+    results = _glue(tmp_path / "out", *_new(tiny), *files, *work, short=short)
+    state = _json(tmp_path / "out/trainer_state.json")
+    assert state["best_metric"] == results["eval_f1"]

@@ -37,7 +37,8 @@ class SmallBert(nn.Module):
         seen = self.words(sentences) + self.places(places)
         understood = self.encoder(seen, src_key_padding_mask=padded)
         weights = (~padded).unsqueeze(-1).to(understood.dtype)
-        return (understood * weights).sum(dim=1) / weights.sum(dim=1)
+        mean: torch.Tensor = (understood * weights).sum(dim=1) / weights.sum(dim=1)
+        return mean
 
 
 class SameMeaning(nn.Module):

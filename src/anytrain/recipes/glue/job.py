@@ -13,7 +13,7 @@ from typing import Any
 from anytrain.recipes import folder
 from anytrain.recipes.glue import scores, sources
 from anytrain.recipes.glue.arguments import Job
-from anytrain.recipes.glue.labels import Labels, columns_of, find_labels
+from anytrain.recipes.glue.labels import Labels, columns_of, find_labels, verify
 from anytrain.recipes.glue.sources import Data
 
 Tell = Callable[[str], None]
@@ -53,6 +53,7 @@ def check(job: Job) -> Checked:
     labels = Labels(task.labels, task.labels) if task else None
     if data.labelled is not None:
         labels = find_labels(data.labelled, task, trained=training.do_train)
+        _verify(job, data, labels)
     metrics = scores.metrics_of(task, labels) if labels is not None else ()
     if training.do_eval:
         scores.require(metrics)
@@ -65,6 +66,14 @@ def check(job: Job) -> Checked:
             resume=training.resume_from_checkpoint,
         )
     return Checked(job, data, labels, metrics, way)
+
+
+def _verify(job: Job, data: Data, labels: Labels) -> None:
+    asked, task = job.data, job.data.task
+    if data.train is not None:
+        verify(data.train.first(asked.max_train_samples), task, labels)
+    for _, table in data.evaluated:
+        verify(table.first(asked.max_eval_samples), task, labels)
 
 
 def run(checked: Checked, tell: Tell) -> Outcome:

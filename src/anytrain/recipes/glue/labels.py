@@ -106,14 +106,7 @@ def texts_of(table: Table, column: str) -> list[str]:
 
 def find_labels(table: Table, task: Task | None, *, trained: bool = True) -> Labels:
     """Return the labels that a table holds; one to be learnt from must hold two or more."""
-    label = columns_of(table, task).label
-    if label is None:
-        wanted = task.label[0] if task else "label"
-        raise BadInput(
-            f"{table.origin} has no column {wanted!r}.",
-            why=f"its columns are {', '.join(map(repr, table.columns))}.",
-            fix=f"name the column with the labels {wanted!r}.",
-        )
+    label = label_column(table, task)
     if task is not None:
         return Labels(task.labels, task.labels)
     if table.label_names:
@@ -122,6 +115,28 @@ def find_labels(table: Table, task: Task | None, *, trained: bool = True) -> Lab
     if _are_values(values):
         return Labels(())
     return Labels(_classes(values, table.origin, 2 if trained else 1))
+
+
+def verify(table: Table, task: Task | None, labels: Labels) -> None:
+    """Refuse a table to learn from or to evaluate that has a row without its texts or label."""
+    columns = columns_of(table, task)
+    for name in (columns.first, columns.second):
+        if name is not None:
+            texts_of(table, name)
+    labels.numbers(table.columns[label_column(table, task)], table.origin)
+
+
+def label_column(table: Table, task: Task | None) -> str:
+    """Return the column of the labels, or refuse a table without one."""
+    label = columns_of(table, task).label
+    if label is not None:
+        return label
+    wanted = task.label[0] if task else "label"
+    raise BadInput(
+        f"{table.origin} has no column {wanted!r}.",
+        why=f"its columns are {', '.join(map(repr, table.columns))}.",
+        fix=f"name the column with the labels {wanted!r}.",
+    )
 
 
 def adopt(labels: Labels, known: Mapping[str, int] | None, *, trained: bool) -> Labels | None:

@@ -25,6 +25,7 @@ class Work:
             self.job.model, checked.labels, task=asked.task_name, trained=training.do_train
         )
         self.labels, self.tokenizer = parts.labels, parts.tokenizer
+        self.kind: str = parts.config.model_type
         self.length = fitting_length(
             asked.max_seq_length, parts.tokenizer, parts.config, pairs=checked.pairs
         )
@@ -77,7 +78,7 @@ class Work:
         # "no" is HF's word for plain float32.
         dtype = plan.precision.value.replace("no", "fp32")
         return (
-            f"{trainer.model.config.model_type}, {size:.1f} million parameters, on {where}, in "
+            f"{self.kind}, {size:.1f} million parameters, on {where}, in "
             f"{dtype} ({plan.precision.because}). {', '.join(rows)}".rstrip(". ")
             + "."
         )
