@@ -1,7 +1,8 @@
 """Show the way of one optimizer step through anytrain: files, functions, calls.
 
-    python tools/step_path.py           the ordered distinct functions, one a line
-    python tools/step_path.py --json    the same with the counts
+    python tools/step_path.py            the ordered distinct functions, one a line
+    python tools/step_path.py trainer    the same through Trainer, less what its collator does
+    python tools/step_path.py --json     with the counts, as JSON
 
 Only anytrain's own frames are counted; the third step is traced, so that what is done once is over.
 """
@@ -11,15 +12,17 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
 import torch
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import anytrain
-from anytrain import Accelerator
+from anytrain import Accelerator, ProgressCallback, Trainer, TrainingArguments
+from anytrain.core.events import Event, Request
 
 HOME = str(Path(anytrain.__file__).parent) + "/"
 
@@ -72,12 +75,49 @@ def trace_accelerator() -> Trace:
     return trace
 
 
+class Net(torch.nn.Linear):
+    """A model that returns its loss."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the loss of a regression."""
+        return {"loss": torch.nn.functional.mse_loss(super().forward(x), labels)}
+
+
+class Between:
+    """Trace from the end of one step to the end of the next."""
+
+    watches = ("step_end",)
+
+    def __init__(self) -> None:
+        self.trace = Trace()
+
+    def after(self, event: Event) -> frozenset[Request]:
+        """Switch the trace on after the second step and off after the third."""
+        sys.setprofile(self.trace if event.step == 2 else None)
+        return frozenset()
+
+
+def trace_trainer() -> Trace:
+    """Trace one step of the Trainer's loop, with no callback but the flow's and this one."""
+    watcher = Between()
+    rows = [{"x": torch.randn(8), "labels": torch.randn(1)} for _ in range(64)]
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = TrainingArguments(folder, max_steps=4, save_strategy="no", use_cpu=True)
+        trainer = Trainer(Net(8, 1), arguments, train_dataset=rows, callbacks=[watcher])
+        trainer.remove_callback(ProgressCallback)
+        trainer.data_collator = default_collate
+        trainer.train()
+    return watcher.trace
+
+
 def main() -> None:
     """Print the path."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("door", nargs="?", default="accelerator", help="accelerator or trainer")
     parser.add_argument("--json", action="store_true", help="one JSON object, counts included")
-    told = trace_accelerator().told()
-    if parser.parse_args().json:
+    asked = parser.parse_args()
+    told = (trace_trainer() if asked.door == "trainer" else trace_accelerator()).told()
+    if asked.json:
         print(json.dumps(told))
         return
     print("\n".join(told.pop("path")))
