@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -131,7 +131,9 @@ class Accelerator(Tracking, Saving, UnlikeAccelerate):
     def over(cls, run: Run) -> Accelerator:
         """Return an Accelerator that stands on a run which somebody else drives."""
         made = cls.__new__(cls)
-        made.dataloader_config = DataLoaderConfiguration()
+        told, own = run.options.loaders, fields(DataLoaderConfiguration)
+        known = {f.name: getattr(told, f.name) for f in own if hasattr(told, f.name)}
+        made.dataloader_config = DataLoaderConfiguration(**known)
         made.project_configuration = ProjectConfiguration()
         made._log_with, made._handlers, made._trackers = [], {}, None
         made._run, made._triggered = run, False

@@ -52,6 +52,7 @@ class TrainerJob:
         """Evaluate; a new best asks for a save where saves follow the best."""
         trainer = self._trainer
         metrics = trainer._evaluate(trainer._trial, trainer._ignored_in_eval)
+        trainer._last_metrics = {**metrics, "step": trainer.state.global_step}
         is_best = trainer._determine_best_metric(metrics, trainer._trial)
         if trainer.args.save_strategy == "best":
             trainer.control.should_save = is_best

@@ -16,6 +16,8 @@ class MemoryUse:
         self._session = session
         self._off = off
         self._before: list[tuple[int, int | None]] = []
+        self._building: dict[str, Any] = {}
+        self.start()
 
     def _now(self) -> tuple[int, int | None]:
         used = self._session.backend.memory(self._session.device)
@@ -26,10 +28,17 @@ class MemoryUse:
         if not self._off:
             self._before.append(self._now())
 
+    def built(self) -> None:
+        """End the Trainer's making; the first stage to end tells what it took."""
+        self.stop("init", self._building)
+
     def stop(self, stage: str, metrics: dict[str, Any]) -> None:
         """End the stage that was begun last, and put what it took into the metrics."""
         if self._off or not self._before:
             return
+        if metrics is not self._building:
+            metrics |= self._building
+            self._building = {}
         (host, device), (host_now, device_now) = self._before.pop(), self._now()
         metrics[f"{stage}_mem_cpu_alloc_delta"] = host_now - host
         if device is not None and device_now is not None:

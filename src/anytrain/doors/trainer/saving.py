@@ -44,7 +44,7 @@ class Standing:
         return {
             "progress": own._progress.state_dict(),
             "state": dataclasses.asdict(own.state),
-            "meter": own._meter.state_dict(),
+            "meter": own._meter.state_dict(own._session.world),
             "loss_so_far": own._loss_so_far,
         }
 
@@ -52,7 +52,7 @@ class Standing:
         """Put the loop back where it was."""
         own = self._trainer
         own._progress.load_state_dict(saved["progress"])
-        own._meter.load_state_dict(saved["meter"])
+        own._meter.load_state_dict(saved["meter"], own._session.world)
         own._loss_so_far = tuple(saved["loss_so_far"])
         own._take_state(TrainerState(**saved["state"]))
 
@@ -123,10 +123,11 @@ class Saving(Search):
         state, store = self.state, self._store(trial)
         name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         path = store.root / name
-        if state.best_global_step == state.global_step:
-            state.best_model_checkpoint = str(path)
-        state.stateful_callbacks = self.callback_handler.exported()
         self._between.finish()
+        best = store.root / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        if best == path or best.is_dir():  # it may have been saved before it was evaluated
+            state.best_model_checkpoint = str(best)
+        state.stateful_callbacks = self.callback_handler.exported()
         if wait or not self.args.async_save:
             tell_failure(store.save(name, self._take, world=self._session.world))
             return
@@ -146,7 +147,8 @@ class Saving(Search):
             self._save_beside(folder)
             self.state.save_to_json(folder / TRAINER_STATE_NAME)
         metric = self._best_metric_name()
-        value = self._last_metrics.get(metric) if metric is not None else None
+        evaluated = self._last_metrics.get("step") == self.state.global_step
+        value = self._last_metrics.get(metric) if metric is not None and evaluated else None
         metrics = {metric: float(value)} if metric and isinstance(value, (int, float)) else {}
         if self.args.save_only_model:
             return dataclasses.replace(taken, parts={}, rank_parts={}, metrics=metrics)
@@ -163,14 +165,16 @@ class Saving(Search):
         models.clear()
 
     def _store(self, trial: Any) -> checkpoint.Store:
-        metric = self._best_metric_name()
+        root = Path(self._get_output_dir(trial))
+
+        def known_best() -> str | None:
+            best = self.state.best_model_checkpoint
+            return Path(best).name if best is not None and Path(best).parent == root else None
+
         rule = checkpoint.Retention(
-            keep_last=self.args.save_total_limit,
-            metric=metric if self.args.load_best_model_at_end else None,
-            greater_is_better=bool(self.args.greater_is_better),
-            best_counts=True,
+            keep_last=self.args.save_total_limit, best_counts=True, known_best=known_best
         )
-        return checkpoint.Store(Path(self._get_output_dir(trial)), retention=rule)
+        return checkpoint.Store(root, retention=rule)
 
     def _best_metric_name(self) -> str | None:
         name = self.args.metric_for_best_model
@@ -236,7 +240,6 @@ class Saving(Search):
         per_epoch = max(1, -(-progress.batches_per_epoch // micro))
         progress.step, progress.epoch = step, step // per_epoch
         progress.batch = (step % per_epoch) * micro
-        progress.in_epoch = progress.batch > 0
         self._run.session.cursor.updates = step
         self._run.loaders[0].skip_next(progress.batch)
 
@@ -288,8 +291,7 @@ class Saving(Search):
     def _remove_all_but_best(self) -> None:
         """With save_total_limit=1 the best alone stays at the end."""
         best = self.state.best_model_checkpoint
-        limited = self.args.save_total_limit == 1 and self.args.load_best_model_at_end
-        if best is None or not limited or not self.args.should_save:
+        if best is None or self.args.save_total_limit != 1 or not self.args.should_save:
             return
         for entry in Path(best).parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             if entry != Path(best) and (entry / "manifest.json").exists():

@@ -60,7 +60,7 @@ def _plain(name: str, value: Any) -> Any:
         return {key: _plain_item(str(key), item) for key, item in value.items()}
     if name == "accelerator_config" and hasattr(value, "to_dict"):
         return value.to_dict()
-    return value
+    return _plain_item(name, value)
 
 
 def _plain_item(key: str, value: Any) -> Any:

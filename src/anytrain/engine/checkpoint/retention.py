@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +26,9 @@ class Retention:
     keep_every: int | None = None
     best_counts: bool = False
     """Whether the best ones are counted among `keep_last`; the newest always stays."""
+    known_best: Callable[[], str | None] | None = None
+    """Names the best one where the run knows it better than the files, which an evaluation after
+    the save does not reach."""
 
     def __post_init__(self) -> None:
         for name in ("keep_last", "keep_best", "keep_every"):
@@ -62,6 +65,9 @@ def prunable(root: Path, rule: Retention) -> list[Entry]:
 
 def best(found: Sequence[Entry], rule: Retention) -> list[Entry]:
     """Return the best checkpoints by the rule's metric, best first; a NaN is never best."""
+    if rule.known_best is not None:
+        name = rule.known_best()
+        return [entry for entry in found if entry.path.name == name]
     if rule.metric is None:
         return []
     scored = [(_score(entry, rule.metric), entry) for entry in found]

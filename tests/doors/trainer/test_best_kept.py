@@ -1,0 +1,114 @@
+"""The best checkpoint stays, whenever it was saved and evaluated."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from anytrain.doors.trainer import Trainer
+from anytrain.doors.training_args import TrainingArguments
+from anytrain.engine.checkpoint.manifest import read
+
+
+class Point(nn.Module):
+    """One number, drawn to the labels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.at = nn.Parameter(torch.zeros(()))
+
+    def forward(self, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": ((self.at - labels) ** 2).mean(), "at": self.at.expand(len(labels))}
+
+
+def trained(folder: Path, scores: list[float], **options: Any) -> Trainer:
+    """Train 6 steps of 2 epochs; evaluations give the scores in turn."""
+    coming = iter(scores)
+    data = [{"labels": float(i)} for i in range(6)]
+    trainer = Trainer(
+        Point(),
+        TrainingArguments(
+            output_dir=str(folder),
+            num_train_epochs=2,
+            per_device_train_batch_size=2,
+            metric_for_best_model="score",
+            report_to="none",
+            disable_tqdm=True,
+            **options,
+        ),
+        train_dataset=data,
+        eval_dataset=data,
+        compute_metrics=lambda prediction: {"score": next(coming)},
+    )
+    trainer.train()
+    return trainer
+
+
+def kept(folder: Path) -> list[int]:
+    return sorted(int(found.name.partition("-")[2]) for found in folder.glob("checkpoint-*"))
+
+
+def test_a_best_model_that_was_saved_before_it_was_evaluated_is_known(tmp_path: Path) -> None:
+    # A save at step 3 comes before the evaluation at the epoch's end, which is at step 3 too.
+    trainer = trained(
+        tmp_path, [0.9, 0.1], eval_strategy="epoch", save_strategy="steps", save_steps=1
+    )
+    assert trainer.state.best_global_step == 3
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-3")
+
+
+@pytest.mark.parametrize(("limit", "left"), [(2, [2, 6]), (1, [2])])
+def test_the_best_is_kept_without_being_loaded_at_the_end(
+    tmp_path: Path, limit: int, left: list[int]
+) -> None:
+    trainer = trained(
+        tmp_path,
+        [0.5, 0.9, 0.1, 0.2, 0.3, 0.4],
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=limit,
+    )
+    assert trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-2")
+    assert kept(tmp_path) == left
+
+
+def test_a_checkpoint_tells_only_the_metric_of_its_own_step(tmp_path: Path) -> None:
+    trained(
+        tmp_path,
+        [0.5, 0.9, 0.7],
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=1,
+    )
+    told = {step: read(tmp_path / f"checkpoint-{step}").metrics for step in (1, 2, 3, 4)}
+    assert told == {1: {}, 2: {"eval_score": 0.5}, 3: {}, 4: {"eval_score": 0.9}}
+
+
+def test_the_accelerator_of_a_trainer_tells_how_it_deals_batches(tmp_path: Path) -> None:
+    def settings(config: dict[str, Any] | None) -> tuple[Any, ...]:
+        arguments = TrainingArguments(output_dir=str(tmp_path), accelerator_config=config)
+        told = Trainer(Point(), arguments).accelerator
+        return told.split_batches, told.even_batches, told.use_seedable_sampler
+
+    assert settings(None) == (False, True, True)
+    assert settings({"split_batches": True, "even_batches": False}) == (True, False, True)
+
+
+def test_memory_of_the_trainers_own_making_is_told_once(tmp_path: Path) -> None:
+    trainer = Trainer(
+        Point(),
+        TrainingArguments(output_dir=str(tmp_path), skip_memory_metrics=False, max_steps=1),
+        train_dataset=[{"labels": 1.0}],
+        eval_dataset=[{"labels": 1.0}],
+    )
+    assert "init_mem_cpu_alloc_delta" in trainer.train().metrics
+    metrics = trainer.evaluate()
+    assert "eval_mem_cpu_alloc_delta" in metrics
+    assert "init_mem_cpu_alloc_delta" not in metrics
