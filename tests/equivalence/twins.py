@@ -364,7 +364,7 @@ def assert_same_history(
 ) -> None:
     """Every entry has the same keys, steps, epochs and values to rounding."""
     shown = f"\nours   {ours}\ntheirs {theirs}"
-    assert [list(e) for e in ours] == [list(e) for e in theirs], shown
+    assert [sorted(e) for e in ours] == [sorted(e) for e in theirs], shown
     for mine, yours in zip(ours, theirs, strict=True):
         for name in yours:
             assert _near(mine[name], yours[name], rtol), f"{name}: {mine} != {yours}"

@@ -44,8 +44,6 @@ class Progress:
     """Epochs done."""
     batch: int = 0
     """Batches of the current epoch done."""
-    in_epoch: bool = False
-    """Whether the current epoch has begun and has not ended."""
 
     @property
     def epochs(self) -> float:
@@ -54,12 +52,11 @@ class Progress:
 
     def end_epoch(self) -> None:
         """Stand before the next epoch."""
-        self.epoch, self.batch, self.in_epoch = self.epoch + 1, 0, False
+        self.epoch, self.batch = self.epoch + 1, 0
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position."""
-        names = ("step", "epoch", "batch", "in_epoch")
-        return {name: getattr(self, name) for name in names}
+        return {name: getattr(self, name) for name in ("step", "epoch", "batch")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to a saved position."""
@@ -93,9 +90,7 @@ def fit(
     """Train to the last step, or until somebody asks to stop."""
     asked: Requests = frozenset()
     while progress.epoch < progress.num_epochs and "stop" not in asked:
-        if not progress.in_epoch:
-            progress.in_epoch = True
-            job.tell("epoch_begin")
+        job.tell("epoch_begin")  # of a resumed epoch too: who listens now may not have heard it
         before = progress.batch
         with closing(feed.steps(progress.epoch, progress.batch)) as batches:
             asked = _walk(job, batches, step, meter, progress)

@@ -64,17 +64,23 @@ class Meter:
         """Return the first bad step since the last log point, from 0; waits for the device."""
         return int(self._first_bad.item())
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return what was added up since the last log point."""
-        held = (self._loss, self._num_bad, self._first_bad)
+    def state_dict(self, world: World) -> dict[str, Any]:
+        """Return what was added up since the last log point, each rank's losses among it."""
         rate = self._rate if isinstance(self._rate, float) else float(self._rate)
-        return {"num_steps": self.num_steps, "sums": torch.stack(held), "rate": rate}
+        return {
+            "num_steps": self.num_steps,
+            "losses": world.gather(self._loss.reshape(1)),
+            "bad": torch.stack((self._num_bad, self._first_bad)),
+            "rate": rate,
+        }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on adding to what was saved."""
+    def load_state_dict(self, state: dict[str, Any], world: World) -> None:
+        """Go on adding to what was saved; ranks of another number share the losses."""
         self._restart()
         self.num_steps, self._rate = state["num_steps"], state["rate"]
-        self._loss, self._num_bad, self._first_bad = state["sums"].to(self._device).unbind()
+        losses = state["losses"].to(self._device)
+        self._loss = losses[world.rank] if len(losses) == world.size else losses.mean()
+        self._num_bad, self._first_bad = state["bad"].to(self._device).unbind()
 
     def read(self, world: World) -> Reading | None:
         """Return the reading and begin anew; None where no step was taken. Waits for the device."""

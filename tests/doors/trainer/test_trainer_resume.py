@@ -1,0 +1,352 @@
+"""Two lives of a training are one: weights bit for bit, and one history."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anytrain.core.errors import Notice
+from anytrain.doors.callbacks import EarlyStoppingCallback, TrainerCallback
+from equivalence import twins
+from launching import run_command
+
+SCRIPT = Path(__file__).with_name("lives.py")
+
+
+class Died(Exception):
+    """The end of a life."""
+
+
+class Dies(TrainerCallback):
+    """End a life after a step, as a full disk or a bug would."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        if state.global_step == self.step:
+            raise Died
+
+
+def noisy(rows: twins.Rows) -> dict[str, torch.Tensor]:
+    """Collate a regression's rows, with noise that is drawn anew each time."""
+    x = torch.tensor([row["x"] for row in rows])
+    labels = torch.tensor([row["labels"] for row in rows])
+    return {"x": x + 0.1 * torch.randn_like(x), "labels": labels}
+
+
+def two_lives(
+    tmp_path: Path, dies: int, resume: Any = True, **given: Any
+) -> tuple[twins.Ran, twins.Ran]:
+    """Train in one life and in two; return both."""
+    given = {
+        "model": partial(twins.regression, dropout=0.3),
+        "train_dataset": twins.points(22),
+        "eval_dataset": twins.points(9),
+        "save_strategy": "steps",
+        "save_steps": 4,
+        **given,
+    }
+    once = twins.train(twins.OURS, tmp_path / "once", **given)
+    first = {**given, "callbacks": [*given.get("callbacks", []), Dies(dies)]}
+    with pytest.raises(Died):
+        twins.train(twins.OURS, tmp_path / "twice", **first)
+    torch.manual_seed(12345)  # a new life knows nothing of the old one's draws
+    twice = twins.train(twins.OURS, tmp_path / "twice", resume=resume, **given)
+    return once, twice
+
+
+def assert_one_life(once: twins.Ran, twice: twins.Ran) -> None:
+    assert twice.history == once.history
+    assert twice.output.training_loss == once.output.training_loss
+    mine, whole = twice.weights, once.weights
+    for name in whole:
+        assert torch.equal(mine[name], whole[name]), name
+    assert twice.folders == once.folders
+    journals = [_journal(ran.folder / "metrics.jsonl") for ran in (once, twice)]
+    assert journals[0] == journals[1]
+
+
+def _journal(path: Path) -> list[dict[str, Any]]:
+    entries = [json.loads(line) for line in path.read_text().splitlines()]
+    left_out = ("time", "at", "seconds")
+    return [{k: v for k, v in twins.untimed(e).items() if k not in left_out} for e in entries]
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        {},
+        {"logging_steps": 3},
+        {"gradient_accumulation_steps": 2, "save_steps": 2, "dies": 5},
+        {"data_collator": noisy},
+        {"dataloader_num_workers": 2, "data_collator": noisy},
+        {"async_save": False},
+        {"save_steps": 6, "dies": 8},
+        {"save_strategy": "epoch", "dies": 7},
+        {"save_strategy": "epoch", "dies": 11, "num_train_epochs": 3, "eval_strategy": "epoch"},
+        {"max_steps": 9, "lr_scheduler_type": "cosine", "warmup_steps": 6},
+        {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 2},
+        {"optim": "adafactor"},
+        {"include_num_input_tokens_seen": "all", "logging_steps": 3},
+        {"save_total_limit": 1, "save_steps": 2},
+    ],
+    ids=lambda wish: ", ".join(f"{k}={_shown(v)}" for k, v in wish.items()) or "plain",
+)
+def test_two_lives_are_one_bit_for_bit(tmp_path: Path, wish: dict[str, Any]) -> None:
+    wish = {"dies": 7, **wish}
+    assert_one_life(*two_lives(tmp_path, **wish))
+
+
+@pytest.mark.parametrize("kind", [twins.Stream, twins.SizedStream])
+def test_two_lives_on_a_stream_are_one(tmp_path: Path, kind: Any) -> None:
+    with pytest.warns(Notice, match="batches again to get back to where the stream was"):
+        lives = two_lives(tmp_path, 7, train_dataset=kind(twins.points(22)), max_steps=9)
+    assert_one_life(*lives)
+
+
+def _shown(value: Any) -> str:
+    return (
+        getattr(value, "__name__", type(value).__name__)
+        if not isinstance(value, (str, int, float))
+        else str(value)
+    )
+
+
+def test_the_best_so_far_is_known_to_the_second_life(tmp_path: Path) -> None:
+    once, twice = two_lives(
+        tmp_path,
+        7,
+        eval_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        learning_rate=0.3,
+    )
+    assert_one_life(once, twice)
+    mine, whole = twice.trainer.state, once.trainer.state
+    assert mine.best_metric == whole.best_metric
+    assert mine.best_global_step == whole.best_global_step
+
+
+def test_patience_is_carried_over(tmp_path: Path) -> None:
+    once, twice = two_lives(
+        tmp_path,
+        3,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="eval_loss",
+        learning_rate=0.5,
+        num_train_epochs=5,
+        callbacks=[EarlyStoppingCallback(early_stopping_patience=4)],
+        restore_callback_states_from_checkpoint=True,
+    )
+    assert once.output.global_step < once.trainer.state.max_steps
+    assert_one_life(once, twice)
+
+
+def test_a_named_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
+    folder = tmp_path / "twice" / "checkpoint-4"
+    assert_one_life(*two_lives(tmp_path, 10, resume=str(folder)))
+
+
+def test_a_finished_training_that_is_resumed_trains_no_more(tmp_path: Path) -> None:
+    given = {"model": twins.regression, "train_dataset": twins.points(22), "save_strategy": "steps"}
+    once = twins.train(twins.OURS, tmp_path, **given)
+    again = twins.train(twins.OURS, tmp_path, resume=True, **given)
+    assert again.output.global_step == once.output.global_step
+    assert "on_step_end" not in [event[0] for event in again.events]
+    for name, weight in once.weights.items():
+        assert torch.equal(again.weights[name], weight)
+
+
+def test_more_epochs_go_on_from_the_end(tmp_path: Path) -> None:
+    given = {
+        "model": partial(twins.regression, dropout=0.3),
+        "train_dataset": twins.points(22),
+        "save_strategy": "epoch",
+        "lr_scheduler_type": "constant",
+    }
+    once = twins.train(twins.OURS, tmp_path / "once", **given, num_train_epochs=3)
+    twins.train(twins.OURS, tmp_path / "twice", **given, num_train_epochs=2)
+    twice = twins.train(twins.OURS, tmp_path / "twice", resume=True, **given, num_train_epochs=3)
+    for name, weight in once.weights.items():
+        assert torch.equal(twice.weights[name], weight)
+    steps = [[(e["step"], e["loss"]) for e in r.history if "loss" in e] for r in (once, twice)]
+    assert steps[0] == steps[1]
+
+
+# -- other libraries' checkpoints ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [{}, {"save_steps": 6}, {"gradient_accumulation_steps": 2, "save_steps": 2}],
+    ids=["mid-epoch", "epoch's end", "accumulated"],
+)
+def test_a_checkpoint_of_transformers_goes_on_with_the_same_losses(
+    tmp_path: Path, wish: dict[str, Any]
+) -> None:
+    given = {
+        "model": twins.regression,
+        "train_dataset": twins.points(24),
+        "save_strategy": "steps",
+        "save_steps": 4,
+        **wish,
+    }
+    theirs = twins.train(twins.THEIRS, tmp_path / "theirs", **given)
+    step = given["save_steps"]
+    ours = twins.train(
+        twins.OURS,
+        tmp_path / "ours",
+        resume=str(tmp_path / "theirs" / f"checkpoint-{step}"),
+        **given,
+    )
+    assert ours.events[1][:2] == ("on_train_begin", step)
+    left_out = {"train_loss", "total_flos"}  # transformers means over the second life alone
+    histories = [
+        [{k: v for k, v in entry.items() if k not in left_out} for entry in ran.history]
+        for ran in (ours, theirs)
+    ]
+    twins.assert_same_history(*histories)
+    twins.assert_same_weights(ours.weights, theirs.weights, atol=1e-5)
+
+
+def test_the_epoch_begins_again_where_data_is_not_to_be_skipped(tmp_path: Path) -> None:
+    given = {
+        "model": twins.regression,
+        "train_dataset": twins.points(22),
+        "save_strategy": "steps",
+        "save_steps": 4,
+    }
+    both = []
+    for library in twins.LIBRARIES:
+        twins.train(library, tmp_path / library, **given)
+        both.append(
+            twins.train(
+                library,
+                tmp_path / f"{library}-again",
+                resume=str(tmp_path / library / "checkpoint-4"),
+                ignore_data_skip=True,
+                **given,
+            )
+        )
+    ours, theirs = both
+    assert ours.events == theirs.events
+    losses = [[(e["step"], e["epoch"]) for e in r.history if "loss" in e] for r in both]
+    assert losses[0] == losses[1]
+    kept = [[{k: v for k, v in e.items() if k != "train_loss"} for e in r.history] for r in both]
+    twins.assert_same_history(*kept)
+    twins.assert_same_weights(ours.weights, theirs.weights, atol=1e-5)
+
+
+# -- what a checkpoint holds -----------------------------------------------------------------------
+
+
+def test_a_checkpoint_loads_as_a_model(tmp_path: Path) -> None:
+    from transformers import AutoModelForSequenceClassification
+
+    ran = twins.train(
+        twins.OURS,
+        tmp_path,
+        model=twins.bert,
+        train_dataset=twins.sentences(8),
+        save_strategy="epoch",
+        num_train_epochs=1,
+    )
+    loaded = AutoModelForSequenceClassification.from_pretrained(tmp_path / "checkpoint-2")
+    for name, weight in ran.weights.items():
+        assert torch.equal(loaded.state_dict()[name], weight)
+
+
+def test_the_model_alone_is_saved_and_begun_from(tmp_path: Path) -> None:
+    given = {
+        "model": twins.regression,
+        "train_dataset": twins.points(22),
+        "save_strategy": "steps",
+        "save_steps": 4,
+        "save_only_model": True,
+    }
+    first = twins.train(twins.OURS, tmp_path / "a", **given)
+    names = {path.name for path in (tmp_path / "a" / "checkpoint-4").rglob("*")}
+    assert "trainer_state.json" in names
+    assert not any("optim" in name for name in names), names
+    assert first.folders == ["checkpoint-12", "checkpoint-4", "checkpoint-8"]
+
+
+def lora() -> torch.nn.Module:
+    from peft import LoraConfig, get_peft_model
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        found: torch.nn.Module = get_peft_model(
+            twins.bert(dropout=0.2),
+            LoraConfig(r=2, target_modules=["query", "value"], task_type="SEQ_CLS"),
+        )
+    return found
+
+
+def test_adapters_alone_are_saved_and_resumed(tmp_path: Path) -> None:
+    once, twice = two_lives(
+        tmp_path,
+        7,
+        model=lora,
+        train_dataset=twins.sentences(22),
+        eval_dataset=twins.sentences(9),
+    )
+    assert_one_life(once, twice)
+    folder = once.folder / "checkpoint-4"
+    assert (folder / "adapter_model.safetensors").exists()
+    assert (folder / "adapter_config.json").exists()
+    assert not (folder / "model.safetensors").exists()
+    assert not (folder / "model").exists()
+
+
+# -- processes that end ----------------------------------------------------------------------------
+
+
+def live(folder: Path, *words: object, ranks: int = 1, check: bool = True) -> Any:
+    launcher = [sys.executable]
+    if ranks > 1:
+        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    return run_command([*launcher, SCRIPT, folder, *words], timeout=240, check=check)
+
+
+def left(folder: Path) -> dict[str, Any]:
+    return dict(json.loads((folder / "end.json").read_text()))
+
+
+def test_a_killed_process_is_gone_on_from_bit_for_bit(tmp_path: Path) -> None:
+    live(tmp_path / "once")
+    killed = live(tmp_path / "twice", "--kill", 11, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    live(tmp_path / "twice", "--resume")
+    assert left(tmp_path / "twice") == left(tmp_path / "once")
+
+
+def test_a_terminated_process_saves_exits_143_and_is_gone_on_from(tmp_path: Path) -> None:
+    live(tmp_path / "once")
+    ended = live(tmp_path / "twice", "--terminate", 6, check=False)
+    assert ended.returncode == 143, ended.stderr
+    assert "checkpoint-6" in ended.stderr + ended.stdout
+    assert (tmp_path / "twice" / "checkpoint-6").is_dir()
+    live(tmp_path / "twice", "--resume")
+    assert left(tmp_path / "twice") == left(tmp_path / "once")
+
+
+@pytest.mark.full
+def test_two_ranks_that_were_killed_go_on_bit_for_bit(tmp_path: Path) -> None:
+    live(tmp_path / "once", ranks=2)
+    live(tmp_path / "twice", "--kill", 11, ranks=2, check=False)
+    live(tmp_path / "twice", "--resume", ranks=2)
+    assert left(tmp_path / "twice") == left(tmp_path / "once")
