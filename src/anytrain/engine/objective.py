@@ -9,7 +9,7 @@ from __future__ import annotations
 import dis
 import inspect
 from collections.abc import Callable, Mapping
-from functools import partial
+from functools import lru_cache, partial
 from types import CodeType
 from typing import Any
 
@@ -148,10 +148,20 @@ def takes(function: Callable[..., Any], name: str) -> bool:
     >>> takes(lambda model, inputs: 0, "num_items_in_batch")
     False
     """
+    function = getattr(function, "__func__", function)
+    try:
+        return _takes(function, name)
+    except TypeError:  # an object that cannot be a key
+        return _takes.__wrapped__(function, name)
+
+
+@lru_cache(maxsize=64)  # asked at every step, and a signature takes 20 us to read
+def _takes(function: Callable[..., Any], name: str) -> bool:
     found = inspect.signature(function).parameters
     return name in found or any(p.kind is p.VAR_KEYWORD for p in found.values())
 
 
+@lru_cache(maxsize=64)
 def _loads(code: CodeType, name: str) -> bool:
     inner = (const for const in code.co_consts if isinstance(const, CodeType))
     return any(
