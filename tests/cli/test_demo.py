@@ -18,16 +18,17 @@ from anytrain.recipes.demo.model import SameMeaning
 from launching import child_environment, run_command
 
 SHORT = ["--epochs", "1", "--pairs", "640"]
+MEDIUM = ["--epochs", "2", "--pairs", "10000"]
 DEMO = [sys.executable, "-m", "anytrain", "demo"]
 
 
 def test_it_learns_shows_it_and_leaves_its_results(tmp_path: Path) -> None:
-    told = run_command([*DEMO, "--epochs", "3"], cwd=tmp_path).stdout
+    told = run_command([*DEMO, "--epochs", "2"], cwd=tmp_path).stdout
     result = json.loads((tmp_path / "runs/demo/result.json").read_text())
     history = result["dev_accuracy_by_epoch"]
     assert 0.4 < history[0] < 0.6
-    assert len(history) == 4
-    assert result["dev_accuracy"] == history[-1] > 0.8
+    assert len(history) == 3
+    assert result["dev_accuracy"] == history[-1] > 0.75
     assert f"-> {history[-1]:.1%}" in told
     assert "runs/demo/result.json" in told
     assert "right on pairs held out" in told, "the learning curve"
@@ -64,7 +65,7 @@ def test_what_is_no_demo_is_not_replaced(tmp_path: Path) -> None:
 def test_a_bar_moves_in_a_terminal_and_a_run_stopped_by_ctrl_c_goes_on(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
-        [*DEMO, "--epochs", "2"],
+        [*DEMO, *MEDIUM],
         cwd=tmp_path,
         env=child_environment({"TERM": "xterm", "COLUMNS": "100"}),
         stdin=theirs,
@@ -85,8 +86,9 @@ def test_a_bar_moves_in_a_terminal_and_a_run_stopped_by_ctrl_c_goes_on(tmp_path:
             break
     assert process.wait(timeout=30) == 130
     assert "training" in shown
+    assert "the same command continues this run" in shown
     assert "Traceback" not in shown
-    told = run_command([*DEMO, "--epochs", "2"], cwd=tmp_path).stdout
+    told = run_command([*DEMO, *MEDIUM], cwd=tmp_path).stdout
     assert "Continuing the run in runs/demo" in told
     history = json.loads((tmp_path / "runs/demo/result.json").read_text())["dev_accuracy_by_epoch"]
     assert len(history) == 3, "the first life's evaluation is not forgotten"

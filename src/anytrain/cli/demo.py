@@ -49,11 +49,11 @@ def demo(
     import torch
 
     from anytrain.recipes.demo.job import Settings, train
-    from anytrain.recipes.words import notices_as_lines
+    from anytrain.recipes.words import notices_as_lines, told_how_to_go_on
 
     # Tensors this small gain little from more threads, and lose fivefold on busy cores.
     torch.set_num_threads(1)
-    with notices_as_lines():
+    with notices_as_lines(), told_how_to_go_on():
         finished = train(Settings(epochs=epochs, pairs=pairs, seed=seed), output, console.print)
     _conclude(console, finished, output, time.perf_counter() - began)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 import warnings
@@ -11,6 +12,8 @@ from typing import Any, TextIO
 
 from anytrain.core import environment
 from anytrain.core.errors import AnytrainError, Notice
+
+_STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 @contextmanager
@@ -37,6 +40,17 @@ def notices_as_lines() -> Iterator[None]:
         warnings.simplefilter("always", Notice)
         warnings.showwarning = show
         yield
+
+
+@contextmanager
+def told_how_to_go_on() -> Iterator[None]:
+    """Say, where a signal has ended the run, that the same command continues it."""
+    try:
+        yield
+    except SystemExit as left:
+        if left.code in _STOPPED and environment.read().place.rank == 0:
+            sys.stderr.write("anytrain: the same command continues this run.\n")
+        raise
 
 
 def exit_code(job: Any) -> int:

@@ -129,7 +129,8 @@ def test_mnli_is_evaluated_and_predicted_on_both_sets(tmp_path: Path, tiny: Path
     files = ("--train_file", one, "--validation_file", one, "--test_file", one)
     second = ("--validation_mismatched_file", other, "--test_mismatched_file", other)
     work = ("--do_train", "--do_eval", "--do_predict", "--task_name", "mnli")
-    results = _glue(tmp_path / "out", *_new(tiny), *files, *second, *work)
+    new = ("--config_name", tiny, "--tokenizer_name", tiny, "--config_overrides", OVERRIDES)
+    results = _glue(tmp_path / "out", *new, *files, *second, *work)
     assert (results["eval_samples"], results["eval_samples_mm"]) == (24, 6)
     assert {"eval_accuracy", "eval_accuracy_mm"} <= set(results)
     assert len(_predictions(tmp_path / "out/predict_results_mnli.txt")) == 25
@@ -232,6 +233,7 @@ def test_the_best_model_by_f1_is_kept_with_rows_of_like_length_together(
     more = ["--save_strategy", "epoch", "--group_by_length", "--pad_to_max_length", "false"]
     short = "--num_train_epochs 2 --precision no --max_seq_length 24"
     work = ("--do_train", "--do_eval", *best, *more)
-    results = _glue(tmp_path / "out", *_new(tiny), *files, *work, short=short)
+    out = tmp_path / "out"
+    results = _glue(out, *_new(tiny), *files, *work, "--batch_eval_metrics", short=short)
     state = _json(tmp_path / "out/trainer_state.json")
     assert state["best_metric"] == results["eval_f1"]

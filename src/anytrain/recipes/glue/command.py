@@ -12,7 +12,7 @@ from anytrain.core import environment
 from anytrain.core.errors import AnytrainError
 from anytrain.recipes.glue import job
 from anytrain.recipes.glue.arguments import parse
-from anytrain.recipes.words import notices_as_lines
+from anytrain.recipes.words import notices_as_lines, told_how_to_go_on
 
 _PATIENCE_S = 5.0
 
@@ -25,7 +25,8 @@ def run(argv: Sequence[str]) -> None:
         with _first_rank_speaks(rank):
             asked = parse(argv)
             checked = job.check(asked)
-        outcome = job.run(checked, console.print)
+        with told_how_to_go_on():
+            outcome = job.run(checked, console.print)
     if rank == 0:
         from anytrain.recipes.glue import closing
 

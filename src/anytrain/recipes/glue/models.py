@@ -95,7 +95,8 @@ def _from_hub(what: str, name: str | None, kind: Any, options: Mapping[str, Any]
             f"Cannot load the {what} {name!r}.",
             why=f"{said}.",
             fix="give the folder of a model that save_pretrained wrote, or a name that the hub "
-            "knows; with no network only folders and what is cached can be loaded.",
+            "knows; with no network only folders and what is cached can be loaded."
+            + (" --config_overrides makes a new model, without weights." * (what == "model")),
         ) from None
     except RuntimeError as error:
         if "mismatch" not in str(error):

@@ -6,6 +6,8 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
 from anytrain.core.errors import BadInput
 from anytrain.recipes.glue.labels import Labels
 from anytrain.recipes.glue.tasks import Task
@@ -34,22 +36,36 @@ def require(metrics: Sequence[str]) -> None:
         )
 
 
-def scorer(metrics: Sequence[str], positive: int = 1) -> Callable[[Any], Scores]:
-    """Return a `compute_metrics` for predictions that are classes or values already.
+class Scorer:
+    """A `compute_metrics` for predictions that are classes or values already.
 
     `positive` is the number of the class that F1 looks for. More than one metric brings their
-    mean as `combined_score`.
+    mean as `combined_score`. With `compute_result` it is told batch by batch, and answers with
+    the scores of all of them at the last.
     """
 
-    def compute(prediction: Any) -> Scores:
-        said, true = prediction.predictions, prediction.label_ids
+    def __init__(self, metrics: Sequence[str], positive: int = 1) -> None:
+        self._metrics, self._positive = tuple(metrics), positive
+        self._seen: list[tuple[Any, Any]] = []
+
+    def __call__(self, prediction: Any, compute_result: bool = True) -> Scores:
+        """Return the scores by name, or none before the last batch."""
+        said = prediction.predictions
         said = said[0] if isinstance(said, tuple) else said
-        scores = {name: _score(name, said.reshape(-1), true, positive) for name in metrics}
+        self._seen.append((_flat(said), _flat(prediction.label_ids)))
+        if not compute_result:
+            return {}
+        given, true = (np.concatenate(column) for column in zip(*self._seen, strict=True))
+        self._seen.clear()
+        scores = {name: _score(name, given, true, self._positive) for name in self._metrics}
         if len(scores) > 1:
             scores["combined_score"] = sum(scores.values()) / len(scores)
         return scores
 
-    return compute
+
+def _flat(values: Any) -> Any:
+    """Return numbers in a row, wherever they are."""
+    return np.asarray(values.cpu() if hasattr(values, "cpu") else values).reshape(-1)
 
 
 def reducer(labels: Labels) -> Callable[[Any, Any], Any]:

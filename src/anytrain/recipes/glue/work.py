@@ -51,7 +51,7 @@ class Work:
             eval_dataset=self.eval_sets[0][1] if self.eval_sets else None,
             processing_class=self.tokenizer,
             data_collator=self._collator(),
-            compute_metrics=scores.scorer(self.checked.metrics, positive),
+            compute_metrics=scores.Scorer(self.checked.metrics, positive),
             preprocess_logits_for_metrics=scores.reducer(self.labels),
         )
 
@@ -70,7 +70,7 @@ class Work:
     def introduction(self) -> str:
         """Return what works on what, and where: one line."""
         trainer, plan = self.trainer, self.trainer.accelerator.plan
-        size = sum(parameter.numel() for parameter in trainer.model.parameters()) / 1e6
+        size = sum(parameter.numel() for parameter in trainer.model.parameters())
         rows = [f"{len(self.train_set):,} rows to learn from"] if self.train_set else []
         rows += [f"{len(some):,} to evaluate" for _, some in self.eval_sets]
         count = trainer.accelerator.num_processes
@@ -78,7 +78,7 @@ class Work:
         # "no" is HF's word for plain float32.
         dtype = plan.precision.value.replace("no", "fp32")
         return (
-            f"{self.kind}, {size:.1f} million parameters, on {where}, in "
+            f"{self.kind}, {size:,} parameters, on {where}, in "
             f"{dtype} ({plan.precision.because}). {', '.join(rows)}".rstrip(". ")
             + "."
         )
