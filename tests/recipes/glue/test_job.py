@@ -237,3 +237,22 @@ def test_the_best_model_by_f1_is_kept_with_rows_of_like_length_together(
     results = _glue(out, *_new(tiny), *files, *work, "--batch_eval_metrics", short=short)
     state = _json(tmp_path / "out/trainer_state.json")
     assert state["best_metric"] == results["eval_f1"]
+
+
+def test_a_run_cut_short_after_its_last_step_only_finishes(
+    tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train = write_rows(tmp_path / "train.tsv", pairs(16))
+    files = ("--train_file", train, "--validation_file", train, "--task_name", "mrpc")
+    words = (*_new(tiny), *files, "--do_train", "--do_eval")
+    out = tmp_path / "out"
+    first = _glue(out, *words)
+    weights = (out / "model.safetensors").read_bytes()
+    record = _json(out / "run.json")
+    (out / "run.json").write_text(json.dumps({**record, "state": "unfinished"}))
+    (out / "model.safetensors").unlink()
+    again = _glue(out, *words)
+    assert "Continuing" in capsys.readouterr().out
+    assert (out / "model.safetensors").read_bytes() == weights
+    assert again["eval_loss"] == first["eval_loss"]
+    assert _json(out / "run.json")["state"] == "finished"
