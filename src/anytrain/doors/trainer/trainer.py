@@ -265,6 +265,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         self._between.finish()
         reading = self._meter.read(self._session.world)
         self._take_loss(reading)
+        self._answer_bad_steps(reading)
         total, num_steps = self._loss_so_far
         done = state.global_step - first
         share = done / max(state.max_steps, 1)
