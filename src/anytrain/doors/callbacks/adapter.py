@@ -169,6 +169,10 @@ class Callbacks(EventCalls):
         ]
         return list(dict.fromkeys(names))
 
+    def listens(self, kind: EventKind) -> bool:
+        """Whether somebody is told of this event."""
+        return bool(self._listening(kind))
+
     def exported(self) -> dict[str, Any]:
         """Return what callbacks and control want saved, as `TrainerState` keeps it."""
         everyone = [*self.callbacks, self.control]

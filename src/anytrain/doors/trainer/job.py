@@ -64,8 +64,9 @@ class TrainerJob:
         trainer._answer_bad_steps()
         trainer._read_tokens()
         trainer._save_checkpoint(trainer.model, trainer._trial)
+        if trainer.args.push_to_hub or trainer.callback_handler.listens("save"):
+            trainer._between.finish()  # who is told of a save may look at it, or add to it
         if trainer.args.push_to_hub:
-            trainer._between.finish()
             folder = Path(trainer._get_output_dir(trainer._trial))
             trainer._push_from_checkpoint(
                 str(folder / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}")

@@ -45,6 +45,7 @@ class UnlikeTransformers(Reports):
 
     model: nn.Module
     accelerator: Accelerator
+    processing_class: Any
     deepspeed = None
     is_deepspeed_enabled = False
     is_distributed_loading_by_transformers = False
@@ -65,6 +66,15 @@ class UnlikeTransformers(Reports):
                 why="that is the inside of HF's loop; anytrain's loop never calls it.",
                 fix=_INSTEAD,
             )
+
+    @property
+    def tokenizer(self) -> Any:
+        """What older scripts call `processing_class`."""
+        return self.processing_class
+
+    @tokenizer.setter
+    def tokenizer(self, tokenizer: Any) -> None:
+        self.processing_class = tokenizer
 
     @property
     def gather_function(self) -> Callable[[Any], Any]:
