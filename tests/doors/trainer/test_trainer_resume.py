@@ -120,6 +120,22 @@ def _shown(value: Any) -> str:
     )
 
 
+def test_operations_and_tokens_are_counted_over_both_lives(tmp_path: Path) -> None:
+    # Saves come between two log points, where nothing was read yet.
+    once, twice = two_lives(
+        tmp_path,
+        7,
+        model=twins.bert,
+        train_dataset=twins.sentences(22),
+        eval_dataset=twins.sentences(5),
+        include_num_input_tokens_seen="all",
+        logging_steps=3,
+    )
+    assert_one_life(once, twice)
+    assert once.trainer.state.total_flos > 0
+    assert once.trainer.state.num_input_tokens_seen == 2 * 22 * 8
+
+
 def test_the_best_so_far_is_known_to_the_second_life(tmp_path: Path) -> None:
     once, twice = two_lives(
         tmp_path,

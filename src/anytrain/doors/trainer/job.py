@@ -62,7 +62,6 @@ class TrainerJob:
         """Save the run, and push it where it is to be pushed."""
         trainer = self._trainer
         trainer._answer_bad_steps()
-        trainer._read_tokens()
         trainer._save_checkpoint(trainer.model, trainer._trial)
         if trainer.args.push_to_hub or trainer.callback_handler.listens("save"):
             trainer._between.finish()  # who is told of a save may look at it, or add to it

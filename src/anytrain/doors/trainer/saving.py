@@ -72,6 +72,8 @@ class Saving(Search):
     _trial: Any
     _last_metrics: dict[str, Any]
     _tell: Callable[..., Any]
+    _read_tokens: Callable[[], None]
+    store_flos: Callable[[], None]
     _push_from_checkpoint: Callable[[str], None]
     _push_after_save: Callable[[], None]
 
@@ -127,6 +129,8 @@ class Saving(Search):
         best = store.root / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
         if best == path or best.is_dir():  # it may have been saved before it was evaluated
             state.best_model_checkpoint = str(best)
+        self._read_tokens()
+        self.store_flos()
         state.stateful_callbacks = self.callback_handler.exported()
         if wait or not self.args.async_save:
             tell_failure(store.save(name, self._take, world=self._session.world))
