@@ -37,8 +37,8 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return told.split()
 
 
-def _cut_short(words: list[str], out: Path, end: Callable[[int], None]) -> int:
-    """Start the command, end it once its first checkpoint is whole, and return its code."""
+def _cut_short(words: list[str], out: Path, end: Callable[[int], None]) -> tuple[int, str]:
+    """Start the command, end it at its first whole checkpoint; return its code and words."""
     process = subprocess.Popen(
         [*GLUE, *words, "--output_dir", str(out)],
         env=child_environment(),
@@ -52,7 +52,8 @@ def _cut_short(words: list[str], out: Path, end: Callable[[int], None]) -> int:
         assert time.monotonic() < give_up
         time.sleep(0.005)
     end(process.pid)
-    return process.wait(timeout=60)
+    _, words_said = process.communicate(timeout=60)
+    return process.returncode, words_said.decode()
 
 
 def _weights_differ(one: Path, other: Path) -> list[str]:
@@ -69,7 +70,7 @@ def test_killed_and_stopped_runs_end_in_the_uninterrupted_runs_weights(
     assert "eval_accuracy" in told.stdout
     assert "\x1b" not in told.stdout + told.stderr, "colours and bars are for terminals"
 
-    code = _cut_short(words, cut, lambda pid: os.kill(pid, signal.SIGKILL))
+    code, _ = _cut_short(words, cut, lambda pid: os.kill(pid, signal.SIGKILL))
     assert code == -signal.SIGKILL
     assert not (cut / "train_results.json").exists(), "the run was over before it was killed"
     told = run_command([*GLUE, *words, "--output_dir", cut])
@@ -91,7 +92,10 @@ def test_ctrl_c_saves_between_two_steps_and_the_same_command_goes_on(
     tmp_path: Path, words: list[str]
 ) -> None:
     out = tmp_path / "out"
-    assert _cut_short(words, out, lambda pid: os.killpg(pid, signal.SIGINT)) == 130
+    anew = [*words, "--overwrite_output_dir"]
+    code, said = _cut_short(anew, out, lambda pid: os.killpg(pid, signal.SIGINT))
+    assert code == 130
+    assert "the same command without --overwrite_output_dir continues this run" in said
     assert not (out / "train_results.json").exists()
     told = run_command([*GLUE, *words, "--output_dir", out])
     assert "Continuing the run" in told.stdout

@@ -43,13 +43,13 @@ def notices_as_lines() -> Iterator[None]:
 
 
 @contextmanager
-def told_how_to_go_on() -> Iterator[None]:
-    """Say, where a signal has ended the run, that the same command continues it."""
+def told_how_to_go_on(how: str = "the same command") -> Iterator[None]:
+    """Say, where a signal has ended the run, what continues it."""
     try:
         yield
     except SystemExit as left:
         if left.code in _STOPPED and environment.read().place.rank == 0:
-            sys.stderr.write("anytrain: the same command continues this run.\n")
+            sys.stderr.write(f"anytrain: {how} continues this run.\n")
         raise
 
 

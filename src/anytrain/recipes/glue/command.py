@@ -11,7 +11,7 @@ from rich.console import Console
 from anytrain.core import environment
 from anytrain.core.errors import AnytrainError
 from anytrain.recipes.glue import job
-from anytrain.recipes.glue.arguments import parse
+from anytrain.recipes.glue.arguments import Job, parse
 from anytrain.recipes.words import notices_as_lines, told_how_to_go_on
 
 _PATIENCE_S = 5.0
@@ -25,12 +25,19 @@ def run(argv: Sequence[str]) -> None:
         with _first_rank_speaks(rank):
             asked = parse(argv)
             checked = job.check(asked)
-        with told_how_to_go_on():
+        with told_how_to_go_on(_how(asked)):
             outcome = job.run(checked, console.print)
     if rank == 0:
         from anytrain.recipes.glue import closing
 
         closing.show(console, asked, outcome)
+
+
+def _how(asked: Job) -> str:
+    """Return what continues this job once it has been stopped."""
+    if asked.training.do_train and asked.training.overwrite_output_dir:
+        return "the same command without --overwrite_output_dir"
+    return "the same command"
 
 
 @contextmanager
