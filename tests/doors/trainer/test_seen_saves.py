@@ -55,3 +55,42 @@ def test_a_checkpoint_with_files_of_a_callbacks_own_is_resumed_from(tmp_path: Pa
     again.remove_callback(Adds)
     again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
     assert torch.equal(again.model.at, whole.model.at)  # type: ignore[arg-type]
+
+
+class Projector(Trainer):
+    """Write a part of the model by itself, beside what is written anyway."""
+
+    def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
+        super()._save(output_dir, state_dict)
+        torch.save({"at": self.model.at}, Path(str(output_dir)) / "projector.bin")
+
+
+class After(Trainer):
+    """Go on with a checkpoint's folder once it is saved."""
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:  # type: ignore[override]
+        super()._save_checkpoint(model, trial)
+        folder = Path(str(self.args.output_dir)) / f"checkpoint-{self.state.global_step}"
+        assert (folder / "model.safetensors").is_file()
+        (folder / "after.txt").write_text("mine")
+
+
+def test_what_a_subclass_writes_with_the_model_is_in_checkpoints_too(tmp_path: Path) -> None:
+    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=4, save_steps=2)
+    data = [{"labels": float(i)} for i in range(32)]
+    whole = Projector(Point(), arguments, train_dataset=data)
+    whole.train()
+    kept = torch.load(tmp_path / "checkpoint-2" / "projector.bin")
+    assert kept["at"] != whole.model.at
+    again = Projector(Point(), arguments, train_dataset=data)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert torch.equal(again.model.at, whole.model.at)  # type: ignore[arg-type]
+    again.save_model(str(tmp_path / "last"))
+    assert (tmp_path / "last" / "projector.bin").is_file()
+
+
+def test_a_subclass_goes_on_with_a_whole_checkpoint(tmp_path: Path) -> None:
+    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=4, save_steps=2)
+    After(Point(), arguments, train_dataset=[{"labels": float(i)} for i in range(32)]).train()
+    assert (tmp_path / "checkpoint-2" / "after.txt").is_file()
+    assert (tmp_path / "checkpoint-4" / "after.txt").is_file()

@@ -8,6 +8,7 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,12 @@ from anytrain.engine.loop import Progress
 from anytrain.engine.recording.meter import Meter
 
 ARGUMENTS_NAME = "training_args.json"
+_HELD_ANYWAY = (
+    "model*.safetensors",
+    "model.safetensors.index.json",
+    "config.json",
+    "generation_config.json",
+)
 
 
 class Standing:
@@ -132,6 +139,8 @@ class Saving(Search):
         self._read_tokens()
         self.store_flos()
         state.stateful_callbacks = self.callback_handler.exported()
+        # A subclass may go on with the folder once this returns.
+        wait = wait or type(self)._save_checkpoint is not Saving._save_checkpoint
         if wait or not self.args.async_save:
             tell_failure(store.save(name, self._take, world=self._session.world))
             return
@@ -146,6 +155,7 @@ class Saving(Search):
         hooks: list[snapshot.SaveHook] = (
             [self._save_adapters] if adapters.has_adapters(self.model) else []
         )
+        self._save_own_files(folder)
         taken = snapshot.take(self._run, [Standing(self)], hooks, folder)
         if self._session.world.rank == 0:
             self._save_beside(folder)
@@ -157,6 +167,18 @@ class Saving(Search):
         if self.args.save_only_model:
             return dataclasses.replace(taken, parts={}, rank_parts={}, metrics=metrics)
         return dataclasses.replace(taken, metrics=metrics)
+
+    def _save_own_files(self, folder: Path) -> None:
+        """Add what a subclass writes with the model, less what a checkpoint holds anyway."""
+        own = type(self)
+        if own.save_model is Saving.save_model and own._save is Saving._save:
+            return
+        with tempfile.TemporaryDirectory(prefix=".own-", dir=folder) as beside:
+            self.save_model(beside, _internal_call=True)
+            for found in list(Path(beside).iterdir()):
+                if found.is_file() and any(fnmatch(found.name, name) for name in _HELD_ANYWAY):
+                    found.unlink()
+            _put_in_place(Path(beside), folder)
 
     def _save_adapters(self, models: list[Any], weights: list[Any], folder: str) -> None:
         """Write the adapters in the place of the whole model."""
