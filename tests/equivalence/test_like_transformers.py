@@ -65,6 +65,18 @@ def test_the_first_label_of_a_causal_model_is_no_item_whatever_the_class_is_call
     assert theirs.history[0]["loss"] == pytest.approx(own * 7 / 8, rel=1e-6)
 
 
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_micro_batches_without_a_single_item_add_nothing(tmp_path: Path, smoothing: float) -> None:
+    rows = twins.tagged(16)
+    for row in rows[::3]:
+        row["labels"] = [-100] * len(row["labels"])
+    given = {**TAGS, "train_dataset": rows, "label_smoothing_factor": smoothing}
+    whole = twins.train(twins.THEIRS, tmp_path / "whole", **given)
+    cut = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 4}
+    ours = twins.train(twins.OURS, tmp_path / "cut", **given, **cut)
+    twins.assert_same_run(ours, whole, rtol=1e-4, atol=1e-4)
+
+
 SCHEDULES: dict[str, dict[str, Any]] = {
     "linear": {},
     "cosine": {},

@@ -78,6 +78,17 @@ def share(own: torch.Tensor | int, whole: torch.Tensor | int, ranks: int) -> tor
     return own * ranks / torch.as_tensor(whole).clamp(min=1).to(torch.float32)
 
 
+def weighed(
+    loss: torch.Tensor, own: torch.Tensor | int, whole: torch.Tensor | int, ranks: int
+) -> torch.Tensor:
+    """Return a micro-batch's share of the step's loss; where it holds no item, nothing.
+
+    The mean over no item is NaN, and NaN it stays however little it weighs.
+    """
+    part = loss * share(own, whole, ranks)
+    return torch.where(own > 0, part, 0.0) if isinstance(own, torch.Tensor) else part
+
+
 def shifts_labels(model: nn.Module) -> bool:
     """Whether the model's loss predicts the next label: a causal language model's does."""
     config = getattr(model, "config", None)
@@ -102,7 +113,7 @@ def smoothed(
     wanted = labels.clamp(min=0).unsqueeze(-1)
     right = -log_odds.gather(-1, wanted).squeeze(-1) * counted
     spread = -log_odds.sum(dim=-1) * counted
-    num, classes = counted.sum(), log_odds.shape[-1]
+    num, classes = counted.sum().clamp(min=1), log_odds.shape[-1]
     return (1 - epsilon) * (right.sum() / num) + epsilon * (spread.sum() / (num * classes))
 
 

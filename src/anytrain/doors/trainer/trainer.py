@@ -312,7 +312,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
             )
         loss = loss.mean() if loss.ndim else loss
         if num_items_in_batch is not None and not self._is_scaled():
-            loss = loss * objective.share(own, num_items_in_batch, self._session.world.size)
+            loss = objective.weighed(loss, own, num_items_in_batch, self._session.world.size)
         scale = self._session.precision.scale
         objective.backward(loss, scale)
         self._release_cache()
@@ -343,9 +343,8 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         else:
             loss = objective.loss_of(outputs, inputs)
         if num_items_in_batch is not None:
-            size = self._session.world.size
-            share = size if scaled else objective.share(own, num_items_in_batch, size)
-            loss = loss * share
+            items, size = num_items_in_batch, self._session.world.size
+            loss = loss * size if scaled else objective.weighed(loss, own, items, size)
         return (loss, outputs) if return_outputs else loss
 
     def _own_items(self, inputs: Any) -> torch.Tensor | int:
