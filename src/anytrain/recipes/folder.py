@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -43,7 +44,9 @@ _OWN_FILES = (
     "spiece.model",
     "sentencepiece.bpe.model",
 )
-_OWN_FOLDERS = ("checkpoint-[0-9]*", ".checkpoint-*", "runs")
+# A checkpoint, or what a save that died has left of one. Trackers' folders stay: `runs` may hold
+# the logs of many runs.
+_OWN_FOLDER = re.compile(r"checkpoint-\d+|\.checkpoint-\d+\.(saving|replaced|removed)-.+")
 # One of these means that a run, or a model, lies here already.
 _MARKS = (RECORD, "trainer_state.json", "checkpoint-[0-9]*", "config.json", "*.safetensors")
 
@@ -95,8 +98,8 @@ def finish(folder: Path) -> None:
 
 def remove_own(folder: Path) -> None:
     """Remove the files and checkpoints of a run, and nothing else."""
-    for path in _matching(folder, _OWN_FOLDERS):
-        if path.is_dir() and not path.is_symlink():
+    for path in sorted(folder.iterdir()):
+        if _OWN_FOLDER.fullmatch(path.name) and path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
     for path in _matching(folder, _OWN_FILES):
         if path.is_file() or path.is_symlink():

@@ -256,3 +256,25 @@ def test_a_run_cut_short_after_its_last_step_only_finishes(
     assert (out / "model.safetensors").read_bytes() == weights
     assert again["eval_loss"] == first["eval_loss"]
     assert _json(out / "run.json")["state"] == "finished"
+
+
+def test_a_language_models_tokenizer_pads_with_the_token_that_ends_a_text(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import GPT2Config, PreTrainedTokenizerFast
+
+    vocab = {word: number for number, word in enumerate(["<end>", "<unk>", *WORDS])}
+    raw = Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    raw.pre_tokenizer = pre_tokenizers.Whitespace()
+    folder = tmp_path / "gpt"
+    PreTrainedTokenizerFast(
+        tokenizer_object=raw, eos_token="<end>", unk_token="<unk>"
+    ).save_pretrained(folder)
+    GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=32).save_pretrained(folder)
+    train = write_rows(tmp_path / "train.csv", _moods(24))
+    words = ("--config_name", folder, "--tokenizer_name", folder, "--train_file", train)
+    results = _glue(tmp_path / "out", *words, "--do_train", "--pad_to_max_length", "false")
+    assert results["train_samples"] == 24
+    assert "'<end>' is used for it" in capsys.readouterr().err
+    assert _json(tmp_path / "out/config.json")["pad_token_id"] == 0
