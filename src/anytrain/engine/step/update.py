@@ -111,7 +111,7 @@ class SplittingUpdate(Update):
     """
 
     parts: Parts = field(default_factory=Parts)
-    is_out_of_memory: Callable[[BaseException], bool] = bool
+    is_out_of_memory: Callable[[BaseException], bool] = field(default=lambda error: False)
     release: Callable[[], None] = bool  # type: ignore[assignment]  # does nothing
     agree: Callable[[bool], bool] = bool
     """Whether any rank was out of memory."""
