@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from anytrain.compat.accelerate.utils import memory
 from anytrain.compat.transformers import elsewhere
-from anytrain.doors.accelerator import memory
 from anytrain.doors.trainer.outputs import (
     PREFIX_CHECKPOINT_DIR,
     BestRun,

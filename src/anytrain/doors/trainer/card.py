@@ -157,7 +157,7 @@ def _model_index(
 
 
 def _introduction(facts: CardFacts) -> str:
-    source = "This model was trained from scratch"
+    source = "This model was trained"
     if facts.finetuned_from:
         link = f"https://huggingface.co/{facts.finetuned_from}"
         source = f"This model is a fine-tuned version of [{facts.finetuned_from}]({link})"
