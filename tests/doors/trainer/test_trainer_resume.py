@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from anytrain.core.errors import Notice
+from anytrain.core.errors import CheckpointError, Notice
 from anytrain.doors.callbacks import EarlyStoppingCallback, TrainerCallback
 from equivalence import twins
 from launching import run_command
@@ -285,7 +285,7 @@ def test_a_checkpoint_loads_as_a_model(tmp_path: Path) -> None:
         assert torch.equal(loaded.state_dict()[name], weight)
 
 
-def test_the_model_alone_is_saved_and_begun_from(tmp_path: Path) -> None:
+def test_the_model_alone_is_saved_and_no_run_goes_on_from_it(tmp_path: Path) -> None:
     given = {
         "model": twins.regression,
         "train_dataset": twins.points(22),
@@ -298,6 +298,8 @@ def test_the_model_alone_is_saved_and_begun_from(tmp_path: Path) -> None:
     assert "trainer_state.json" in names
     assert not any("optim" in name for name in names), names
     assert first.folders == ["checkpoint-12", "checkpoint-4", "checkpoint-8"]
+    with pytest.raises(CheckpointError, match="it holds the model alone"):
+        twins.train(twins.OURS, tmp_path / "a", **given, resume=True)
 
 
 def lora() -> torch.nn.Module:

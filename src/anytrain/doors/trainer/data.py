@@ -23,6 +23,7 @@ from anytrain.engine.assemble.loaders import given_loader, prepare_loader
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.columns import DropColumns, drop_dataset_columns, kept_columns
 from anytrain.engine.data.grouped import GroupedByLength, Rebalanced, lengths_of
+from anytrain.engine.data.table import as_rows
 from anytrain.engine.prepared.loader import PreparedLoader
 
 
@@ -104,7 +105,7 @@ class Data(Reports):
         sampler_fn: Callable[[Any], Sampler[Any] | None] | None = None,
         is_training: bool = False,
     ) -> DataLoader[Any]:
-        args, collate = self.args, self.data_collator
+        args, collate, dataset = self.args, self.data_collator, as_rows(dataset)
         given = dataset  # its column of lengths is no input of the model's
         if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names"):
             dataset = self._remove_unused_columns(dataset, description)
@@ -179,6 +180,13 @@ class Data(Reports):
 
     def _get_eval_sampler(self, eval_dataset: Any) -> Sampler[Any] | None:
         return SequentialSampler(eval_dataset) if has_length(eval_dataset) else None
+
+    def _are_several(self, given: Any) -> bool:
+        """Whether these are data sets by name: a dict whose names are no columns of the model."""
+        if not isinstance(given, Mapping) or hasattr(given, "column_names"):
+            return False
+        self._set_signature_columns_if_needed()
+        return not set(given) & set(self._signature_columns or ())
 
     def _set_signature_columns_if_needed(self) -> None:
         if self._signature_columns is None:

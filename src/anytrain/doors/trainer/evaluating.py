@@ -59,7 +59,7 @@ class Evaluating(Data):
     ) -> dict[str, float]:
         """Return the loss and the metrics on a data set, each of a dict's, or the Trainer's."""
         given = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(given, Mapping) and not hasattr(given, "column_names"):
+        if self._are_several(given):
             found: dict[str, float] = {}
             for name, dataset in given.items():
                 found |= self.evaluate(

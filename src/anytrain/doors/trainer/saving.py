@@ -252,6 +252,13 @@ class Saving(Search):
                 self._seek(self.state.global_step)
         else:
             loaded = checkpoint.load(path, world=self._session.world)
+            if not loaded.part_names:
+                raise CheckpointError(
+                    f"Cannot go on from {path}: it holds the model alone.",
+                    why="it was saved with save_only_model, so its optimizer, schedule and place "
+                    "in the data are not known.",
+                    fix="load the model from this folder, and begin a new training with it.",
+                )
             hooks: list[snapshot.LoadHook] = (
                 [self._load_adapters] if adapters.has_adapters(self.model) else []
             )
