@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from anytrain.core.errors import Notice
+from anytrain.core.errors import BadType, Notice
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
 
@@ -113,3 +113,11 @@ def test_labels_of_which_a_sample_has_several_are_not_softened(tmp_path: Path) -
         )
     assert trainer.label_smoother is None
     assert trainer.train().training_loss > 0
+
+
+def test_arguments_of_another_library_are_refused_with_the_import_to_change(tmp_path: Path) -> None:
+    import transformers
+
+    theirs: Any = transformers.TrainingArguments(str(tmp_path), report_to="none", use_cpu=True)
+    with pytest.raises(BadType, match="import TrainingArguments from where Trainer"):
+        Trainer(Classes(), theirs)

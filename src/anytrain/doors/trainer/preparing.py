@@ -26,6 +26,21 @@ def seed(args: TrainingArguments) -> None:
     rng.seed_everything(args.seed, deterministic=args.full_determinism)
 
 
+def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
+    """Return the arguments, or those that stand where none are given; refuse another library's."""
+    if args is None:
+        return TrainingArguments(output_dir="tmp_trainer")
+    if not isinstance(args, TrainingArguments):
+        kind = type(args)
+        raise BadType(
+            f"Cannot take the {kind.__name__} of {kind.__module__}.",
+            why="a Trainer reads settings that only anytrain's TrainingArguments have, checked.",
+            fix="import TrainingArguments from where Trainer is imported from; it takes the same "
+            "names.",
+        )
+    return args
+
+
 def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
     """Return the tokenizer or processor, by whichever of its two names it was given."""
     if tokenizer is None:

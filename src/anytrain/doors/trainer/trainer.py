@@ -76,7 +76,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None = None,
         tokenizer: Any = None,
     ) -> None:
-        self.args = args if args is not None else TrainingArguments(output_dir="tmp_trainer")
+        self.args = preparing.own_arguments(args)
         preparing.seed(self.args)
         self.processing_class = preparing.one_processing_class(processing_class, tokenizer)
         self.model_init = preparing.one_model(model, model_init)
