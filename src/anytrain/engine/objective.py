@@ -168,8 +168,12 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 @lru_cache(maxsize=64)  # asked at every step, and a signature takes 20 us to read
 def _takes(function: Callable[..., Any], name: str) -> bool:
-    found = inspect.signature(function).parameters
-    return name in found or any(p.kind is p.VAR_KEYWORD for p in found.values())
+    function = inspect.unwrap(function)
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:
+        return True  # compiled: nobody can look into it
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return name in names or bool(code.co_flags & inspect.CO_VARKEYWORDS)
 
 
 @lru_cache(maxsize=64)
