@@ -13,6 +13,12 @@ from torch import nn
 from equivalence import twins
 from equivalence.twins import Each
 
+
+def rare(value: Any) -> Any:
+    """Return a parameter that the quick tests leave out."""
+    return pytest.param(value, marks=pytest.mark.full)
+
+
 CLASSES: dict[str, Any] = {"model": twins.bert, "train_dataset": twins.sentences(22)}
 WORDS: dict[str, Any] = {"model": twins.gpt2, "train_dataset": twins.texts(22)}
 TAGS: dict[str, Any] = {
@@ -91,13 +97,16 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+USUAL = ("linear", "cosine", "constant_with_warmup")
+
+
+@pytest.mark.parametrize("name", [n if n in USUAL else rare(n) for n in SCHEDULES])
 def test_every_schedule_moves_the_rate_alike(tmp_path: Path, name: str) -> None:
     wish = {"lr_scheduler_type": name, "lr_scheduler_kwargs": SCHEDULES[name] or None}
     compare(tmp_path, **POINTS, **wish, warmup_steps=4)
 
 
-@pytest.mark.parametrize("name", ["linear", "cosine", "warmup_stable_decay"])
+@pytest.mark.parametrize("name", ["linear", rare("warmup_stable_decay")])
 def test_a_share_of_all_steps_warms_up_alike(tmp_path: Path, name: str) -> None:
     wish = {"lr_scheduler_type": name, "lr_scheduler_kwargs": SCHEDULES[name] or None}
     compare(tmp_path, **POINTS, **wish, warmup_steps=0.3)
@@ -130,12 +139,12 @@ def test_smoothed_labels_give_the_same_losses(tmp_path: Path, job: dict[str, Any
     "wish",
     [
         {"optim": "sgd"},
-        {"optim": "sgd", "optim_args": "momentum=0.9,nesterov=True"},
+        rare({"optim": "sgd", "optim_args": "momentum=0.9,nesterov=True"}),
         {"optim": "adagrad"},
-        {"optim": "rmsprop"},
+        rare({"optim": "rmsprop"}),
         {"optim": "adafactor"},
         {"optim": "adamw_torch", "adam_beta1": 0.8, "adam_beta2": 0.95, "adam_epsilon": 1e-6},
-        {"optim": "adamw_torch_fused", "weight_decay": 0.2},
+        rare({"optim": "adamw_torch_fused", "weight_decay": 0.2}),
     ],
     ids=lambda wish: "-".join(str(value) for value in wish.values()),
 )
@@ -147,6 +156,7 @@ def test_bf16_on_a_cpu_gives_the_same_losses(tmp_path: Path) -> None:
     compare(tmp_path, **CLASSES, bf16=True, rtol=1e-3, atol=1e-4)
 
 
+@pytest.mark.full
 def test_gradient_checkpointing_gives_the_same_losses(tmp_path: Path) -> None:
     compare(tmp_path, **WORDS, gradient_checkpointing=True)
 
@@ -158,12 +168,12 @@ def test_gradient_checkpointing_gives_the_same_losses(tmp_path: Path) -> None:
         {"max_steps": 9},
         {"max_steps": 3},
         {"num_train_epochs": 1.5},
-        {"num_train_epochs": 0.4},
+        rare({"num_train_epochs": 0.4}),
         {"data_seed": 7},
-        {"seed": 5},
+        rare({"seed": 5}),
         {"train_sampling_strategy": "sequential"},
         {"dataloader_num_workers": 2},
-        {"per_device_train_batch_size": 40},
+        rare({"per_device_train_batch_size": 40}),
     ],
     ids=lambda wish: "-".join(f"{name}={value}" for name, value in wish.items()),
 )
@@ -171,6 +181,7 @@ def test_lengths_and_orders_of_data_are_alike(tmp_path: Path, wish: dict[str, An
     compare(tmp_path, **POINTS, **wish)
 
 
+@pytest.mark.full
 def test_batches_of_like_lengths_are_as_many(tmp_path: Path) -> None:
     # transformers draws the order from the global generator, anytrain from seed and epoch, so that
     # it can be resumed: the batches differ, and what is compared is how many there are.
@@ -361,6 +372,7 @@ def test_ones_own_optimizers_and_loaders_train_alike(tmp_path: Path, kind: Any) 
     compare(tmp_path, **POINTS, kind=kind)
 
 
+@pytest.mark.full
 def test_an_optimizer_class_with_its_options_trains_alike(tmp_path: Path) -> None:
     compare(
         tmp_path, **POINTS, optimizer_cls_and_kwargs=(torch.optim.SGD, {"lr": 0.1, "momentum": 0.5})
@@ -377,10 +389,12 @@ def test_dropout_draws_alike(tmp_path: Path) -> None:
     compare(tmp_path, model=partial(twins.bert, dropout=0.2), train_dataset=twins.sentences(22))
 
 
+@pytest.mark.full
 def test_noise_on_embeddings_draws_alike(tmp_path: Path) -> None:
     compare(tmp_path, **WORDS, neftune_noise_alpha=5.0)
 
 
+@pytest.mark.full
 def test_training_twice_goes_on_alike(tmp_path: Path) -> None:
     both = []
     for library in twins.LIBRARIES:

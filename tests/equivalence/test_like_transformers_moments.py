@@ -150,7 +150,28 @@ FIELDS = (
 )
 
 
-@pytest.mark.parametrize("name", TABLE)
+# The quick tests take these; the others are much like them.
+QUICK = (
+    "all by steps",
+    "all by epochs",
+    "fractions",
+    "first step",
+    "delay in epochs",
+    "evaluate on start",
+    "end in mid-epoch",
+    "few checkpoints",
+    "best by epochs, one kept",
+    "save the best",
+    "stop early",
+    "several evaluation sets",
+    "a stream",
+)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.full) for name in TABLE],
+)
 def test_everything_happens_when_it_does_in_transformers(tmp_path: Path, name: str) -> None:
     given = {"train_dataset": twins.points(22), "eval_dataset": twins.points(9), **TABLE[name]}
     ours, theirs = twins.both(tmp_path, model=twins.regression, **given)

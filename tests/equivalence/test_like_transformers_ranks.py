@@ -23,9 +23,10 @@ CUTS = [(1, 2), (2, 1), pytest.param((2, 2), marks=pytest.mark.full)]
 
 
 def ran(folder: Path, library: str, sets: str, ranks: int, micro: int = 1) -> dict[str, Any]:
-    launcher = [sys.executable]
-    if ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    if ranks == 1:
+        return ranked_runs.run(library, folder, sets, micro)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", str(ranks)]
     run_command([*launcher, SCRIPT, library, folder, sets, micro], timeout=240)
     return dict(json.loads((folder / f"{library}-{ranks}x{micro}.json").read_text()))
 

@@ -33,34 +33,40 @@ class Signals(TrainerCallback):
             os.kill(os.getpid(), self.number)
 
 
-def main() -> None:
-    """Live once."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--kill", type=int, default=0)
-    parser.add_argument("--terminate", type=int, default=0)
-    parser.add_argument("--resume", action="store_true")
-    asked = parser.parse_args()
-    callbacks = [Signals(asked.kill, signal.SIGKILL), Signals(asked.terminate, signal.SIGTERM)][
-        not asked.kill :
-    ]
+def live(folder: Path, *, resume: bool = False, signals: Signals | None = None) -> None:
+    """Live once; the first rank writes down how it ended."""
     ran = twins.train(
         twins.OURS,
-        asked.folder,
-        resume=True if asked.resume else None,
+        folder,
+        resume=True if resume else None,
         model=lambda: twins.regression(dropout=0.3),
         train_dataset=twins.points(22),
         save_strategy="steps",
         save_steps=4,
         logging_steps=3,
-        gradient_accumulation_steps=1,
         per_device_train_batch_size=4 // int(os.environ.get("WORLD_SIZE", "1")),
-        callbacks=callbacks,
+        callbacks=[] if signals is None else [signals],
     )
     if os.environ.get("RANK", "0") == "0":
         weights = {name: weight.tolist() for name, weight in ran.weights.items()}
         found = {"history": ran.history, "weights": weights}
-        (asked.folder / "end.json").write_text(json.dumps(found))
+        (folder / "end.json").write_text(json.dumps(found))
+
+
+def main() -> None:
+    """Do what the command line says."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--kill", type=int)
+    parser.add_argument("--terminate", type=int)
+    parser.add_argument("--resume", action="store_true")
+    asked = parser.parse_args()
+    signals = None
+    if asked.kill is not None:
+        signals = Signals(asked.kill, signal.SIGKILL)
+    if asked.terminate is not None:
+        signals = Signals(asked.terminate, signal.SIGTERM)
+    live(asked.folder, resume=asked.resume, signals=signals)
 
 
 if __name__ == "__main__":

@@ -43,7 +43,9 @@ GIVEN: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    ("most", "parts"), [(4, 2), (3, 4), (1, 8)], ids=["halves", "quarters", "rows"]
+    ("most", "parts"),
+    [(4, 2), (3, 4), pytest.param(1, 8, marks=pytest.mark.full)],
+    ids=["halves", "quarters", "rows"],
 )
 @pytest.mark.parametrize("micro", [1, 2])
 def test_a_batch_that_does_not_fit_gives_the_weights_of_one_that_does(
