@@ -14,7 +14,7 @@ save. The loop asks nothing about devices or processes, and reads no value from 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -28,6 +28,7 @@ from anytrain.engine.step.update import StepOutput
 from anytrain.machine.parallel.world import World
 
 Requests = frozenset[Request]
+_LAYOUT = ("samples_per_batch", "num_micro")
 
 
 @dataclass(slots=True)
@@ -38,30 +39,56 @@ class Progress:
     num_epochs: int
     batches_per_epoch: int
     """The length of an epoch; of the whole run where a stream has none."""
+    samples_per_batch: int = 1
+    """Samples of one batch over all ranks."""
+    num_micro: int = 1
+    """Batches of one step."""
     step: int = 0
     """Optimizer steps done."""
     epoch: int = 0
     """Epochs done."""
     batch: int = 0
     """Batches of the current epoch done."""
+    left_at: float | None = None
+    """Where the epoch before was left, if it was left early and no step has followed."""
 
     @property
     def epochs(self) -> float:
         """Epochs done, with the share of the current one."""
+        if self.left_at is not None:
+            return self.left_at
         return self.epoch + self.batch / self.batches_per_epoch
 
     def end_epoch(self) -> None:
         """Stand before the next epoch."""
+        self.left_at = None
         self.epoch, self.batch = self.epoch + 1, 0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position."""
-        return {name: getattr(self, name) for name in ("step", "epoch", "batch")}
+    def leave_epoch(self) -> None:
+        """Stand before the next epoch, though this one has batches left."""
+        here = self.epochs
+        self.end_epoch()
+        self.left_at = here
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go to a saved position."""
-        for name, value in state.items():
-            setattr(self, name, value)
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and the layout that it is counted in."""
+        names = ("step", "epoch", "batch", "batches_per_epoch", *_LAYOUT)
+        return {name: getattr(self, name) for name in names}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go to a saved position, counted in this run's layout."""
+        self.step, self.epoch, self.batch = state["step"], state["epoch"], self.batches_in(state)
+
+    def is_laid_out_like(self, state: Mapping[str, Any]) -> bool:
+        """Whether a saved position counts the same batches and steps."""
+        return all(state[name] == getattr(self, name) for name in _LAYOUT)
+
+    def batches_in(self, state: Mapping[str, Any]) -> int:
+        """Return a saved position's batches as so many of this run's; a part of one is not done."""
+        done = int(state["batch"] * state["samples_per_batch"])
+        if state["batch"] >= state["batches_per_epoch"]:
+            return self.batches_per_epoch
+        return done // self.samples_per_batch
 
 
 class Job(Protocol):
@@ -93,16 +120,16 @@ def fit(
         job.tell("epoch_begin")  # of a resumed epoch too: who listens now may not have heard it
         before = progress.batch
         with closing(feed.steps(progress.epoch, progress.batch)) as batches:
-            asked = _walk(job, batches, step, meter, progress)
-            was_left = bool(asked & {"stop", "stop_epoch"})
+            asked, was_left = _walk(job, batches, step, meter, progress)
             if before == progress.batch == 0:  # an empty epoch: the next would be as empty
                 asked = asked | {"stop"}
             if not was_left:
                 progress.end_epoch()
-            # Inside, so that a save of an epoch that was left names the batch it was left at.
+            elif "stop" not in asked:
+                batches.close()  # a save names the next epoch's start, not this one's middle
+                progress.leave_epoch()
+            # Inside, so that a save of a run that stops names the batch it stops at.
             asked = (asked & {"stop"}) | _serve(job, job.tell("epoch_end"))
-        if was_left and "stop" not in asked:
-            progress.end_epoch()
 
 
 def _walk(
@@ -111,22 +138,23 @@ def _walk(
     step: Callable[[Any], StepOutput],
     meter: Meter,
     progress: Progress,
-) -> Requests:
-    """Train on an epoch's steps; return what was asked for when it ended."""
+) -> tuple[Requests, bool]:
+    """Train on an epoch's steps; return what was asked for at its end, and if it was left early."""
     asked: Requests = frozenset()
     for batch in batches:
         if progress.step >= progress.max_steps:  # resumed where nothing is left to do
-            return frozenset({"stop"})
+            return frozenset({"stop"}), True
         job.tell("step_begin")
         meter.add(*step(batch))
+        progress.left_at = None
         progress.step += 1
         progress.batch += len(batch.micro)
         asked = _serve(job, job.tell("step_end"))
         if progress.step >= progress.max_steps:
             asked = asked | {"stop"}
-        if asked & {"stop", "stop_epoch"}:
-            break
-    return asked
+        if asked & {"stop", "stop_epoch"} and not batch.is_last:
+            return asked, True
+    return asked, False
 
 
 def _serve(job: Job, asked: Requests) -> Requests:
@@ -172,7 +200,7 @@ def evaluate(job: Evaluation) -> Predictions:
         is_last = bool(getattr(job.loader, "end_of_dataloader", False))
         rows = num_rows(batch)
         if is_last and rows is not None:
-            remainder = int(getattr(job.loader, "remainder", -1))
+            remainder = int(getattr(job.loader, "num_unrepeated", -1))
             batch, rows = own_rows(batch, remainder, world.rank, rows)
         loss = logits = labels = inputs = None
         if rows != 0:

@@ -78,6 +78,15 @@ def share(own: torch.Tensor | int, whole: torch.Tensor | int, ranks: int) -> tor
     return own * ranks / torch.as_tensor(whole).clamp(min=1).to(torch.float32)
 
 
+def some(loss: torch.Tensor, inputs: Any, *, shifted: bool = False) -> torch.Tensor:
+    """Return the loss, or nothing where not one label of the batch counts: its mean is NaN then."""
+    labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
+    if not isinstance(labels, torch.Tensor) or labels.ndim < 2:
+        return loss
+    own = num_items(inputs, shifted=shifted)
+    return torch.where(own > 0, loss, 0.0) if isinstance(own, torch.Tensor) else loss
+
+
 def weighed(
     loss: torch.Tensor, own: torch.Tensor | int, whole: torch.Tensor | int, ranks: int
 ) -> torch.Tensor:
@@ -117,40 +126,37 @@ def smoothed(
     return (1 - epsilon) * (right.sum() / num) + epsilon * (spread.sum() / (num * classes))
 
 
-def backward(loss: torch.Tensor, scale: Callable[[torch.Tensor], torch.Tensor] | None) -> None:
-    """Add the loss's gradients; where the loss is not finite, no gradient is.
-
-    A loss may be infinite while its gradient is finite; the guard looks at gradients alone, and
-    those of one rank reach all.
-    """
-    seed = loss.detach() * 0 + 1
-    if scale is not None:
-        loss = scale(loss)
-    loss.backward(seed)
-
-
 def reads(function: Callable[..., Any], name: str) -> bool:
     """Whether a function's body reads its parameter of that name, or passes on all it gets.
 
     >>> def by_items(outputs, labels, num_items_in_batch=None): return outputs / num_items_in_batch
     >>> def by_mean(outputs, labels, num_items_in_batch=None): return outputs.mean()
-    >>> reads(by_items, "num_items_in_batch"), reads(by_mean, "num_items_in_batch")
-    (True, False)
+    >>> def by_mean_too(outputs, labels, **others): return outputs.mean()
+    >>> [reads(each, "num_items_in_batch") for each in (by_items, by_mean, by_mean_too)]
+    [True, False, False]
     """
     while isinstance(function, partial):
         if name in function.keywords:
             return True
         function = function.func
-    function = getattr(function, "__func__", function)
-    code = getattr(function, "__code__", None)
-    if code is None:
-        code = getattr(type(function).__call__, "__code__", None)
+    code = _code(function)
     if code is None:
         return True  # compiled: nobody can look into it
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    if name not in names:  # it can only come in through **kwargs
-        return bool(code.co_flags & 0x08)
-    return _loads(code, name)
+    num_named = code.co_argcount + code.co_kwonlyargcount
+    if name in code.co_varnames[:num_named]:
+        return _loads(code, name)
+    if not code.co_flags & inspect.CO_VARKEYWORDS:
+        return False
+    has_args = bool(code.co_flags & inspect.CO_VARARGS)
+    return _loads(code, code.co_varnames[num_named + has_args])
+
+
+def _code(function: Callable[..., Any]) -> CodeType | None:
+    """Return the code of what a function, a method, a decorated one or an object runs."""
+    function = inspect.unwrap(getattr(function, "__func__", function))
+    code = getattr(function, "__code__", None)
+    found = getattr(type(function).__call__, "__code__", None) if code is None else code
+    return found if isinstance(found, CodeType) else None
 
 
 def takes(function: Callable[..., Any], name: str) -> bool:
@@ -168,8 +174,7 @@ def takes(function: Callable[..., Any], name: str) -> bool:
 
 @lru_cache(maxsize=64)  # asked at every step, and a signature takes 20 us to read
 def _takes(function: Callable[..., Any], name: str) -> bool:
-    function = inspect.unwrap(function)
-    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    code = _code(function)
     if code is None:
         return True  # compiled: nobody can look into it
     names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]

@@ -37,7 +37,7 @@ class NonFinite(Saving):
 
     def _remembering(self, step: Update) -> Callable[[Any], StepOutput]:
         """Return the step, with what its replay needs taken down first."""
-        self._kept = deque(maxlen=10_000)
+        self._kept = deque(maxlen=2_000)  # each holds 5 kB: torch's generator
         self._num_rewinds = 0
         if self.args.on_nonfinite == "skip":
             return step

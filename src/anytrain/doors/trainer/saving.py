@@ -242,30 +242,49 @@ class Saving(Search):
             )
         return Path(other)
 
-    def _resume(self, path: Path) -> None:
+    def _open_checkpoint(self, path: Path | None) -> checkpoint.Loaded | None:
+        """Return the checkpoint, found to be whole; None where there is none of ours."""
+        if path is None or foreign.looks_foreign(path):
+            return None
+        loaded = checkpoint.load(path, world=self._session.world)
+        if not loaded.part_names:
+            raise CheckpointError(
+                f"Cannot go on from {path}: it holds the model alone.",
+                why="it was saved with save_only_model, so its optimizer, schedule and place in "
+                "the data are not known.",
+                fix="load the model from this folder, and begin a new training with it.",
+            )
+        return loaded
+
+    def _resume(self, path: Path, loaded: checkpoint.Loaded | None) -> None:
         """Put a saved run back; another library's as far as it goes."""
         run = self._run
-        if foreign.looks_foreign(path):
+        if loaded is None:
             snapshot.restore_foreign(run, [], foreign.read(path), tells_position=False)
             if (path / TRAINER_STATE_NAME).exists():
                 self._take_state(TrainerState.load_from_json(path / TRAINER_STATE_NAME))
                 self._seek(self.state.global_step)
         else:
-            loaded = checkpoint.load(path, world=self._session.world)
-            if not loaded.part_names:
-                raise CheckpointError(
-                    f"Cannot go on from {path}: it holds the model alone.",
-                    why="it was saved with save_only_model, so its optimizer, schedule and place "
-                    "in the data are not known.",
-                    fix="load the model from this folder, and begin a new training with it.",
-                )
             hooks: list[snapshot.LoadHook] = (
                 [self._load_adapters] if adapters.has_adapters(self.model) else []
             )
             snapshot.restore(run, [Standing(self)], loaded, hooks)
+            self._count_batches_anew()
         if self.args.ignore_data_skip:
             self._progress.batch = 0
             run.loaders[0].rewind()
+
+    def _count_batches_anew(self) -> None:
+        """Stand at the same sample where the saved run had batches of another size."""
+        saved, size, progress = (
+            self.state.train_batch_size,
+            self.args.train_batch_size,
+            self._progress,
+        )
+        if saved not in (None, size):
+            at_end = progress.batch >= progress.batches_per_epoch
+            self._run.loaders[0].rescale(saved, size, at_end=at_end)
+        self.state.train_batch_size = size
 
     def _seek(self, step: int) -> None:
         """Stand where a run of so many steps stands: its order is a function of the epoch."""

@@ -7,9 +7,7 @@ engine/step/update.py.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anytrain.core.errors import BadInput, BadType
+from anytrain.core.errors import BadType
 from anytrain.doors.accelerator import Accelerator
 from anytrain.doors.callbacks import (
     Callbacks,
@@ -27,7 +25,7 @@ from anytrain.doors.callbacks import (
     ProgressCallback,
     TrainerState,
 )
-from anytrain.doors.trainer import preparing
+from anytrain.doors.trainer import length, preparing
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.data import check_eval_sets, default_collator
 from anytrain.doors.trainer.evaluating import Evaluating
@@ -46,8 +44,9 @@ from anytrain.engine.assemble import current
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.assemble.training import StepOptions, build_feed, build_step, count_items
+from anytrain.engine.checkpoint import Loaded
 from anytrain.engine.data.columns import can_return_loss, label_names
-from anytrain.engine.loop import Progress, fit
+from anytrain.engine.loop import fit
 from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.recording.meter import Meter, Reading
@@ -137,6 +136,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         self._signature_columns = None
         self.label_names = self.args.label_names or label_names(base)
         self.can_return_loss = can_return_loss(base)
+        self._shifts = objective.shifts_labels(base)
         self._smoothing = preparing.smoothing(self.args, base)
         preparing.set_cache(self.model, self.args)
         if self.args.place_model_on_device is not False:
@@ -175,10 +175,11 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         try:
             with preparing.model_for_training(self, trial):
                 loader = self.get_train_dataloader()
-                self._set_length(loader, trial)
+                saved = self._open_checkpoint(where)
+                self._set_length(loader, trial, saved)
                 self._assemble(loader)
                 if where is not None:
-                    self._resume(where)
+                    self._resume(where, saved)
                 return self._fit()
         finally:
             self.is_in_train = False
@@ -187,24 +188,14 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
             self.callback_handler.close()
             self._close_records()
 
-    def _set_length(self, loader: Any, trial: Any) -> None:
+    def _set_length(self, loader: Any, trial: Any, saved: Loaded | None) -> None:
         """Work out how long the training is, and begin its state."""
         args = self.args
-        micro = args.gradient_accumulation_steps
         num_batches = len(loader) if has_length(loader) else None
-        if num_batches is None and args.max_steps <= 0:
-            raise BadInput(
-                "Cannot tell how long to train.",
-                why="the training data has no length, and max_steps is not set.",
-                fix="pass max_steps=, or give the data set a __len__.",
-            )
-        per_epoch = max(1, -(-num_batches // micro)) if num_batches is not None else args.max_steps
-        max_steps = args.max_steps
-        num_epochs = sys.maxsize if not num_batches else -(-max_steps // per_epoch)
-        if max_steps <= 0:
-            max_steps = math.ceil(args.num_train_epochs * per_epoch)
-            num_epochs = math.ceil(args.num_train_epochs)
-        self._progress = Progress(max_steps, num_epochs, num_batches or max_steps * micro)
+        samples = args.train_batch_size * self._session.world.size
+        where = None if saved is None else saved.part("registered")["progress"]
+        self._progress = length.plan(args, num_batches, samples, where)
+        max_steps, num_epochs = self._progress.max_steps, self._progress.num_epochs
         self._meter = Meter(self._session.device)
         self._loss_so_far = (0.0, 0)
         self.state = TrainerState(stateful_callbacks=self.callback_handler.exported())
@@ -217,6 +208,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
     def _assemble(self, loader: Any) -> None:
         """Prepare loader, model, optimizer and schedule, and make the step."""
         run, args = self._run, self.args
+        self.model.zero_grad()  # whatever an earlier attempt has left behind
         loader = run.loader(self._prepared(loader))
         if self._made_scheduler:
             self.lr_scheduler, self._made_scheduler = None, False
@@ -313,8 +305,10 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         loss = loss.mean() if loss.ndim else loss
         if num_items_in_batch is not None and not self._is_scaled():
             loss = objective.weighed(loss, own, num_items_in_batch, self._session.world.size)
+        if num_items_in_batch is None:
+            loss = objective.some(loss, inputs, shifted=self._shifts)
         scale = self._session.precision.scale
-        objective.backward(loss, scale)
+        (loss if scale is None else scale(loss)).backward()
         self._release_cache()
         return loss.detach()
 
@@ -348,7 +342,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         return (loss, outputs) if return_outputs else loss
 
     def _own_items(self, inputs: Any) -> torch.Tensor | int:
-        return objective.num_items(inputs, shifted=objective.shifts_labels(inner_model(self.model)))
+        return objective.num_items(inputs, shifted=self._shifts)
 
     def _is_scaled(self) -> bool:
         """Whether compute_loss has made use of the step's items."""

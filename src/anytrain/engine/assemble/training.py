@@ -51,7 +51,7 @@ def build_step(
         "clip": Clip(optimizer, options.max_grad_norm),
         "optimizer": optimizer,
         "schedulers": tuple(s for s in run.schedulers if not follows_metric(s)),
-        "bad": bad_rule(run, optimizer),
+        "judge": Judge(run, optimizer),
         "tell": tell,
         "latch": Latch() if options.holds_bad else None,
     }
@@ -63,6 +63,7 @@ def build_step(
         is_out_of_memory=backend.is_out_of_memory,
         release=backend.release,
         agree=lambda full: any(world.gather_object(full)),
+        most=lambda rows: max(world.gather_object(rows)),
         count=count,
         share_gradients=lambda: _average_gradients(optimizer, run),
         keep_rng=lambda: keep_rng(run),
@@ -89,12 +90,28 @@ class Clip:
         return norm
 
 
-def bad_rule(run: Run, optimizer: PreparedOptimizer) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Return what makes a step bad: a skipped update; in fp16, where those are usual, the loss."""
-    world = run.session.world
-    if isinstance(optimizer.guard, ScaledGuard):
-        return lambda loss: world.reduce((~torch.isfinite(loss)).float(), "max")
-    return lambda loss: optimizer.guard.skipped
+class Judge:
+    """What makes a step bad: a loss that is not finite on any rank, or a skipped update.
+
+    In fp16 skipped updates are usual, and the loss alone counts.
+    """
+
+    def __init__(self, run: Run, optimizer: PreparedOptimizer) -> None:
+        self._world, self._optimizer = run.session.world, optimizer
+        self._is_scaled = isinstance(optimizer.guard, ScaledGuard)
+        self._lost: torch.Tensor | None = None
+
+    def look(self, loss: torch.Tensor) -> None:
+        """Keep the update of a loss that is not finite from happening, whatever its gradient."""
+        self._lost = self._world.reduce((~torch.isfinite(loss)).float(), "max")
+        self._optimizer.guard.veto(torch.where(self._lost > 0, float("inf"), 0.0))
+
+    def verdict(self) -> torch.Tensor:
+        """Return 1 for a bad step, else 0, once the update is through."""
+        assert self._lost is not None
+        if self._is_scaled:
+            return self._lost
+        return torch.maximum(self._lost, self._optimizer.guard.skipped)
 
 
 def count_items(run: Run, model: nn.Module) -> Callable[[tuple[Any, ...]], torch.Tensor]:
@@ -146,11 +163,21 @@ def keep_rng(run: Run) -> Callable[[], None]:
 
 
 def _average_gradients(optimizer: PreparedOptimizer, run: Run) -> None:
-    """Average gradients over the ranks once a step's parts are all through."""
-    world = run.session.world
+    """Average gradients over the ranks once a step's parts are all through.
+
+    A parameter that only some ranks have used counts as zero on the others.
+    """
+    world, device = run.session.world, run.session.device
     if world.size == 1:
         return
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                parameter.grad.copy_(world.reduce(parameter.grad, "mean"))
+    held = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    here = torch.tensor([float(p.grad is not None) for p in held], device=device)
+    used = [p for p, some in zip(held, world.reduce(here, "max").tolist(), strict=True) if some]
+    for parameter in used:
+        if parameter.grad is None:
+            parameter.grad = torch.zeros_like(parameter)
+    for dtype in dict.fromkeys(p.dtype for p in used):
+        grads = [p.grad for p in used if p.dtype == dtype and p.grad is not None]
+        whole = world.reduce(torch.cat([grad.reshape(-1) for grad in grads]), "mean")
+        for grad, part in zip(grads, whole.split([g.numel() for g in grads]), strict=True):
+            grad.copy_(part.view_as(grad))

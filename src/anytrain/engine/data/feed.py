@@ -17,6 +17,8 @@ class StepBatch(NamedTuple):
     """Items over all micro-batches and ranks; None where the one micro-batch is the whole step."""
     first: int
     """The number, within the epoch, of the first micro-batch."""
+    is_last: bool = False
+    """Whether the epoch ends with it."""
     is_last_spare: bool = False
     """Whether the last micro-batch holds nothing but repeats, so that this rank may keep pace."""
 
@@ -35,8 +37,10 @@ class Batches(Protocol):
     """A loader that knows its last batch."""
 
     end_of_dataloader: bool
-    remainder: int
-    """How many samples of the last round are no repeats; 0 or less: all."""
+
+    @property
+    def num_unrepeated(self) -> int:
+        """How many samples of the last round are no repeats; 0 or less: all."""
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next."""
@@ -69,10 +73,11 @@ class Feed:
             for batch in batches:
                 has_own, is_last = True, self.loader.end_of_dataloader
                 if is_last:
-                    batch, has_own = self._own(batch, self.loader.remainder)
+                    batch, has_own = self._own(batch, self.loader.num_unrepeated)
                 micro.append(batch)
                 if len(micro) == self.num_micro or is_last:
                     counted = tuple(micro if has_own else micro[:-1])
-                    yield StepBatch(tuple(micro), self._count(counted), first, not has_own)
+                    items = self._count(counted)
+                    yield StepBatch(tuple(micro), items, first, is_last, not has_own)
                     first += len(micro)
                     micro = []

@@ -21,11 +21,12 @@ import torch
 
 from anytrain.core.errors import BadInput, BadType, DiskFull, WrongOrder
 from anytrain.engine.metrics.arriving import Arrivals
+from anytrain.engine.objective import IGNORED
 from anytrain.engine.tree import leaves, put_together, take_apart
 
 Array: TypeAlias = npt.NDArray[Any]
 MOST_BYTES = 256 * 2**20
-PAD = -100
+
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -267,7 +268,7 @@ class _Column:
 def _fill(rows: Array, values: Array) -> None:
     """Write the values to the front of every dimension, and -100 behind them."""
     if rows.shape != values.shape:
-        rows[...] = PAD
+        rows[...] = IGNORED
     rows[tuple(slice(0, size) for size in values.shape)] = values
 
 

@@ -9,10 +9,9 @@ from typing import Any
 import torch
 
 from anytrain.core.errors import ShapesDiffer
+from anytrain.engine.objective import IGNORED
 from anytrain.engine.tree import batch_size, put_together, take_apart, take_rows
 from anytrain.machine.parallel.world import World
-
-PAD = -100
 
 
 def own_rows(batch: Any, remainder: int, rank: int, rows_per_rank: int) -> tuple[Any, int]:
@@ -79,7 +78,7 @@ def _gather_one(
     fill = 0
     if any(shape[1:] != longest[1:] for shape in known):
         # Bytes and booleans widen: they cannot hold -100.
-        dtype, fill = torch.promote_types(dtype, torch.int8), PAD
+        dtype, fill = torch.promote_types(dtype, torch.int8), IGNORED
     block = torch.full(longest, fill, dtype=dtype, device=tensor.device)
     if tensor.numel():
         block[tuple(slice(0, size) for size in tensor.shape)] = tensor.to(dtype)

@@ -15,8 +15,8 @@ import torch
 
 from anytrain.core.errors import BadInput, WrongOrder
 from anytrain.engine.metrics.arriving import Arrivals
+from anytrain.engine.objective import IGNORED
 
-IGNORED = -100
 Average: TypeAlias = Literal["binary", "macro", "micro", "weighted"]
 Pair: TypeAlias = tuple[torch.Tensor, torch.Tensor]
 Floats: TypeAlias = npt.NDArray[np.float64]

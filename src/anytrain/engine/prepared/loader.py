@@ -325,6 +325,18 @@ class PreparedLoader(DataLoader[Any]):
             return self._dealer
         return self.batch_sampler if self.batch_sampler is not None else self.sampler
 
+    @property
+    def num_unrepeated(self) -> int:
+        """How many samples of the last round are no repeats; 0 or less where none is repeated."""
+        return self.remainder if self.walk.world.size > 1 else -1
+
+    def rescale(self, saved_size: int, size: int, *, at_end: bool) -> None:
+        """Count a restored position in batches of another size; a part of one is not done."""
+        if self._resume is not None:
+            samples = self._resume["done"] * saved_size
+            done = -(-samples // size) if at_end else samples // size
+            self._resume = {**self._resume, "done": done}
+
     def _note_remainder(self, remainder: int) -> None:
         self.remainder = remainder
 

@@ -25,6 +25,16 @@ class Micro(Protocol):
     ) -> torch.Tensor: ...
 
 
+class Judge(Protocol):
+    """What makes a step a bad one."""
+
+    def look(self, loss: torch.Tensor) -> None:
+        """Keep the update of a loss that is not finite from happening."""
+
+    def verdict(self) -> torch.Tensor:
+        """Return 1 for a bad step, else 0, once the update is through."""
+
+
 class StepOutput(NamedTuple):
     """What a step leaves behind, as device tensors: reading one is the only wait."""
 
@@ -61,8 +71,7 @@ class Update:
     clip: Callable[[], torch.Tensor | None]
     optimizer: Any
     schedulers: tuple[Any, ...]
-    bad: Callable[[torch.Tensor], torch.Tensor]
-    """What of the step's loss and the guard's word makes the step a bad one."""
+    judge: Judge
     tell: Callable[[EventKind], Any] | None = None
     """Told the middle of a step; None where nobody looks there."""
     latch: Latch | None = field(default_factory=Latch)
@@ -70,6 +79,7 @@ class Update:
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one step's micro-batches."""
         loss = self._gradients(batch)
+        self.judge.look(loss)
         norm = self.clip()
         if self.latch is not None and self.latch.held is not None:
             self.optimizer.guard.veto(self.latch.held)
@@ -81,7 +91,7 @@ class Update:
         for scheduler in self.schedulers:
             scheduler.step()
         self.optimizer.zero_grad()
-        bad = self.bad(loss)
+        bad = self.judge.verdict()
         if self.latch is not None:
             self.latch.close(bad)
         return StepOutput(loss, norm, rate, bad)
@@ -102,6 +112,15 @@ class Update:
             self.tell(moment)
 
 
+def _nothing() -> None:
+    """Do nothing: one process has nothing to release, share or put back."""
+
+
+def _alone(was_full: bool) -> bool:
+    """Take one process's word for all."""
+    return was_full
+
+
 @dataclass(slots=True)
 class SplittingUpdate(Update):
     """Run a step in as many parts as its memory needs, keeping the batch that it stands for.
@@ -112,12 +131,14 @@ class SplittingUpdate(Update):
 
     parts: Parts = field(default_factory=Parts)
     is_out_of_memory: Callable[[BaseException], bool] = field(default=lambda error: False)
-    release: Callable[[], None] = bool  # type: ignore[assignment]  # does nothing
-    agree: Callable[[bool], bool] = bool
+    release: Callable[[], None] = field(default=_nothing)
+    agree: Callable[[bool], bool] = field(default=_alone)
     """Whether any rank was out of memory."""
+    most: Callable[[int], int] = int
+    """The greatest number over the ranks."""
     count: Callable[[tuple[Any, ...]], torch.Tensor] | None = None
-    share_gradients: Callable[[], None] = bool  # type: ignore[assignment]  # does nothing
-    keep_rng: Callable[[], Callable[[], None]] = field(default=lambda: lambda: None)
+    share_gradients: Callable[[], None] = field(default=_nothing)
+    keep_rng: Callable[[], Callable[[], None]] = field(default=lambda: _nothing)
     split: Callable[[int], None] = field(default=lambda parts: None)
     """Told the new number of parts."""
 
@@ -135,7 +156,7 @@ class SplittingUpdate(Update):
             self.optimizer.zero_grad()
             self.release()
             put_back()
-            self.parts.more(rows)
+            self.parts.more(self.most(rows))
             self.split(self.parts.number)
 
     def _attempt(self, micro: list[tuple[Any, torch.Tensor | None]]) -> torch.Tensor | None:
