@@ -81,9 +81,7 @@ def share(own: torch.Tensor | int, whole: torch.Tensor | int, ranks: int) -> tor
 def some(loss: torch.Tensor, inputs: Any, *, shifted: bool = False) -> torch.Tensor:
     """Return the loss, or nothing where not one label of the batch counts: its mean is NaN then."""
     labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
-    if not isinstance(labels, torch.Tensor) or labels.ndim < 2:
-        return loss
-    own = num_items(inputs, shifted=shifted)
+    own = num_items(inputs, shifted=shifted) if isinstance(labels, torch.Tensor) else 1
     return torch.where(own > 0, loss, 0.0) if isinstance(own, torch.Tensor) else loss
 
 
