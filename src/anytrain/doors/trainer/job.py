@@ -24,9 +24,8 @@ class TrainerJob:
         trainer = self._trainer
         progress, state = trainer._progress, trainer.state
         state.global_step = progress.step
-        if (
-            kind == "step_end"
-        ):  # an epoch that was left, or a stream's, ends where its last step did
+        # An epoch that was left, or a stream's, ends where its last step did.
+        if kind == "step_end":
             state.epoch = progress.epochs
         return trainer._tell(kind)
 

@@ -26,7 +26,6 @@ from anytrain.engine.tree import leaves, put_together, take_apart
 
 Array: TypeAlias = npt.NDArray[Any]
 MOST_BYTES = 256 * 2**20
-
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
