@@ -19,7 +19,7 @@ from anytrain.machine.parallel.world import Solo
 class Batches:
     """Epochs of so many numbered batches, that remember where to begin."""
 
-    remainder = 0
+    num_unrepeated = 0
 
     def __init__(self, count: int, done: int = 0) -> None:
         self.count, self.done = count, done
@@ -41,6 +41,7 @@ class Diary:
     def __init__(self, progress: Progress) -> None:
         self.progress = progress
         self.told: list[str] = []
+        self.ended: list[str] = []
         self.asks: dict[tuple[str, int], set[Request]] = defaultdict(set)
         self.after: dict[str, Requests] = {}
 
@@ -58,6 +59,9 @@ class Diary:
     def save(self) -> Requests:
         self.told.append("save")
         return self.after.get("save", frozenset())
+
+    def between(self) -> None:
+        self.ended.append(f"epoch {self.progress.epoch}")
 
 
 def run(
@@ -182,7 +186,7 @@ class Rows:
     """Batches of a data set, the last one filled up with repeats."""
 
     def __init__(self, batches: list[torch.Tensor], remainder: int) -> None:
-        self.batches, self.remainder = batches, remainder
+        self.batches, self.num_unrepeated = batches, remainder
         self.end_of_dataloader = False
 
     def __iter__(self) -> Generator[Any]:

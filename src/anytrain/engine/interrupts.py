@@ -27,6 +27,9 @@ DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _POLL_S = 0.05
 _AGREE_S = 20.0
 _PATIENCE_S = 5.0
+_ONE_WISH_S = 0.5
+"""Signals of one kind within so long are one wish: a terminal's reaches the ranks, and their
+launcher passes its own on."""
 _generations = count()
 
 
@@ -62,7 +65,7 @@ class Interrupts:
         """Begin anew: a notebook's next loop must not stop for an old signal."""
         self._prefix = f"stop/{next(_generations)}"
         self._wanted: int | None = None
-        self._own_interrupts = 0
+        self._first_of: dict[int, float] = {}
         self._is_leaving = False
         self._passed = 0
         self._last: int | None = None
@@ -94,24 +97,40 @@ class Interrupts:
                     signal.signal(number, handler)
         self._before = {}
 
+    def hand_back(self) -> None:
+        """Give the signals back at a run's end; one that came too late for a step comes again."""
+        was_armed = bool(self._before)
+        self.disarm()
+        if was_armed and self._wanted is not None and not self._is_leaving:
+            signal.raise_signal(self._wanted)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
         if notes.peer_died(self._beats):  # the launcher ends the survivors: nothing to save
             os._exit(128 + number)
         # Only this process's own are counted: a peer's wish is no second Ctrl-C.
-        self._own_interrupts += number == signal.SIGINT
-        if self._own_interrupts > 1:
-            self.disarm()
-            raise KeyboardInterrupt
-        if self._is_leaving or self._wanted == number:
-            if not self._is_leaving and not self._is_walking():
-                self._yield_to_default(number)
+        now = time.monotonic()
+        first = self._first_of.setdefault(number, now)
+        if now > first:
+            if now - first >= _ONE_WISH_S:
+                self._insist(number)
             return
-        self._wanted = number
-        _say(f"anytrain: {signal.Signals(number).name}: saving after this step, then stopping.")
+        if self._is_leaving:
+            return
+        if self._wanted != number:
+            self._wanted = number
+            _say(f"anytrain: {signal.Signals(number).name}: saving after this step, then stopping.")
         if not self._is_walking():
             reminder = threading.Timer(_PATIENCE_S, self._remind, (number,))
             reminder.daemon = True
             reminder.start()
+
+    def _insist(self, number: int) -> None:
+        """Stop at once for a second Ctrl-C, and for what comes again where no loop will see it."""
+        if number == signal.SIGINT:
+            self.disarm()
+            raise KeyboardInterrupt
+        if not self._is_leaving and not self._is_walking():
+            self._yield_to_default(number)
 
     def _remind(self, number: int) -> None:
         """Ask once more where no loop has come that could have stopped."""

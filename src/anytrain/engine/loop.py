@@ -106,6 +106,9 @@ class Job(Protocol):
     def save(self) -> Requests:
         """Save the run; return what is asked for now."""
 
+    def between(self) -> None:
+        """An epoch is over, and what was asked is done: leave here, if a signal asks for it."""
+
 
 def fit(
     job: Job,
@@ -130,6 +133,7 @@ def fit(
                 progress.leave_epoch()
             # Inside, so that a save of a run that stops names the batch it stops at.
             asked = (asked & {"stop"}) | _serve(job, job.tell("epoch_end"))
+            job.between()
 
 
 def _walk(

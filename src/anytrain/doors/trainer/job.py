@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from anytrain.core.events import EventKind
+from anytrain.doors.trainer import older
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.engine.loop import Requests
 
@@ -45,7 +46,7 @@ class TrainerJob:
         if reading.num_bad and trainer.args.on_nonfinite == "skip":
             logs["skipped_steps"] = reading.num_bad
         trainer._answer_bad_steps(reading)
-        trainer.log(logs, trainer._began)
+        older.call(trainer.log, logs, trainer._began)
 
     def evaluate(self) -> Requests:
         """Evaluate; a new best asks for a save where saves follow the best."""
@@ -70,3 +71,7 @@ class TrainerJob:
                 str(folder / f"{PREFIX_CHECKPOINT_DIR}-{trainer.state.global_step}")
             )
         return trainer._tell("save")
+
+    def between(self) -> None:
+        """Save and leave, if a signal has come that no step of this epoch could answer."""
+        self._trainer._between.boundary()

@@ -127,6 +127,14 @@ class Saving(Search):
             self._between.interrupts = stop_on_signals(session, self._save_interrupted)
         session.cursor.stops = self._between
 
+    def _end_saving(self) -> None:
+        """Wait for the last save, and give the signals back: no step is left to save after."""
+        self._run.session.cursor.stops = None
+        try:
+            self._between.finish()
+        finally:
+            self._between.end()
+
     def _save_checkpoint(self, model: nn.Module, trial: Any, *, wait: bool = False) -> None:
         """Write the whole run to checkpoint-<step>, behind the loop unless told to wait."""
         state, store = self.state, self._store(trial)

@@ -33,7 +33,7 @@ from anytrain.doors.trainer.hub import Hub
 from anytrain.doors.trainer.job import TrainerJob
 from anytrain.doors.trainer.memory import MemoryUse
 from anytrain.doors.trainer.nonfinite import NonFinite
-from anytrain.doors.trainer.optimizing import Optimizing
+from anytrain.doors.trainer.optimizing import Optimizing, set_mode
 from anytrain.doors.trainer.outputs import TrainOutput, has_length, speed_metrics
 from anytrain.doors.trainer.recording import Recording
 from anytrain.doors.trainer.unlike import UnlikeTransformers
@@ -183,10 +183,9 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
                 return self._fit()
         finally:
             self.is_in_train = False
-            self._between.disarm()
-            self._between.finish()
             self.callback_handler.close()
             self._close_records()
+            self._end_saving()
 
     def _set_length(self, loader: Any, trial: Any, saved: Loaded | None) -> None:
         """Work out how long the training is, and begin its state."""
@@ -234,7 +233,7 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         self._step = build_step(
             run,
             self.model_wrapped,
-            self.training_step,
+            self._train_micro,
             StepOptions(args.max_grad_norm, args.on_nonfinite != "skip", args.auto_find_batch_size),
             count=count,
             tell=self._tell if handler.looks_inside() else None,
@@ -248,13 +247,14 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         self._began = time.time()
         self._open_records()
         self.model_wrapped.train()
+        set_mode(self.optimizer, is_training=True)
         self._tell("train_begin", facts=self._facts)
         if self.args.eval_on_start:
             self._evaluate(self._trial, self._ignored_in_eval, skip_scheduler=True)
         fit(
             TrainerJob(self), self._feed, self._remembering(self._step), self._meter, self._progress
         )
-        self._between.finish()
+        self._end_saving()
         reading = self._meter.read(self._session.world)
         self._take_loss(reading)
         self._answer_bad_steps(reading)
@@ -289,6 +289,8 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
         self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Run one micro-batch forward and backward; return its share of the step's loss."""
+        if num_items_in_batch is None:
+            num_items_in_batch = self._items_now
         inputs = self._prepare_inputs(inputs)
         self._count_inputs(inputs)
         own = self._own_items(inputs) if num_items_in_batch is not None else 1

@@ -40,6 +40,11 @@ class BetweenSteps:
         if self.interrupts is not None:
             self.interrupts.disarm()
 
+    def end(self) -> None:
+        """Give the signals back; one that no step was left for does what it does by itself."""
+        if self.interrupts is not None:
+            self.interrupts.hand_back()
+
     def finish(self) -> None:
         """Wait until a save behind the loop is committed, and tell if it failed."""
         if self.writer is not None:

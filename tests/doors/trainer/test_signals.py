@@ -1,0 +1,115 @@
+"""A signal is answered once, by a save or by its own effect, and handlers are given back."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anytrain.doors.callbacks import TrainerCallback
+from anytrain.engine.interrupts import Interrupted
+from equivalence import twins
+
+
+class Told(Exception):
+    """What a script's own handler of a signal raises."""
+
+
+class Signals(TrainerCallback):
+    """Send this process a signal at the end of an epoch, or of the training."""
+
+    def __init__(self, moment: str, epoch: float, number: int = signal.SIGTERM) -> None:
+        self.moment, self.epoch, self.number = moment, epoch, number
+
+    def _send(self, moment: str, state: Any) -> None:
+        if moment == self.moment and state.epoch == self.epoch:
+            os.kill(os.getpid(), self.number)
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        self._send("epoch_end", state)
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        self._send("train_end", state)
+
+
+@pytest.fixture
+def own_handler() -> Iterator[Any]:
+    def tell(number: int, frame: Any) -> None:
+        raise Told
+
+    before = signal.signal(signal.SIGTERM, tell)
+    yield tell
+    signal.signal(signal.SIGTERM, before)
+
+
+def trainer(folder: Path, *callbacks: TrainerCallback, **more: Any) -> Any:
+    return twins.build(
+        twins.OURS,
+        folder,
+        model=twins.regression(),
+        train_dataset=twins.points(22),
+        eval_dataset=twins.points(9),
+        callbacks=list(callbacks),
+        **more,
+    )
+
+
+def test_handlers_are_given_back_and_an_evaluation_takes_none(
+    tmp_path: Path, own_handler: Any
+) -> None:
+    made = trainer(tmp_path)
+    made.train()
+    assert signal.getsignal(signal.SIGTERM) is own_handler
+    made.evaluate()
+    assert signal.getsignal(signal.SIGTERM) is own_handler
+
+
+def test_handlers_are_given_back_when_training_fails(tmp_path: Path, own_handler: Any) -> None:
+    class Fails(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+            raise ZeroDivisionError
+
+    made = trainer(tmp_path, Fails())
+    with pytest.raises(ZeroDivisionError):
+        made.train()
+    made.evaluate()
+    assert signal.getsignal(signal.SIGTERM) is own_handler
+
+
+def test_a_signal_in_a_prediction_after_training_has_its_own_effect(
+    tmp_path: Path, own_handler: Any
+) -> None:
+    class Sends(TrainerCallback):
+        def on_prediction_step(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    made = trainer(tmp_path, Sends())
+    made.train()
+    with pytest.raises(Told):
+        made.predict(twins.points(9))
+
+
+@pytest.mark.parametrize("epoch", [1, 2])
+def test_a_signal_at_an_epochs_end_saves_the_run_and_ends_it(tmp_path: Path, epoch: int) -> None:
+    whole = trainer(tmp_path / "whole", Signals("", 0))
+    whole.train()
+    first = trainer(tmp_path / "cut", Signals("epoch_end", epoch))
+    with pytest.raises(Interrupted):
+        first.train()
+    assert (tmp_path / "cut" / f"checkpoint-{6 * epoch}").is_dir()
+    second = trainer(tmp_path / "cut", Signals("", 0))
+    second.train(resume_from_checkpoint=True)
+    assert second.state.global_step == whole.state.global_step
+    for mine, yours in zip(second.model.parameters(), whole.model.parameters(), strict=True):
+        assert torch.equal(mine, yours)
+
+
+def test_a_signal_after_the_last_save_has_its_own_effect(tmp_path: Path, own_handler: Any) -> None:
+    with pytest.raises(Told):
+        trainer(tmp_path, Signals("train_end", 2)).train()
+    assert signal.getsignal(signal.SIGTERM) is own_handler
