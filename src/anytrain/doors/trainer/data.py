@@ -17,6 +17,7 @@ from torch.utils.data import (
 )
 
 from anytrain.core.errors import BadInput
+from anytrain.doors.trainer import older
 from anytrain.doors.trainer.outputs import has_length, seed_worker
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine.assemble.loaders import given_loader, prepare_loader
@@ -122,12 +123,14 @@ class Data(Reports):
             "in_order": args.dataloader_in_order,
         }
         if not isinstance(dataset, IterableDataset):
-            sampler = sampler_fn(given) if sampler_fn is not None else None
+            sampler = older.call(sampler_fn, given) if sampler_fn is not None else None
             if isinstance(sampler, BatchSampler):
                 options.pop("batch_size")
                 options["batch_sampler"] = sampler
             else:
-                options |= {"sampler": sampler, "drop_last": args.dataloader_drop_last}
+                # Only training drops: a score is of every sample.
+                drops = is_training and args.dataloader_drop_last
+                options |= {"sampler": sampler, "drop_last": drops}
             if is_training:
                 options["worker_init_fn"] = partial(
                     seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index

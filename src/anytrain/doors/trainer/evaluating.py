@@ -21,6 +21,7 @@ from anytrain.core.errors import BadInput
 from anytrain.doors.callbacks import Callbacks, TrainerControl
 from anytrain.doors.trainer.data import Data
 from anytrain.doors.trainer.memory import MemoryUse
+from anytrain.doors.trainer.optimizing import set_mode
 from anytrain.doors.trainer.outputs import (
     EvalLoopOutput,
     EvalPrediction,
@@ -116,8 +117,7 @@ class Evaluating(Data):
         dataloader = self._prepared(dataloader)
         model = self._evaluation_model()
         model.eval()
-        if callable(getattr(self.optimizer, "eval", None)):
-            self.optimizer.eval()
+        set_mode(self.optimizer, is_training=False)
         self.callback_handler.eval_dataloader = dataloader
         scores = Scores(self.compute_metrics, self.args, keeps_all=description == "Prediction")
 
@@ -142,6 +142,8 @@ class Evaluating(Data):
         finally:
             scores.close()
             model.train(self.is_in_train)
+            if self.is_in_train:
+                set_mode(self.optimizer, is_training=True)
         start = f"{metric_key_prefix}_"
         named = {} if loss is None else {f"{start}loss": loss}
         for name, value in denumpify_detensorize(metrics).items():
@@ -272,7 +274,7 @@ class Scores:
                 fix="def compute_metrics(prediction, compute_result): ..., or leave "
                 "batch_eval_metrics out.",
             )
-        if self._streams and hasattr(compute, "reset"):
+        if (self._streams or self._by_batch) and hasattr(compute, "reset"):
             compute.reset()
 
     def keep(self) -> Predictions:

@@ -30,7 +30,7 @@ class NonFinite(Saving):
     """Stop, skip or rewind, as on_nonfinite says."""
 
     model_wrapped: nn.Module
-    training_step: Callable[..., Any]
+    _train_micro: Callable[..., Any]
     _step: Update
     _kept: deque[tuple[int, int, int, Callable[[], None]]]
     _num_rewinds: int
@@ -89,7 +89,7 @@ class NonFinite(Saving):
         inner = self._run.unwrap(self.model_wrapped, keep_forward=True, keep_compiled=False)
 
         def run(batch: Any) -> Any:
-            return self.training_step(inner, batch, None)
+            return self._train_micro(inner, batch, None)
 
         return str(find(inner, run, batches, known))
 

@@ -113,3 +113,13 @@ class Optimizing(Reports):
                 fix="call create_optimizer() first, or train().",
             )
         return self.optimizer
+
+
+def set_mode(optimizer: Any, *, is_training: bool) -> None:
+    """Tell an optimizer whether its weights train or are judged now, if it wants to know.
+
+    A schedule-free one keeps two sets of weights, and swaps them in the model.
+    """
+    told = getattr(optimizer, "train" if is_training else "eval", None)
+    if callable(told):
+        told()

@@ -31,7 +31,7 @@ class Recording(Reports):
     _progress: Progress
     _trackers: Trackers | None
     _journal: Journal | None
-    _tokens: torch.Tensor | None
+    _tokens: torch.Tensor | int | None
     current_flos: float
     _flos_of: dict[Any, float]
     _began: float
@@ -143,17 +143,18 @@ class Recording(Reports):
         mask = batch.get("attention_mask")
         padding = getattr(self.processing_class, "pad_token_id", None)
         if asked == "non_padding" and isinstance(mask, torch.Tensor):
-            seen = mask.sum()
+            seen: torch.Tensor | int = mask.sum()
         elif asked == "non_padding" and padding is not None:
             seen = (main != padding).sum()
         else:
-            seen = torch.tensor(main.numel(), device=main.device)
+            seen = main.numel()  # on the host: to make a tensor of it would wait for the device
         self._tokens = seen if self._tokens is None else self._tokens + seen
 
     def _read_tokens(self) -> None:
         """Add the tokens since the last log point to the state; waits for the device."""
         if self._tokens is not None:
-            total = self._session.world.reduce(self._tokens, "sum")
+            own = torch.as_tensor(self._tokens, device=self._session.device)
+            total = self._session.world.reduce(own, "sum")
             self.state.num_input_tokens_seen += int(total.item())
             self._tokens = None
 

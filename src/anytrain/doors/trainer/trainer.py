@@ -6,17 +6,15 @@ engine/step/update.py.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from anytrain.core.errors import BadType
 from anytrain.doors.accelerator import Accelerator
 from anytrain.doors.callbacks import (
     Callbacks,
@@ -31,6 +29,7 @@ from anytrain.doors.trainer.data import check_eval_sets, default_collator
 from anytrain.doors.trainer.evaluating import Evaluating
 from anytrain.doors.trainer.hub import Hub
 from anytrain.doors.trainer.job import TrainerJob
+from anytrain.doors.trainer.losses import Losses
 from anytrain.doors.trainer.memory import MemoryUse
 from anytrain.doors.trainer.nonfinite import NonFinite
 from anytrain.doors.trainer.optimizing import Optimizing, set_mode
@@ -52,11 +51,8 @@ from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.recording.meter import Meter, Reading
 
 
-class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransformers):
+class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransformers):
     """Train, evaluate and predict with a model, on whatever device and processes there are."""
-
-    loss_is_scaled_for_ga: bool | None = None
-    """Whether an overridden compute_loss returns its share of the step's mean; None finds out."""
 
     def __init__(
         self,
@@ -284,95 +280,6 @@ class Trainer(Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransform
             total, steps = self._loss_so_far
             num = reading.num_steps - reading.num_bad
             self._loss_so_far = (total + reading.loss * num, steps + num)
-
-    def training_step(
-        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
-    ) -> torch.Tensor:
-        """Run one micro-batch forward and backward; return its share of the step's loss."""
-        if num_items_in_batch is None:
-            num_items_in_batch = self._items_now
-        inputs = self._prepare_inputs(inputs)
-        self._count_inputs(inputs)
-        own = self._own_items(inputs) if num_items_in_batch is not None else 1
-        with self.compute_loss_context_manager():
-            items: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
-            known = objective.takes(self.compute_loss, *items)  # not to older scripts' own
-            loss = self.compute_loss(model, inputs, **(items if known else {}))
-        if not isinstance(loss, torch.Tensor):
-            raise BadType(
-                f"compute_loss returned a {type(loss).__name__}, not a tensor.",
-                why="a loss is a tensor with one value.",
-                fix="return the loss alone, unless return_outputs is True.",
-            )
-        loss = loss.mean() if loss.ndim else loss
-        if num_items_in_batch is not None and not self._is_scaled():
-            loss = objective.weighed(loss, own, num_items_in_batch, self._session.world.size)
-        if num_items_in_batch is None:
-            loss = objective.some(loss, inputs, shifted=self._shifts)
-        scale = self._session.precision.scale
-        (loss if scale is None else scale(loss)).backward()
-        self._release_cache()
-        return loss.detach()
-
-    def compute_loss(
-        self,
-        model: nn.Module,
-        inputs: Any,
-        return_outputs: bool = False,
-        num_items_in_batch: torch.Tensor | int | None = None,
-    ) -> Any:
-        """Return a micro-batch's loss: its mean, or given the step's items its share of theirs."""
-        own = self._own_items(inputs) if num_items_in_batch is not None else 1
-        custom = self.compute_loss_func
-        wants_labels = custom is not None or self._smoothing > 0
-        labels = None
-        if wants_labels and isinstance(inputs, Mapping) and "labels" in inputs:
-            inputs = dict(inputs)
-            labels = inputs.pop("labels")
-        outputs = objective.call(model, inputs)
-        scaled = False
-        if custom is not None:
-            loss = custom(outputs, labels, num_items_in_batch=num_items_in_batch)
-            scaled = objective.reads(custom, "num_items_in_batch")
-        elif labels is not None:
-            loss = preparing.smoothed(outputs, labels, self._smoothing, inner_model(self.model))
-        else:
-            loss = objective.loss_of(outputs, inputs)
-        if num_items_in_batch is not None:
-            items, size = num_items_in_batch, self._session.world.size
-            loss = loss * size if scaled else objective.weighed(loss, own, items, size)
-        return (loss, outputs) if return_outputs else loss
-
-    def _own_items(self, inputs: Any) -> torch.Tensor | int:
-        return objective.num_items(inputs, shifted=self._shifts)
-
-    def _is_scaled(self) -> bool:
-        """Whether compute_loss has made use of the step's items."""
-        if self.loss_is_scaled_for_ga is not None:
-            return self.loss_is_scaled_for_ga
-        return objective.reads(self.compute_loss, "num_items_in_batch")
-
-    def _reads_items(self) -> bool:
-        """Whether somebody's own loss wants to know the items also where they change nothing."""
-        custom = self.compute_loss_func
-        if custom is not None:
-            return objective.reads(custom, "num_items_in_batch")
-        return type(self).compute_loss is not Trainer.compute_loss and self._is_scaled()
-
-    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
-        """Return what the loss is computed in; the model enters its precision by itself."""
-        return self.autocast_smart_context_manager()
-
-    def autocast_smart_context_manager(
-        self, cache_enabled: bool | None = True
-    ) -> contextlib.AbstractContextManager[Any]:
-        """Return nothing to enter: the model's forward enters its precision by itself."""
-        return contextlib.nullcontext()
-
-    def _release_cache(self) -> None:
-        every = self.args.torch_empty_cache_steps
-        if every is not None and self.state.global_step % every == 0:
-            self._session.backend.release()
 
     def _evaluate(
         self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False

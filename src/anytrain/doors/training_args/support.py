@@ -53,6 +53,9 @@ NOTES: dict[str, Support] = {
         "Always so: the loss of a step is the mean over its items on all ranks. False is refused "
         "with several processes."
     ),
+    "dataloader_drop_last": works(
+        "In training alone: evaluation and prediction see every sample, where HF drops there too."
+    ),
     "precision": works("anytrain's own; bf16=True and fp16=True are its HF spellings."),
     "bf16": works('The same as precision="bf16".'),
     "fp16": works('The same as precision="fp16".'),

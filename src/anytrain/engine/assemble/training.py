@@ -121,7 +121,9 @@ def count_items(run: Run, model: nn.Module) -> Callable[[tuple[Any, ...]], torch
 
     def count(micro: tuple[Any, ...]) -> torch.Tensor:
         own = sum(objective.num_items(batch, shifted=shifted) for batch in micro)
-        return session.world.reduce(torch.as_tensor(own, device=session.device), "sum")
+        if not isinstance(own, torch.Tensor):  # filled by a kernel: to copy it would wait
+            own = torch.full((), own, device=session.device)
+        return session.world.reduce(own, "sum")
 
     return count
 

@@ -48,6 +48,10 @@ class Scorer:
         self._metrics, self._positive = tuple(metrics), positive
         self._seen: list[tuple[Any, Any]] = []
 
+    def reset(self) -> None:
+        """Forget the batches of an evaluation that was not ended."""
+        self._seen.clear()
+
     def __call__(self, prediction: Any, compute_result: bool = True) -> Scores:
         """Return the scores by name, or none before the last batch."""
         said = prediction.predictions

@@ -1,0 +1,133 @@
+"""The part of `Trainer` that computes a micro-batch's loss, and its gradients."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytrain.core.errors import BadType
+from anytrain.doors.trainer import older, preparing
+from anytrain.doors.trainer.adapters import inner as inner_model
+from anytrain.doors.trainer.reports import Reports
+from anytrain.engine import objective
+
+
+class Losses(Reports):
+    """The loss, and what may be overridden about it."""
+
+    model: nn.Module
+    label_names: list[str]
+    compute_loss_func: Callable[..., Any] | None
+    _smoothing: float
+    _shifts: bool
+    _prepare_inputs: Callable[[Any], Any]
+    _count_inputs: Callable[[Any], None]
+    loss_is_scaled_for_ga: bool | None = None
+    """Whether an overridden compute_loss returns its share of the step's mean; None finds out."""
+
+    _items_now: torch.Tensor | int | None = None
+    """The step's items, while a training_step runs that takes none."""
+
+    def _train_micro(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None
+    ) -> torch.Tensor:
+        """Run training_step in the form it has; without items of its own, it finds the step's."""
+        self._items_now = num_items_in_batch
+        try:
+            loss: torch.Tensor = older.call(self.training_step, model, inputs, num_items_in_batch)
+            return loss
+        finally:
+            self._items_now = None
+
+    def training_step(
+        self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
+    ) -> torch.Tensor:
+        """Run one micro-batch forward and backward; return its share of the step's loss."""
+        if num_items_in_batch is None:
+            num_items_in_batch = self._items_now
+        inputs = self._prepare_inputs(inputs)
+        self._count_inputs(inputs)
+        own = self._own_items(inputs) if num_items_in_batch is not None else 1
+        with self.compute_loss_context_manager():
+            items: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
+            known = objective.takes(self.compute_loss, *items)  # not to older scripts' own
+            loss = self.compute_loss(model, inputs, **(items if known else {}))
+        if not isinstance(loss, torch.Tensor):
+            raise BadType(
+                f"compute_loss returned a {type(loss).__name__}, not a tensor.",
+                why="a loss is a tensor with one value.",
+                fix="return the loss alone, unless return_outputs is True.",
+            )
+        loss = loss.mean() if loss.ndim else loss
+        if num_items_in_batch is not None and not self._is_scaled():
+            loss = objective.weighed(loss, own, num_items_in_batch, self._session.world.size)
+        if num_items_in_batch is None:
+            loss = objective.some(loss, inputs, shifted=self._shifts)
+        scale = self._session.precision.scale
+        (loss if scale is None else scale(loss)).backward()
+        self._release_cache()
+        return loss.detach()
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: Any,
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Return a micro-batch's loss: its mean, or given the step's items its share of theirs."""
+        own = self._own_items(inputs) if num_items_in_batch is not None else 1
+        custom = self.compute_loss_func
+        wants_labels = custom is not None or self._smoothing > 0
+        labels = None
+        if wants_labels and isinstance(inputs, Mapping) and "labels" in inputs:
+            inputs = dict(inputs)
+            labels = inputs.pop("labels")
+        outputs = objective.call(model, inputs)
+        scaled = False
+        if custom is not None:
+            loss = custom(outputs, labels, num_items_in_batch=num_items_in_batch)
+            scaled = objective.reads(custom, "num_items_in_batch")
+        elif labels is not None:
+            loss = preparing.smoothed(outputs, labels, self._smoothing, inner_model(self.model))
+        else:
+            loss = objective.loss_of(outputs, inputs)
+        if num_items_in_batch is not None:
+            items, size = num_items_in_batch, self._session.world.size
+            loss = loss * size if scaled else objective.weighed(loss, own, items, size)
+        return (loss, outputs) if return_outputs else loss
+
+    def _own_items(self, inputs: Any) -> torch.Tensor | int:
+        return objective.num_items(inputs, shifted=self._shifts)
+
+    def _is_scaled(self) -> bool:
+        """Whether compute_loss has made use of the step's items."""
+        if self.loss_is_scaled_for_ga is not None:
+            return self.loss_is_scaled_for_ga
+        return objective.reads(self.compute_loss, "num_items_in_batch")
+
+    def _reads_items(self) -> bool:
+        """Whether somebody's own loss wants to know the items also where they change nothing."""
+        custom = self.compute_loss_func
+        if custom is not None:
+            return objective.reads(custom, "num_items_in_batch")
+        return type(self).compute_loss is not Losses.compute_loss and self._is_scaled()
+
+    def compute_loss_context_manager(self) -> contextlib.AbstractContextManager[Any]:
+        """Return what the loss is computed in; the model enters its precision by itself."""
+        return self.autocast_smart_context_manager()
+
+    def autocast_smart_context_manager(
+        self, cache_enabled: bool | None = True
+    ) -> contextlib.AbstractContextManager[Any]:
+        """Return nothing to enter: the model's forward enters its precision by itself."""
+        return contextlib.nullcontext()
+
+    def _release_cache(self) -> None:
+        every = self.args.torch_empty_cache_steps
+        if every is not None and self.state.global_step % every == 0:
+            self._session.backend.release()
