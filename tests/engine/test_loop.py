@@ -148,7 +148,7 @@ def test_an_epoch_that_is_stopped_is_followed_by_the_next() -> None:
 
 def test_a_resumed_epoch_is_told_and_goes_on_where_it_was() -> None:
     progress = Progress(max_steps=6, num_epochs=2, batches_per_epoch=3)
-    progress.load_state_dict({"step": 2, "epoch": 0, "batch": 2})
+    progress.load_state_dict({**progress.state_dict(), "step": 2, "batch": 2})
     told, seen = run(3, progress, done=2)
     assert told[:3] == ["epoch_begin 2", "step_begin 2", "step_end 3"]
     assert seen[:2] == [((0, 2),), ((1, 0),)]
@@ -157,7 +157,7 @@ def test_a_resumed_epoch_is_told_and_goes_on_where_it_was() -> None:
 
 def test_a_finished_run_trains_no_more() -> None:
     progress = Progress(max_steps=3, num_epochs=1, batches_per_epoch=3)
-    progress.load_state_dict({"step": 3, "epoch": 1, "batch": 0})
+    progress.load_state_dict({**progress.state_dict(), "step": 3, "epoch": 1})
     assert run(3, progress) == ([], [])
 
 

@@ -68,7 +68,7 @@ def test_a_micro_batch_without_items_adds_neither_loss_nor_gradient() -> None:
     labels = torch.full((3,), -100)
     loss = nn.functional.cross_entropy(logits, labels)
     part = objective.weighed(loss, objective.num_items({"labels": labels}), torch.tensor(5), 1)
-    objective.backward(part, None)
+    part.backward()
     assert float(part.detach()) == 0
     assert logits.grad is not None
     assert torch.equal(logits.grad, torch.zeros(3, 4))
@@ -107,22 +107,6 @@ def test_smoothing_over_no_item_is_nothing() -> None:
     loss.backward()
     assert float(loss.detach()) == 0
     assert torch.isfinite(logits.grad).all()  # type: ignore[arg-type]  # it has one
-
-
-@pytest.mark.parametrize("bad", [float("inf"), float("nan")])
-def test_a_loss_that_is_not_finite_leaves_no_finite_gradient(bad: float) -> None:
-    weight = torch.ones(3, requires_grad=True)
-    objective.backward(weight.sum() + bad, None)
-    assert weight.grad is not None
-    assert not torch.isfinite(weight.grad).any()
-
-
-def test_a_finite_loss_has_its_plain_gradient_and_is_scaled_where_asked() -> None:
-    weight = torch.ones(3, requires_grad=True)
-    objective.backward((weight * 2).sum(), None)
-    assert torch.equal(weight.grad, torch.full((3,), 2.0))  # type: ignore[arg-type]
-    objective.backward((weight * 2).sum(), lambda loss: loss * 8)
-    assert torch.equal(weight.grad, torch.full((3,), 18.0))  # type: ignore[arg-type]
 
 
 def by_items(out: Any, labels: Any, num_items_in_batch: Any = None) -> Any:

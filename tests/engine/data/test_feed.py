@@ -14,7 +14,7 @@ class Loader:
 
     def __init__(self, count: int, remainder: int = 0) -> None:
         self.count = count
-        self.remainder = remainder
+        self.num_unrepeated = remainder
         self.end_of_dataloader = False
         self.epochs: list[int] = []
         self.closed = 0

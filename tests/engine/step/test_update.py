@@ -41,6 +41,7 @@ class Bench:
         self.schedule = torch.optim.lr_scheduler.LambdaLR(self.optimizer, lambda n: 1 / (n + 1))
         self.told: list[str] = []
         self.bad = 0.0
+        self.seen: list[float] = []
         self.parts: dict[str, Any] = {
             "model": self.model,
             "micro": self.micro,
@@ -48,10 +49,16 @@ class Bench:
             "clip": lambda: torch.nn.utils.clip_grad_norm_(self.model.parameters(), 100.0),
             "optimizer": self.optimizer,
             "schedulers": (self.schedule,),
-            "bad": lambda loss: torch.tensor(self.bad),
+            "judge": self,
             "tell": self.told.append,
             **more,
         }
+
+    def look(self, loss: torch.Tensor) -> None:
+        self.seen.append(float(loss))
+
+    def verdict(self) -> torch.Tensor:
+        return torch.tensor(self.bad)
 
     def micro(self, model: nn.Module, inputs: Any, items: torch.Tensor | None) -> torch.Tensor:
         loss = model(inputs).pow(2).sum() / (len(inputs) if items is None else items)
@@ -72,7 +79,7 @@ ROWS = torch.arange(12.0).reshape(6, 2) / 10
 
 def batch(*micro: torch.Tensor, spare: bool = False) -> StepBatch:
     own = micro[:-1] if spare else micro
-    return StepBatch(micro, torch.tensor(sum(len(m) for m in own)), 0, spare)
+    return StepBatch(micro, torch.tensor(sum(len(m) for m in own)), 0, is_last_spare=spare)
 
 
 def test_a_step_trains_and_returns_what_it_left_on_the_device() -> None:
@@ -176,6 +183,12 @@ class SmallBench(Bench):
     def keep_rng(self) -> Any:
         state = torch.get_rng_state()
         return lambda: torch.set_rng_state(state)
+
+    def look(self, loss: torch.Tensor) -> None:
+        self.seen.append(float(loss))
+
+    def verdict(self) -> torch.Tensor:
+        return torch.tensor(self.bad)
 
     def micro(self, model: nn.Module, inputs: Any, items: torch.Tensor | None) -> torch.Tensor:
         if len(inputs) > self.most:
