@@ -34,15 +34,24 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(inputs)
 
 
-def loss_of(outputs: Any, inputs: Any) -> torch.Tensor:
+def given_loss(outputs: Any) -> torch.Tensor | None:
     """Return the loss that a model gave: by its name, as its first value, or as all it gave."""
     found = outputs
     if isinstance(outputs, Mapping):
         found = outputs.get("loss")
     elif isinstance(outputs, (list, tuple)) and outputs:
         found = outputs[0]
-    if isinstance(found, torch.Tensor) and (found.ndim == 0 or isinstance(outputs, Mapping)):
-        return found
+    is_loss = isinstance(found, torch.Tensor) and (found.ndim == 0 or isinstance(outputs, Mapping))
+    return found if is_loss else None
+
+
+def loss_of(outputs: Any, inputs: Any) -> torch.Tensor:
+    """Return the loss that a model gave, or say what it gave instead."""
+    loss = given_loss(outputs)
+    if loss is not None:
+        return loss
+    is_tuple = isinstance(outputs, (list, tuple)) and outputs
+    found = outputs[0] if is_tuple else outputs
     given = f"the keys {', '.join(outputs)}" if isinstance(outputs, Mapping) else _shape(found)
     taken = ", ".join(inputs) if isinstance(inputs, Mapping) else _shape(inputs)
     raise BadInput(

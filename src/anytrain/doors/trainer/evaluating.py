@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 import math
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import BadInput, BadType, Notice
 from anytrain.doors.callbacks import Callbacks, TrainerControl
 from anytrain.doors.trainer.data import Data
 from anytrain.doors.trainer.memory import MemoryUse
@@ -51,6 +52,8 @@ class Evaluating(Data):
     _tell: Callable[..., Any]
     _own_items: Callable[[Any], torch.Tensor | int]
     _reads_items: Callable[[], bool]
+    _labels_of: Callable[[Any], Any]
+    _has_own_loss: Callable[[], bool]
 
     def evaluate(
         self,
@@ -139,6 +142,10 @@ class Evaluating(Data):
             predictions, labels, metrics = scores.result(kept)
             loss = kept.loss.value(world)
             num_samples = sum(world.gather_object(kept.num_rows))
+            if description == "Evaluation" and num_samples and self.is_world_process_zero():
+                scores.tell_missing(
+                    self.label_names, only_loss=only_loss, has_loss=loss is not None
+                )
         finally:
             scores.close()
             model.train(self.is_in_train)
@@ -162,25 +169,27 @@ class Evaluating(Data):
     ) -> tuple[torch.Tensor | None, Any, Any]:
         """Return one batch's loss, logits and labels; each is None where there is none."""
         inputs = self._prepare_inputs(inputs)
-        named = inputs if isinstance(inputs, Mapping) else {}
-        labels: Any = tuple(named.get(name) for name in self.label_names)
-        has_labels = bool(labels) and all(label is not None for label in labels)
-        wants_loss = bool(named.get("return_loss", self.can_return_loss))
+        labels = self._labels_of(inputs)
         with torch.no_grad():
-            loss, outputs = None, None
-            if has_labels or (not self.label_names and wants_loss) or not named:
+            if self._must_give_loss(inputs, labels):
                 loss, outputs = self.compute_loss(
                     model, inputs, return_outputs=True, **self._items_of(inputs)
                 )
-                loss = loss.detach().mean()
             else:
                 outputs = objective.call(model, inputs)
+                loss = objective.given_loss(outputs)
+        loss = None if loss is None else loss.detach().mean()
         if prediction_loss_only:
             return loss, None, None
         logits = map_tensors(torch.Tensor.detach, self._logits(outputs, loss, ignore_keys))
-        if not has_labels:
-            return loss, logits, None
-        return loss, logits, labels[0] if len(labels) == 1 else labels
+        return loss, logits, labels
+
+    def _must_give_loss(self, inputs: Any, labels: Any) -> bool:
+        """Whether this batch has a loss; of another one, whatever the model returns is taken."""
+        named = inputs if isinstance(inputs, Mapping) else {}
+        if labels is not None:
+            return self._has_own_loss() or bool(named and self.label_names)
+        return not self.label_names and bool(named.get("return_loss", self.can_return_loss))
 
     def _items_of(self, inputs: Any) -> dict[str, Any]:
         """Return the items for a loss of somebody's own that divides by them, else nothing.
@@ -207,7 +216,9 @@ class Evaluating(Data):
 
     def _main_input(self, batch: Any) -> Any:
         name = getattr(self.model, "main_input_name", "input_ids")
-        return batch[name] if isinstance(batch, Mapping) and name in batch else None
+        if isinstance(batch, Mapping):
+            return batch.get(name)
+        return batch[0] if isinstance(batch, (list, tuple)) and batch else None
 
     def _prepare_inputs(self, inputs: Any) -> Any:
         """Return a batch on the device, where the loader has put it already."""
@@ -266,6 +277,7 @@ class Scores:
         self._keeps = keeps_all or not (self._streams or self._by_batch)
         self._metrics: dict[str, Any] = {}
         self._kept: list[Collected] = []
+        self._has_seen = False
         if self._by_batch and not _takes_compute_result(compute):
             raise BadInput(
                 "Cannot use batch_eval_metrics with this compute_metrics.",
@@ -301,6 +313,7 @@ class Scores:
         """Take one batch in, where metrics grow batch by batch."""
         if logits is None or labels is None:
             return
+        self._has_seen = True
         if self._streams:
             self._compute.update(logits, labels)
         elif self._by_batch:
@@ -311,25 +324,49 @@ class Scores:
                 inputs=inputs if "inputs" in asked else None,
                 losses=losses if "loss" in asked else None,
             )
-            self._metrics = self._compute(prediction, compute_result=is_last) or {}
+            found = self._compute(prediction, compute_result=is_last)
+            self._metrics = found if is_last else {}
 
     def result(self, kept: Predictions) -> tuple[Any, Any, dict[str, Any]]:
         """Return predictions and labels, where they were kept, and the metrics."""
         parts = (kept.logits, kept.labels, kept.losses, kept.inputs)
         logits, labels, losses, inputs = (None if p is None else p.result() for p in parts)
         if self._streams:
-            return logits, labels, dict(self._compute.compute()) if kept.num_rows else {}
+            return logits, labels, _named(self._compute.compute()) if kept.num_rows else {}
         if self._by_batch:
-            return logits, labels, dict(self._metrics)
+            return logits, labels, _named(self._metrics)
         if self._compute is None or logits is None or labels is None:
             return logits, labels, {}
         found = self._compute(EvalPrediction(logits, labels, inputs=inputs, losses=losses))
-        return logits, labels, dict(found)
+        return logits, labels, _named(found)
+
+    def tell_missing(self, label_names: list[str], *, only_loss: bool, has_loss: bool) -> None:
+        """Say why an evaluation has no metrics, or nothing at all to tell."""
+        known = ", ".join(label_names or ["labels"])
+        fix = f"labels are looked for under {known}; name yours, as in label_names=['y']."
+        if self._compute is not None and not only_loss and not self._has_seen:
+            told = f"compute_metrics was not called: no batch held predictions and labels; {fix}"
+        elif self._compute is None and not has_loss:
+            told = f"The evaluation found nothing: the model returned no loss; {fix}"
+        else:
+            return
+        warnings.warn(told, Notice, stacklevel=4)
 
     def close(self) -> None:
         """Let go of files that predictions were put in; arrays handed out stay valid."""
         for collected in self._kept:
             collected.close()
+
+
+def _named(found: Any) -> dict[str, Any]:
+    """Return metrics as a dict of their own, or refuse what is none."""
+    if isinstance(found, Mapping):
+        return dict(found)
+    raise BadType(
+        f"compute_metrics returned a {type(found).__name__}, not a dict.",
+        why="metrics are numbers by name.",
+        fix='return {"accuracy": ...}, or an empty dict.',
+    )
 
 
 def _takes_compute_result(compute: Callable[..., Any]) -> bool:

@@ -81,12 +81,11 @@ class Losses(Reports):
     ) -> Any:
         """Return a micro-batch's loss: its mean, or given the step's items its share of theirs."""
         own = self._own_items(inputs) if num_items_in_batch is not None else 1
-        custom = self.compute_loss_func
-        wants_labels = custom is not None or self._smoothing > 0
-        labels = None
-        if wants_labels and isinstance(inputs, Mapping) and "labels" in inputs:
-            inputs = dict(inputs)
-            labels = inputs.pop("labels")
+        custom, labels = self.compute_loss_func, None
+        if custom is not None or self._smoothing > 0:
+            inputs, labels = self._labels_apart(inputs)
+            if custom is None and labels is None:
+                raise preparing.no_labels_to_soften(inputs, self.label_names)
         outputs = objective.call(model, inputs)
         scaled = False
         if custom is not None:
@@ -100,6 +99,32 @@ class Losses(Reports):
             items, size = num_items_in_batch, self._session.world.size
             loss = loss * size if scaled else objective.weighed(loss, own, items, size)
         return (loss, outputs) if return_outputs else loss
+
+    def _labels_of(self, inputs: Any) -> Any:
+        """Return a batch's labels: those of label_names, or the last of a tuple; else None."""
+        if isinstance(inputs, Mapping):
+            found = tuple(inputs.get(name) for name in self.label_names or ["labels"])
+            if any(labels is None for labels in found):
+                return None
+            return found[0] if len(found) == 1 else found
+        return inputs[-1] if _is_row(inputs) else None
+
+    def _labels_apart(self, inputs: Any) -> tuple[Any, Any]:
+        """Return a batch without its labels, and these; None where it is unclear which they are."""
+        if _is_row(inputs):
+            return inputs[:-1], inputs[-1]
+        if not isinstance(inputs, Mapping):
+            return inputs, None
+        known = ["labels"] if "labels" in inputs else [n for n in self.label_names if n in inputs]
+        if len(known) != 1:
+            return inputs, None
+        left = dict(inputs)
+        return left, left.pop(known[0])
+
+    def _has_own_loss(self) -> bool:
+        """Whether the loss is another one than what the model returns."""
+        own = type(self).compute_loss is not Losses.compute_loss
+        return own or self.compute_loss_func is not None or self._smoothing > 0
 
     def _own_items(self, inputs: Any) -> torch.Tensor | int:
         return objective.num_items(inputs, shifted=self._shifts)
@@ -131,3 +156,8 @@ class Losses(Reports):
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
             self._session.backend.release()
+
+
+def _is_row(inputs: Any) -> bool:
+    """Whether a batch is a row of tensors that has a last one besides the first."""
+    return isinstance(inputs, (list, tuple)) and len(inputs) > 1

@@ -159,9 +159,30 @@ def smoothing(args: TrainingArguments, model: nn.Module) -> float:
 
 def smoothed(outputs: Any, labels: Any, epsilon: float, model: nn.Module) -> torch.Tensor:
     """Return the loss against softened labels."""
-    logits = outputs["logits"] if isinstance(outputs, Mapping) else outputs[0]
+    logits = outputs.get("logits") if isinstance(outputs, Mapping) else outputs
+    logits = logits[0] if isinstance(logits, (list, tuple)) else logits
+    if logits is None or labels.is_floating_point():
+        raise BadInput(
+            "Cannot use label_smoothing_factor with this model.",
+            why="it returned nothing under 'logits'."
+            if logits is None
+            else f"its labels are {str(labels.dtype).removeprefix('torch.')} values, and only "
+            "classes can be softened.",
+            fix="leave label_smoothing_factor out, or pass compute_loss_func.",
+        )
     shifted = objective.shifts_labels(model)
     return objective.smoothed(logits, labels, epsilon, shifted=shifted)
+
+
+def no_labels_to_soften(inputs: Any, label_names: list[str]) -> BadInput:
+    """Return the refusal of a batch in which nothing, or more than one thing, is the labels."""
+    held = ", ".join(map(str, inputs)) if isinstance(inputs, Mapping) else "one tensor"
+    known = ", ".join(label_names) if label_names else "labels"
+    return BadInput(
+        "Cannot use label_smoothing_factor: the labels of a batch are not known.",
+        why=f"labels are looked for under {known}, one of them, and the batch holds {held}.",
+        fix="name them, as in label_names=['y'], or leave label_smoothing_factor out.",
+    )
 
 
 @contextmanager

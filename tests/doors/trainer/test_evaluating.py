@@ -1,0 +1,169 @@
+"""Evaluation and prediction: any model, any batch, every sample once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from anytrain.core.errors import BadType, Notice
+from anytrain.doors.trainer import Trainer
+from equivalence import twins
+
+
+class Places(nn.Module):
+    """Takes its inputs by place: gives a loss and logits where it gets labels, else logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> Any:
+        logits = self.linear(x)
+        return logits if y is None else (nn.functional.cross_entropy(logits, y), logits)
+
+
+class Anything(Places):
+    """Names nothing of what it takes."""
+
+    def forward(self, **batch: Any) -> Any:  # type: ignore[override]  # that is the point
+        return super().forward(batch["x"], batch.get("labels"))
+
+
+class OnlyLogits(Places):
+    """Knows no labels at all."""
+
+    def forward(self, x: torch.Tensor) -> Any:  # type: ignore[override]  # that is the point
+        return super().forward(x)
+
+
+def pairs(num: int = 10) -> TensorDataset:
+    draw = torch.Generator().manual_seed(0)
+    return TensorDataset(torch.randn(num, 4, generator=draw), torch.arange(num) % 2)
+
+
+def named(label: str, num: int = 10) -> list[dict[str, torch.Tensor]]:
+    return [{"x": x, label: y} for x, y in pairs(num)]
+
+
+def build(tmp_path: Path, model: nn.Module, **given: Any) -> Any:
+    sizes = {"max_steps": 2, "per_device_eval_batch_size": 4}
+    return twins.build(twins.OURS, tmp_path, model=model, **{**sizes, **given})
+
+
+def accuracy(prediction: Any) -> dict[str, float]:
+    said = np.asarray(prediction.predictions).argmax(-1)
+    return {"accuracy": float((said == prediction.label_ids).mean())}
+
+
+def test_the_last_of_a_tuple_is_its_labels(tmp_path: Path) -> None:
+    data = pairs()
+    trainer = build(
+        tmp_path, Places(), train_dataset=data, eval_dataset=data, compute_metrics=accuracy
+    )
+    trainer.train()
+    found = trainer.evaluate()
+    assert found["eval_loss"] > 0
+    assert 0 <= found["eval_accuracy"] <= 1
+    predicted = trainer.predict(data)
+    assert predicted.predictions.shape == (10, 2)
+    assert predicted.label_ids.tolist() == data.tensors[1].tolist()
+    assert predicted.metrics["test_accuracy"] == found["eval_accuracy"]
+
+
+def test_inputs_without_labels_are_predicted_without_a_loss(tmp_path: Path) -> None:
+    found = build(tmp_path, Places()).predict(TensorDataset(pairs().tensors[0]))
+    assert found.predictions.shape == (10, 2)
+    assert found.label_ids is None
+    assert "test_loss" not in found.metrics
+
+
+def test_an_own_loss_takes_the_last_of_a_tuple_from_the_model(tmp_path: Path) -> None:
+    def loss(outputs: Any, labels: Any, num_items_in_batch: Any = None) -> torch.Tensor:
+        return nn.functional.cross_entropy(outputs, labels)
+
+    data = pairs()
+    trainer = build(
+        tmp_path, OnlyLogits(), train_dataset=data, eval_dataset=data, compute_loss_func=loss
+    )
+    assert trainer.train().training_loss > 0
+    assert trainer.evaluate()["eval_loss"] > 0
+
+
+def test_the_loss_that_a_model_gives_is_taken_whatever_its_labels_are_called(
+    tmp_path: Path,
+) -> None:
+    by_y = build(tmp_path / "y", Places(), train_dataset=named("y"), eval_dataset=named("y"))
+    by_y.train()
+    assert by_y.evaluate()["eval_loss"] > 0
+    anything = build(
+        tmp_path / "any", Anything(), eval_dataset=named("labels"), compute_metrics=accuracy
+    )
+    assert {"eval_loss", "eval_accuracy"} <= anything.evaluate().keys()
+
+
+def test_metrics_that_cannot_be_computed_are_told(tmp_path: Path) -> None:
+    data = named("y")
+    lost = build(tmp_path, Places(), eval_dataset=data, compute_metrics=accuracy)
+    with pytest.warns(Notice, match=r"compute_metrics was not called.*label_names=\['y'\]"):
+        assert "eval_accuracy" not in lost.evaluate()
+    told = build(tmp_path, Places(), eval_dataset=data, compute_metrics=accuracy, label_names=["y"])
+    assert "eval_accuracy" in told.evaluate()
+
+
+def test_an_evaluation_that_finds_nothing_says_so(tmp_path: Path) -> None:
+    trainer = build(tmp_path, OnlyLogits(), eval_dataset=TensorDataset(pairs().tensors[0]))
+    with pytest.warns(Notice, match="found nothing: the model returned no loss"):
+        trainer.evaluate()
+
+
+def test_metrics_that_are_no_dict_are_refused(tmp_path: Path) -> None:
+    trainer = build(tmp_path, Places(), eval_dataset=pairs(), compute_metrics=lambda p: None)
+    with pytest.raises(BadType, match="returned a NoneType, not a dict"):
+        trainer.evaluate()
+
+
+def test_evaluation_sees_the_samples_that_training_drops(tmp_path: Path) -> None:
+    seen: list[int] = []
+
+    def count(prediction: Any) -> dict[str, float]:
+        seen.append(len(prediction.label_ids))
+        return {}
+
+    trainer = build(
+        tmp_path, Places(), eval_dataset=pairs(7), compute_metrics=count, dataloader_drop_last=True
+    )
+    trainer.evaluate()
+    assert len(trainer.predict(pairs(7)).predictions) == 7
+    assert seen == [7, 7]
+
+
+def test_batches_of_an_evaluation_that_died_are_forgotten(tmp_path: Path) -> None:
+    from anytrain.recipes.glue.scores import Scorer
+
+    class Falls(Trainer):
+        num_steps = 0
+
+        def prediction_step(self, *given: Any, **more: Any) -> Any:
+            self.num_steps += 1
+            if self.num_steps == 2:
+                raise RuntimeError("the disk is gone")
+            loss, logits, labels = super().prediction_step(*given, **more)
+            return loss, labels if self.num_steps > 2 else 1 - labels, labels
+
+    trainer = build(
+        tmp_path,
+        Places(),
+        kind=lambda base: Falls,
+        eval_dataset=pairs(),
+        compute_metrics=Scorer(["accuracy"]),
+        batch_eval_metrics=True,
+    )
+    with pytest.raises(RuntimeError, match="the disk is gone"):
+        trainer.evaluate()
+    assert trainer.evaluate()["eval_accuracy"] == 1.0
