@@ -108,7 +108,8 @@ class NonFinite(Saving):
                 fix="save more often (save_steps), lower learning_rate, or clip the gradients.",
             )
         loaded = store.load(newest, world=self._session.world)
-        snapshot.rewind(self._run, loaded)
+        snapshot.rewind(self._run, loaded, self._load_hooks())
+        self._meter.forget_bad()  # a later save must not answer this step once more
         if self._step.latch is not None:
             self._step.latch.open()
         self._kept.clear()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -18,9 +20,9 @@ from torch import nn
 from anytrain.core.errors import CheckpointError, Notice
 from anytrain.doors.callbacks import Callbacks, TrainerState
 from anytrain.doors.trainer import adapters
+from anytrain.doors.trainer.best import Best
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
-from anytrain.doors.trainer.search import Search
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
 from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals, tell_failure
@@ -31,6 +33,7 @@ from anytrain.engine.loop import Progress
 from anytrain.engine.recording.meter import Meter
 
 ARGUMENTS_NAME = "training_args.json"
+_RUST_OS_ERROR = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
 _HELD_ANYWAY = (
     "model*.safetensors",
     "model.safetensors.index.json",
@@ -64,7 +67,7 @@ class Standing:
         own._take_state(TrainerState(**saved["state"]))
 
 
-class Saving(Search):
+class Saving(Best):
     """Checkpoints, the model alone, and the best one."""
 
     model: nn.Module
@@ -89,9 +92,11 @@ class Saving(Search):
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model so that from_pretrained loads it; each file is whole or absent."""
         folder = Path(str(self.args.output_dir if output_dir is None else output_dir))
-        if self.args.should_save:
-            self._save(str(folder))
-        self._session.world.barrier("saving the model")
+        try:
+            if self.args.should_save:
+                self._save(str(folder))
+        finally:  # where it fails, the other ranks must not wait for ever
+            self._session.world.barrier("saving the model")
         if self.args.push_to_hub and not _internal_call:
             self._push_after_save()
 
@@ -139,18 +144,16 @@ class Saving(Search):
         """Write the whole run to checkpoint-<step>, behind the loop unless told to wait."""
         state, store = self.state, self._store(trial)
         name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
-        path = store.root / name
         self._between.finish()
-        best = store.root / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-        if best == path or best.is_dir():  # it may have been saved before it was evaluated
-            state.best_model_checkpoint = str(best)
+        self._settle_best(store.root, coming=name)
         self._read_tokens()
         self.store_flos()
         state.stateful_callbacks = self.callback_handler.exported()
         # A subclass may go on with the folder once this returns.
         wait = wait or type(self)._save_checkpoint is not Saving._save_checkpoint
         if wait or not self.args.async_save:
-            tell_failure(store.save(name, self._take, world=self._session.world))
+            if tell_failure(store.save(name, self._take, world=self._session.world)):
+                self._settle_best(store.root)
             return
         if self._between.writer is None or self._between.writer.root != store.root:
             session = self._run.session
@@ -160,14 +163,17 @@ class Saving(Search):
 
     def _take(self, folder: Path) -> checkpoint.Snapshot:
         """Return the run as it is now; files that others read go into the folder."""
-        hooks: list[snapshot.SaveHook] = (
-            [self._save_adapters] if adapters.has_adapters(self.model) else []
-        )
-        self._save_own_files(folder)
+        has_adapters = adapters.has_adapters(self.model)
+        hooks: list[snapshot.SaveHook] = [_leave_out_models] if has_adapters else []
         taken = snapshot.take(self._run, [Standing(self)], hooks, folder)
-        if self._session.world.rank == 0:
-            self._save_beside(folder)
-            self.state.save_to_json(folder / TRAINER_STATE_NAME)
+        # Files come last: a rank that cannot write one must not leave the others waiting above.
+        with disk_errors():
+            self._save_own_files(folder)
+            if self._session.world.rank == 0:
+                if has_adapters:
+                    adapters.save(self.model, str(folder))
+                self._save_beside(folder)
+                self.state.save_to_json(folder / TRAINER_STATE_NAME)
         metric = self._best_metric_name()
         evaluated = self._last_metrics.get("step") == self.state.global_step
         value = self._last_metrics.get(metric) if metric is not None and evaluated else None
@@ -188,11 +194,8 @@ class Saving(Search):
                     found.unlink()
             _put_in_place(Path(beside), folder)
 
-    def _save_adapters(self, models: list[Any], weights: list[Any], folder: str) -> None:
-        """Write the adapters in the place of the whole model."""
-        if self._session.world.rank == 0:
-            adapters.save(self.model, folder)
-        weights.clear()
+    def _load_hooks(self) -> list[snapshot.LoadHook]:
+        return [self._load_adapters] if adapters.has_adapters(self.model) else []
 
     def _load_adapters(self, models: list[Any], folder: str) -> None:
         adapters.load(self.model, folder)
@@ -209,10 +212,6 @@ class Saving(Search):
             keep_last=self.args.save_total_limit, best_counts=True, known_best=known_best
         )
         return checkpoint.Store(root, retention=rule)
-
-    def _best_metric_name(self) -> str | None:
-        name = self.args.metric_for_best_model
-        return name if name is None or name.startswith("eval_") else f"eval_{name}"
 
     def _save_interrupted(self) -> str:
         """Save the run because a signal ends it; return a sentence about what was saved."""
@@ -273,10 +272,7 @@ class Saving(Search):
                 self._take_state(TrainerState.load_from_json(path / TRAINER_STATE_NAME))
                 self._seek(self.state.global_step)
         else:
-            hooks: list[snapshot.LoadHook] = (
-                [self._load_adapters] if adapters.has_adapters(self.model) else []
-            )
-            snapshot.restore(run, [Standing(self)], loaded, hooks)
+            snapshot.restore(run, [Standing(self)], loaded, self._load_hooks())
             self._count_batches_anew()
         if self.args.ignore_data_skip:
             self._progress.batch = 0
@@ -320,53 +316,24 @@ class Saving(Search):
         if self.args.restore_callback_states_from_checkpoint:
             self.callback_handler.restore(saved.stateful_callbacks)
 
-    # -- the best -----------------------------------------------------------------------------
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
-        """Whether this evaluation is the best so far, by metric_for_best_model."""
-        name = self._best_metric_name()
-        if name is None:
-            return False
-        if name not in metrics:
-            raise CheckpointMetricMissing(name, list(metrics))
-        value, best = metrics[name], self.state.best_metric
-        better = best is None or (value > best if self.args.greater_is_better else value < best)
-        if better and value == value:  # a NaN is never best
-            self.state.best_metric = value
-            self.state.best_global_step = self.state.global_step
-            return True
-        return False
-
-    def _load_best_model(self) -> None:
-        """Put the best checkpoint's weights into the model."""
-        best = self.state.best_model_checkpoint
-        if best is None:
-            return
-        loaded = checkpoint.load(best, world=self._session.world)
-        if adapters.has_adapters(self.model):
-            adapters.load(self.model, best)
-        else:
-            loaded.load_model(self.model)
-
-    def _remove_all_but_best(self) -> None:
-        """With save_total_limit=1 the best alone stays at the end."""
-        best = self.state.best_model_checkpoint
-        if best is None or self.args.save_total_limit != 1 or not self.args.should_save:
-            return
-        for entry in Path(best).parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-            if entry != Path(best) and (entry / "manifest.json").exists():
-                shutil.rmtree(entry, ignore_errors=True)
+def _leave_out_models(models: list[Any], weights: list[Any], folder: str) -> None:
+    weights.clear()
 
 
-class CheckpointMetricMissing(CheckpointError, KeyError):
-    """metric_for_best_model names what no evaluation gives."""
-
-    def __init__(self, name: str, known: list[str]) -> None:
-        super().__init__(
-            f"Cannot find the best model by {name!r}.",
-            why=f"the evaluation gave {', '.join(known)}.",
-            fix="let metric_for_best_model name one of these, or return it from compute_metrics.",
-        )
+@contextmanager
+def disk_errors() -> Iterator[None]:
+    """Raise as OSError what libraries in Rust (tokenizers, safetensors) tell of the disk."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        found = _RUST_OS_ERROR.search(str(error))
+        if found is None:
+            raise
+        number = int(found[1] or found[2])
+        raise OSError(number, os.strerror(number)) from error
 
 
 def _put_in_place(source: Path, target: Path) -> None:

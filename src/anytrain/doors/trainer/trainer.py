@@ -267,9 +267,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         metrics["train_loss"] = train_loss = total / max(num_steps, 1)
         self._memory.stop("train", metrics)
         self.log(metrics)
-        if self.args.load_best_model_at_end:
-            self._load_best_model()
-        self._remove_all_but_best()
+        self._end_with_best()
         self._tell("train_end")
         self._finish_current_push()
         return TrainOutput(state.global_step, train_loss, metrics)

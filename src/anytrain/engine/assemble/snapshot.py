@@ -157,9 +157,13 @@ def _derive_rng(run: Run, loaded: Loaded) -> None:
         )
 
 
-def rewind(run: Run, loaded: Loaded) -> None:
+def rewind(run: Run, loaded: Loaded, hooks: Sequence[LoadHook] = ()) -> None:
     """Take weights and the optimizers' memory back; schedule, data and step count go on."""
-    for position, model in enumerate(run.models):
+    models = list(run.models)
+    for hook in hooks:
+        hook(models, str(loaded.path))
+    kept = [m for m in run.models if any(m is left for left in models)]
+    for position, model in enumerate(kept):
         inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
         loaded.load_model(inner, position)
     for position, optimizer in enumerate(run.optimizers):

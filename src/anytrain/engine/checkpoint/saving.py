@@ -78,7 +78,10 @@ def prepare(place: Place, source: SnapshotSource, exchange: Exchange) -> Job | S
     def take() -> _Report:
         if not _sees(folder):
             return {"failure": _not_shared(place)}
-        snapshot = source if isinstance(source, Snapshot) else source(folder)
+        try:
+            snapshot = source if isinstance(source, Snapshot) else source(folder)
+        except OSError as error:  # of a file that the source itself writes into the folder
+            return {"failure": _disk_failure(place, error)}
         taken.append(lay_out(snapshot, place.rank, place.most_shard_bytes))
         return {"bytes": taken[0].num_bytes, "rank_parts": sorted(taken[0].rank_parts)}
 

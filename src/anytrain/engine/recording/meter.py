@@ -64,6 +64,12 @@ class Meter:
         """Return the first bad step since the last log point, from 0; waits for the device."""
         return int(self._first_bad.item())
 
+    def forget_bad(self) -> None:
+        """Go on as if the bad steps had not been: they were answered. Waits for the device."""
+        self.num_steps -= self.num_bad()
+        self._num_bad = torch.zeros_like(self._num_bad)
+        self._first_bad = torch.full_like(self._first_bad, -1.0)
+
     def state_dict(self, world: World) -> dict[str, Any]:
         """Return what was added up since the last log point, each rank's losses among it."""
         rate = self._rate if isinstance(self._rate, float) else float(self._rate)

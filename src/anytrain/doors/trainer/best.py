@@ -1,0 +1,139 @@
+"""The part of `Trainer` that knows which checkpoint is best, and ends with it.
+
+Only a checkpoint that was committed can be best: where the best model's save failed, the best of
+those that are there takes its place.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import shutil
+import warnings
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from anytrain.core.errors import CheckpointError, Notice
+from anytrain.doors.trainer import adapters
+from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
+from anytrain.doors.trainer.search import Search
+from anytrain.engine import checkpoint
+
+_STEP = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
+
+
+class Best(Search):
+    """The best evaluation so far, and its checkpoint."""
+
+    model: nn.Module
+    _trial: Any
+
+    def _best_metric_name(self) -> str | None:
+        name = self.args.metric_for_best_model
+        return name if name is None or name.startswith("eval_") else f"eval_{name}"
+
+    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+        """Whether this evaluation is the best so far, by metric_for_best_model."""
+        name = self._best_metric_name()
+        if name is None:
+            return False
+        if name not in metrics:
+            raise CheckpointMetricMissing(name, list(metrics))
+        value, best = metrics[name], self.state.best_metric
+        better = best is None or (value > best if self.args.greater_is_better else value < best)
+        if better and value == value:  # a NaN is never best
+            self.state.best_metric = value
+            self.state.best_global_step = self.state.global_step
+            return True
+        return False
+
+    def _settle_best(self, root: Path, coming: str | None = None) -> None:
+        """Name the best checkpoint: one that is there, or the one about to be written."""
+        state, world = self.state, self._session.world
+
+        def find() -> str | None:
+            best = root / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+            if best.name == coming or best.is_dir():  # it may be older than its evaluation
+                return str(best)
+            known = state.best_model_checkpoint
+            return known if known is None or Path(known).is_dir() else self._best_saved(root)
+
+        state.best_model_checkpoint = world.broadcast_object(find() if world.rank == 0 else None)
+
+    def _best_saved(self, root: Path) -> str | None:
+        """Return the best of the checkpoints there are, by their steps' evaluations."""
+        name = self._best_metric_name()
+        logged = {
+            entry["step"]: entry.get(name) for entry in self.state.log_history if name in entry
+        }
+        found: list[tuple[float, str]] = []
+        for entry in checkpoint.Store(root).entries():
+            step = _STEP.fullmatch(entry.name)
+            if step is None or entry.manifest is None:
+                continue
+            value = logged.get(int(step[1]), entry.manifest.metrics.get(name or ""))
+            if isinstance(value, (int, float)) and not math.isnan(value):
+                found.append((float(value), str(entry.path)))
+        if not found:
+            return None
+        pick = max if self.args.greater_is_better else min
+        return pick(found, key=lambda pair: pair[0])[1]
+
+    def _end_with_best(self) -> None:
+        """Once the last save is over, load the best model and keep the best alone, as asked."""
+        self._settle_best(Path(self._get_output_dir(self._trial)))
+        if self.args.load_best_model_at_end:
+            self._load_best_model()
+        self._remove_all_but_best()
+
+    def _load_best_model(self) -> None:
+        """Put the best checkpoint's weights into the model, as load_best_model_at_end asks."""
+        state, world = self.state, self._session.world
+        best = state.best_model_checkpoint
+        if best is None:
+            root = Path(self._get_output_dir(self._trial))
+            best = world.broadcast_object(self._best_saved(root) if world.rank == 0 else None)
+        if best is None:
+            why = "nothing was evaluated" if state.best_metric is None else "none of it was saved"
+            _tell(
+                f"load_best_model_at_end found no best model: {why}. The model is as the last "
+                "step left it."
+            )
+            return
+        state.best_model_checkpoint = best
+        if Path(best).name != f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}":
+            _tell(
+                f"The best model, of step {state.best_global_step}, was not saved. The best of "
+                f"those that were is loaded: {best}."
+            )
+        loaded = checkpoint.load(best, world=world)
+        if adapters.has_adapters(self.model):
+            adapters.load(self.model, best)
+        else:
+            loaded.load_model(self.model)
+
+    def _remove_all_but_best(self) -> None:
+        """With save_total_limit=1 the best alone stays at the end."""
+        best = self.state.best_model_checkpoint
+        if best is None or self.args.save_total_limit != 1 or not self.args.should_save:
+            return
+        for entry in Path(best).parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            if entry != Path(best) and (entry / "manifest.json").exists():
+                shutil.rmtree(entry, ignore_errors=True)
+
+
+class CheckpointMetricMissing(CheckpointError, KeyError):
+    """metric_for_best_model names what no evaluation gives."""
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        super().__init__(
+            f"Cannot find the best model by {name!r}.",
+            why=f"the evaluation gave {', '.join(known)}.",
+            fix="let metric_for_best_model name one of these, or return it from compute_metrics.",
+        )
+
+
+def _tell(text: str) -> None:
+    warnings.warn(text, Notice, stacklevel=5)

@@ -1,0 +1,190 @@
+"""Saves that fail, in part or whole, end no run and leave no checkpoint that is not there."""
+
+from __future__ import annotations
+
+import errno
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from anytrain.core.errors import Notice
+from anytrain.doors.callbacks import TrainerCallback
+from anytrain.doors.trainer.saving import disk_errors
+from equivalence import twins
+
+# The guard tells of the first update that it leaves out; what follows is what is tested here.
+pytestmark = pytest.mark.filterwarnings("ignore:An update was skipped")
+
+
+class FullAt(TrainerCallback):
+    """Put a folder in the way of a step's checkpoint, so that its save fails."""
+
+    def __init__(self, *steps: int) -> None:
+        self.steps = steps
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        for step in self.steps:
+            taken = Path(args.output_dir) / f"checkpoint-{step}"
+            taken.write_text("in the way")
+
+
+GIVEN: dict[str, Any] = {
+    "model": twins.regression,
+    "train_dataset": twins.points(22),
+    "eval_dataset": twins.points(22),
+    "eval_strategy": "steps",
+    "eval_steps": 3,
+    "save_strategy": "steps",
+    "save_steps": 3,
+    "metric_for_best_model": "loss",
+    "load_best_model_at_end": True,
+}
+
+
+def losses(ran: twins.Ran) -> dict[int, float]:
+    return {e["step"]: e["eval_loss"] for e in ran.history if "eval_loss" in e}
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_best_model_that_could_not_be_saved_gives_way_to_the_best_that_was(
+    tmp_path: Path, behind: bool
+) -> None:
+    whole = twins.train(twins.OURS, tmp_path / "whole", **GIVEN)
+    found = losses(whole)
+    best, second = sorted(found, key=lambda step: found[step])[:2]
+    assert whole.trainer.state.best_global_step == best
+    with pytest.warns(Notice) as told:
+        ran = twins.train(
+            twins.OURS, tmp_path / "cut", **GIVEN, async_save=behind, callbacks=[FullAt(best)]
+        )
+    words = " ".join(str(one.message) for one in told)
+    assert f"The best model, of step {best}, was not saved." in words
+    kept = tmp_path / "cut" / f"checkpoint-{second}"
+    assert ran.trainer.state.best_model_checkpoint == str(kept)
+    assert losses(ran) == found
+
+
+def test_retention_spares_the_best_that_was_saved(tmp_path: Path) -> None:
+    scores = iter([0.5, 0.9, 0.95, 0.1])
+    with pytest.warns(Notice, match="checkpoint-9|step 9"):
+        ran = twins.train(
+            twins.OURS,
+            tmp_path,
+            **{**GIVEN, "metric_for_best_model": "score", "save_total_limit": 2},
+            compute_metrics=lambda prediction: {"score": next(scores)},
+            callbacks=[FullAt(9)],
+        )
+    assert ran.trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-6")
+    assert (tmp_path / "checkpoint-6").is_dir()
+
+
+def test_nothing_evaluated_is_told_where_the_best_was_to_be_loaded(tmp_path: Path) -> None:
+    with pytest.warns(Notice, match="found no best model: nothing was evaluated"):
+        twins.train(twins.OURS, tmp_path, **GIVEN, eval_delay=100)
+
+
+def tensors(rows: twins.Rows) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
+
+
+class FullDisk:
+    """A tokenizer that a full disk keeps from being written at some saves."""
+
+    def __init__(self, fails: set[int], error: Exception) -> None:
+        self.fails, self.error, self.saves = fails, error, 0
+
+    def save_pretrained(self, folder: str) -> None:
+        self.saves += 1
+        if self.saves in self.fails:
+            raise self.error
+        (Path(folder) / "words.txt").write_text("a b c")
+
+
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        Exception("No space left on device (os error 28)"),
+    ],
+)
+def test_a_small_file_that_cannot_be_written_fails_the_save_alone(
+    tmp_path: Path, behind: bool, error: Exception
+) -> None:
+    with pytest.warns(Notice, match="No room to save the checkpoint"):
+        ran = twins.train(
+            twins.OURS,
+            tmp_path,
+            model=twins.regression,
+            train_dataset=twins.points(22),
+            save_strategy="steps",
+            save_steps=4,
+            async_save=behind,
+            data_collator=tensors,
+            processing_class=FullDisk({2}, error),
+        )
+    assert ran.output.global_step == 12
+    assert ran.folders == ["checkpoint-12", "checkpoint-4"]
+
+
+def test_what_rust_says_of_a_disk_is_an_error_of_the_system() -> None:
+    said = 'I/O error: IoError(Os { code: 28, kind: StorageFull, message: "No space left" })'
+    with pytest.raises(OSError, match="No space left") as caught, disk_errors():
+        raise RuntimeError(said)
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(RuntimeError, match="another"), disk_errors():
+        raise RuntimeError("another")
+
+
+def test_a_save_between_logs_answers_a_bad_step_once(tmp_path: Path) -> None:
+    data = twins.points(44)
+    data[13] = {**data[13], "x": [float("nan")] * 4}
+    with pytest.warns(Notice, match="went back to the weights") as told:
+        ran = twins.train(
+            twins.OURS,
+            tmp_path,
+            model=twins.regression,
+            train_dataset=data,
+            num_train_epochs=1,
+            on_nonfinite="rewind",
+            train_sampling_strategy="sequential",
+            logging_steps=100,
+            save_strategy="steps",
+            save_steps=1,
+        )
+    assert len([one for one in told if "went back" in str(one.message)]) == 1
+    assert ran.output.global_step == 11
+    assert ran.output.training_loss == ran.output.training_loss
+
+
+def test_a_rewind_takes_adapters_back(tmp_path: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    seen: list[torch.Tensor] = []
+
+    def lora() -> torch.nn.Module:
+        made: torch.nn.Module = get_peft_model(
+            twins.bert(), LoraConfig(r=2, target_modules=["query"], task_type="SEQ_CLS")
+        )
+        return made
+
+    def loss(outputs: Any, labels: torch.Tensor, num_items_in_batch: Any = None) -> torch.Tensor:
+        seen.append(labels)
+        found = torch.nn.functional.cross_entropy(outputs["logits"], labels)
+        return found * float("nan") if len(seen) == 4 else found
+
+    with pytest.warns(Notice, match="Step 4 was not finite: went back"):
+        ran = twins.train(
+            twins.OURS,
+            tmp_path,
+            model=lora,
+            train_dataset=twins.sentences(22),
+            num_train_epochs=1,
+            compute_loss_func=loss,
+            on_nonfinite="rewind",
+            save_strategy="steps",
+            save_steps=2,
+        )
+    assert ran.output.global_step == 6
