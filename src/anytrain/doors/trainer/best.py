@@ -127,9 +127,9 @@ class Best(Search):
 class CheckpointMetricMissing(CheckpointError, KeyError):
     """metric_for_best_model names what no evaluation gives."""
 
-    def __init__(self, name: str, known: list[str]) -> None:
+    def __init__(self, name: str, known: list[str], use: str = "find the best model by") -> None:
         super().__init__(
-            f"Cannot find the best model by {name!r}.",
+            f"Cannot {use} {name!r}.",
             why=f"the evaluation gave {', '.join(known)}.",
             fix="let metric_for_best_model name one of these, or return it from compute_metrics.",
         )

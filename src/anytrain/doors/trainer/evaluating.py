@@ -33,6 +33,7 @@ from anytrain.doors.trainer.outputs import (
 from anytrain.engine import objective
 from anytrain.engine.loop import Evaluation, Predictions, evaluate
 from anytrain.engine.metrics import Collected
+from anytrain.engine.precision import lower
 from anytrain.engine.tree import map_tensors
 
 
@@ -50,6 +51,7 @@ class Evaluating(Data):
     is_in_train: bool
     _memory: MemoryUse
     _tell: Callable[..., Any]
+    _open_records: Callable[[], None]
     _own_items: Callable[[Any], torch.Tensor | int]
     _reads_items: Callable[[], bool]
     _labels_of: Callable[[Any], Any]
@@ -73,6 +75,7 @@ class Evaluating(Data):
                 )
             return found
         self._memory.start()
+        self._open_records()
         loader = self.get_eval_dataloader(eval_dataset)
         began = time.time()
         output = self.evaluation_loop(
@@ -137,6 +140,7 @@ class Evaluating(Data):
 
         world = self._session.world
         keep = Predictions() if only_loss else scores.keep()
+        give_back = self._lower_precision()
         try:
             kept = evaluate(Evaluation(dataloader, world, predict, batch_done, keep))
             predictions, labels, metrics = scores.result(kept)
@@ -147,6 +151,7 @@ class Evaluating(Data):
                     self.label_names, only_loss=only_loss, has_loss=loss is not None
                 )
         finally:
+            give_back()
             scores.close()
             model.train(self.is_in_train)
             if self.is_in_train:
@@ -248,10 +253,14 @@ class Evaluating(Data):
         if not run.models:
             run.model(self.model, evaluation_mode=True)
             run.models.clear()  # an evaluation alone is nothing to save
-        args = self.args
-        if not self.is_in_train and (args.bf16_full_eval or args.fp16_full_eval):
-            self.model.to(torch.bfloat16 if args.bf16_full_eval else torch.float16)
         return self.model
+
+    def _lower_precision(self) -> Callable[[], None]:
+        """Round the weights as bf16_full_eval or fp16_full_eval asks; return what undoes it."""
+        args = self.args
+        if self.is_in_train or not (args.bf16_full_eval or args.fp16_full_eval):
+            return lambda: None
+        return lower(self.model, torch.bfloat16 if args.bf16_full_eval else torch.float16)
 
     def _timed(self, output: EvalLoopOutput, prefix: str, began: float) -> dict[str, float]:
         """Return the metrics with how fast they came."""

@@ -142,6 +142,17 @@ def tell_split(batch_size: int, parts: int) -> None:
     )
 
 
+def tell_nothing_done(step: int, max_steps: int) -> None:
+    """Say that a training has not trained, unless it had nothing left to do."""
+    if step < max_steps:
+        warnings.warn(
+            f"Nothing was trained: the data ended before the first batch, {max_steps - step} steps "
+            "before the end of the training.",
+            Notice,
+            stacklevel=4,
+        )
+
+
 def smoothing(args: TrainingArguments, model: nn.Module) -> float:
     """Return by how much labels are softened: not at all where a sample has several."""
     asked = float(args.label_smoothing_factor)

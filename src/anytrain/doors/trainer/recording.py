@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anytrain.core.errors import Notice
 from anytrain.core.events import EventKind
 from anytrain.doors.callbacks import Callbacks, TrainerControl
 from anytrain.doors.trainer.outputs import speed_metrics
@@ -17,9 +20,13 @@ from anytrain.engine.assemble.run import Run
 from anytrain.engine.loop import Progress, Requests
 from anytrain.engine.recording.journal import Journal
 from anytrain.engine.recording.trackers import Trackers, resolve
+from anytrain.engine.recording.trackers.values import read
 
 JOURNAL_NAME = "metrics.jsonl"
 _PARTS = ("eval", "test", "train")
+_PLAIN = (bool, int, float, str, type(None))
+_left_open: set[Trackers] = set()
+"""Of runs that may yet evaluate. Libraries know one run a process: a training ends the others."""
 
 
 class Recording(Reports):
@@ -39,6 +46,9 @@ class Recording(Reports):
     _trial: Any
     _get_output_dir: Callable[[Any], str]
     processing_class: Any
+    is_in_train: bool
+    _has_recorded_training = False
+    """Whether the trackers that are open have a training already."""
 
     @property
     def control(self) -> TrainerControl:
@@ -62,27 +72,47 @@ class Recording(Reports):
             if start_time is not None:
                 seen = state.num_input_tokens_seen - self._tokens_before
                 logs.update(speed_metrics("train", start_time, num_tokens=seen))
-        state.log_history.append({**logs, "step": state.global_step})
+        state.log_history.append(_for_history({**logs, "step": state.global_step}))
+        self._open_records()
         if self._journal is not None:
             self._journal.write(state.global_step, state.epoch, logs)
         if self._trackers is not None:
             self._trackers.log(_named_for_trackers(logs), step=state.global_step)
         self._tell("log", logs=logs)
 
+    def _begin_records(self) -> None:
+        """Record a training: its journal goes on from its step, its trackers are its own."""
+        if self._trackers is not None and not self._has_recorded_training:
+            _left_open.discard(self._trackers)  # evaluations that came first are the run's too
+        _finish_left_open()
+        self._open_records()
+        self._has_recorded_training = True
+        if self._journal is not None:
+            self._journal.begin(self.state.global_step)
+
     def _open_records(self) -> None:
-        """Begin to write the journal and to feed the trackers."""
+        """Have the journal and the trackers open, in training or out of it."""
         args = self.args
         if self.is_world_process_zero() and args.output_dir is not None:
-            root = Path(self._get_output_dir(self._trial))
-            root.mkdir(parents=True, exist_ok=True)
-            self._journal = Journal(root / JOURNAL_NAME)
-            self._journal.begin(self.state.global_step)
+            path = Path(self._get_output_dir(self._trial)) / JOURNAL_NAME
+            if self._journal is None or self._journal.path != path:  # each trial has its own
+                self._journal = Journal(path)
+        if self._trackers is not None and self._trackers.is_running:
+            return
         chosen = resolve(self._report_to(), self._logging_dir())
-        is_main = self.is_world_process_zero()
-        self._trackers = Trackers(chosen, self._logging_dir(), is_main=is_main)
-        if chosen:
-            settings = {k: v for k, v in args.to_sanitized_dict().items() if v is not None}
-            self._trackers.start(str(args.project), settings, self._tracker_options(chosen))
+        if not chosen or not self.is_world_process_zero():
+            return
+        trackers = Trackers(chosen, self._logging_dir())
+        settings = {k: v for k, v in args.to_sanitized_dict().items() if v is not None}
+        trackers.start(str(args.project), settings, self._tracker_options(chosen))
+        self._trackers, self._has_recorded_training = trackers, False
+        if not self.is_in_train:
+            _left_open.add(trackers)
+
+    def _leave_records(self) -> None:
+        """Leave the trackers to evaluations that may follow, until the next run or the end."""
+        if self._trackers is not None:
+            _left_open.add(self._trackers)
 
     def _report_to(self) -> Any:
         asked = self.args.report_to
@@ -110,6 +140,7 @@ class Recording(Reports):
 
     def _close_records(self) -> None:
         if self._trackers is not None:
+            _left_open.discard(self._trackers)
             self._trackers.finish()
         self._trackers = None
 
@@ -169,6 +200,43 @@ class Recording(Reports):
     def _samples_per_step(self) -> int:
         args = self.args
         return args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+
+
+@atexit.register
+def _finish_left_open() -> None:
+    while _left_open:
+        _left_open.pop().finish()
+
+
+def _for_history(logs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that a saved history can hold: numbers, texts, and lists and dicts of them.
+
+    Callbacks and trackers get the rest too.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in read(logs).items():
+        try:
+            kept[name] = _plain(value)
+        except TypeError:
+            warnings.warn(
+                f"{name!r} is not kept in the history of the run: a {type(value).__name__} cannot "
+                "be saved with it.",
+                Notice,
+                stacklevel=3,
+            )
+    return kept
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError
 
 
 def _named_for_trackers(logs: Mapping[str, Any]) -> dict[str, Any]:

@@ -25,6 +25,7 @@ from anytrain.doors.callbacks import (
 )
 from anytrain.doors.trainer import length, preparing
 from anytrain.doors.trainer.adapters import inner as inner_model
+from anytrain.doors.trainer.best import CheckpointMetricMissing
 from anytrain.doors.trainer.data import check_eval_sets, default_collator
 from anytrain.doors.trainer.evaluating import Evaluating
 from anytrain.doors.trainer.hub import Hub
@@ -180,7 +181,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         finally:
             self.is_in_train = False
             self.callback_handler.close()
-            self._close_records()
+            self._leave_records()
             self._end_saving()
 
     def _set_length(self, loader: Any, trial: Any, saved: Loaded | None) -> None:
@@ -241,7 +242,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         state, first = self.state, self.state.global_step
         self._tokens_before = state.num_input_tokens_seen
         self._began = time.time()
-        self._open_records()
+        self._begin_records()
         self.model_wrapped.train()
         set_mode(self.optimizer, is_training=True)
         self._tell("train_begin", facts=self._facts)
@@ -256,6 +257,8 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         self._answer_bad_steps(reading)
         total, num_steps = self._loss_so_far
         done = state.global_step - first
+        if not done:
+            preparing.tell_nothing_done(state.global_step, state.max_steps)
         share = done / max(state.max_steps, 1)
         epochs = self.args.num_train_epochs if self.args.max_steps <= 0 else 0
         samples = self._num_examples * epochs or state.max_steps * self._samples_per_step()
@@ -287,7 +290,10 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         self._last_metrics = metrics
         self._report_to_hp_search(trial, self.state.global_step, metrics)
         if follows_metric(self.lr_scheduler) and not skip_scheduler:
-            self.lr_scheduler.step(metrics[self._best_metric_name() or "eval_loss"])
+            name = self._best_metric_name() or "eval_loss"
+            if name not in metrics:
+                raise CheckpointMetricMissing(name, list(metrics), "let the schedule follow")
+            self.lr_scheduler.step(metrics[name])
         return metrics
 
     def end(self) -> None:

@@ -25,6 +25,7 @@ class Journal:
         self.path = Path(path)
         self._is_main = is_main
         self._has_complained = False
+        self._has_begun = False
         self._before_training: list[str] = []
 
     def begin(self, step: int) -> None:
@@ -36,6 +37,7 @@ class Journal:
         if not self._is_main:
             return
         prelude, self._before_training = self._before_training, []
+        self._has_begun = True
         self._safely(lambda: self._rewrite(step, prelude))
 
     def write(self, step: int, epoch: float | None, values: Mapping[str, Any]) -> None:
@@ -45,7 +47,7 @@ class Journal:
         place = {"step": step, "epoch": epoch, "time": round(time.time(), 3)}
         rest = {name: value for name, value in values.items() if name not in place}
         line = to_json({**place, **rest})
-        if step == 0:
+        if step == 0 and not self._has_begun:
             self._before_training.append(line)
         self._safely(lambda: self._append(line))
 

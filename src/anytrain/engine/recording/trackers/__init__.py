@@ -180,6 +180,11 @@ class Trackers:
         """Walk over the started trackers."""
         return iter([running.tracker for running in self._running])
 
+    @property
+    def is_running(self) -> bool:
+        """Whether trackers were started and not finished."""
+        return bool(self._running)
+
     def start(
         self,
         project_name: str,
