@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from anytrain.engine.tree import map_tensors
 
@@ -68,6 +69,26 @@ def build(
     if name == "fp16":
         scale = LossScale(torch.amp.GradScaler(device_type, **(scaler_options or {})))
     return Precision(name, device_type, scale, autocast_options)
+
+
+def lower(model: nn.Module, dtype: torch.dtype) -> Callable[[], None]:
+    """Round a model's weights and buffers to `dtype`; return what gives back the very ones.
+
+    They wait on the host, so that the device has the room.
+    """
+    held = [
+        (tensor, tensor.device, tensor.detach().cpu())
+        for tensor in (*model.parameters(), *model.buffers())
+        if tensor.is_floating_point() and tensor.dtype != dtype
+    ]
+    for tensor, _, _ in held:
+        tensor.data = tensor.data.to(dtype)
+
+    def give_back() -> None:
+        for tensor, device, whole in held:
+            tensor.data = whole.to(device)
+
+    return give_back
 
 
 def to_float32(tree: Any) -> Any:

@@ -200,6 +200,21 @@ class Callbacks(EventCalls):
                 stacklevel=3,
             )
 
+    def take_up(self, stored: Mapping[str, Any]) -> None:
+        """Give each callback that was made with the same arguments its saved attributes.
+
+        One that was made with others begins afresh: they were changed on purpose.
+        """
+        waiting = {name: list(s) if isinstance(s, list) else [s] for name, s in stored.items()}
+        for callback in self.callbacks:
+            states = waiting.get(type(callback).__name__)
+            if not states or not isinstance(callback, ExportableState):
+                continue
+            saved = states.pop(0)
+            if saved.get("args", {}) == callback.state().get("args", {}):
+                for name, value in saved.get("attributes", {}).items():
+                    setattr(callback, name, value)
+
     def close(self) -> None:
         """Take progress bars off the screen, where an exception ended a training."""
         for callback in self.callbacks:

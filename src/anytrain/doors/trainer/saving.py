@@ -21,6 +21,7 @@ from anytrain.core.errors import CheckpointError, Notice
 from anytrain.doors.callbacks import Callbacks, TrainerState
 from anytrain.doors.trainer import adapters
 from anytrain.doors.trainer.best import Best
+from anytrain.doors.trainer.earlier import clear_the_way
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
 from anytrain.engine import checkpoint
@@ -81,6 +82,7 @@ class Saving(Best):
     _between: BetweenSteps
     _trial: Any
     _last_metrics: dict[str, Any]
+    _own_folders: set[Path]
     _tell: Callable[..., Any]
     _read_tokens: Callable[[], None]
     store_flos: Callable[[], None]
@@ -132,6 +134,21 @@ class Saving(Best):
             self._between.interrupts = stop_on_signals(session, self._save_interrupted)
         session.cursor.stops = self._between
 
+    def _begin_folder(self, resumed: Path | None) -> None:
+        """Keep what an earlier run left in the folder apart, unless it is gone on from."""
+        root = Path(self._get_output_dir(self._trial)).resolve()
+        if resumed is not None and resumed.resolve().parent == root:
+            self._own_folders.add(root)
+        elif self.args.save_strategy != "no":
+            self._own_folder(root)
+
+    def _own_folder(self, root: Path) -> None:
+        """Make the folder this Trainer's own, the first time that a run of it saves there."""
+        if root.resolve() not in self._own_folders:
+            remove = bool(self.args.overwrite_output_dir)
+            clear_the_way(root, self._session.world, remove=remove)
+            self._own_folders.add(root.resolve())
+
     def _end_saving(self) -> None:
         """Wait for the last save, and give the signals back: no step is left to save after."""
         self._run.session.cursor.stops = None
@@ -145,6 +162,7 @@ class Saving(Best):
         state, store = self.state, self._store(trial)
         name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         self._between.finish()
+        self._own_folder(store.root)
         self._settle_best(store.root, coming=name)
         self._read_tokens()
         self.store_flos()
@@ -315,6 +333,8 @@ class Saving(Best):
         vars(here).update(vars(saved))
         if self.args.restore_callback_states_from_checkpoint:
             self.callback_handler.restore(saved.stateful_callbacks)
+        else:
+            self.callback_handler.take_up(saved.stateful_callbacks)
 
 
 def _leave_out_models(models: list[Any], weights: list[Any], folder: str) -> None:

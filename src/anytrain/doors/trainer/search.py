@@ -21,7 +21,8 @@ from anytrain.doors.trainer.outputs import (
     default_hp_space_optuna,
 )
 from anytrain.doors.trainer.reports import Reports
-from anytrain.doors.training_args.session import kept_session
+from anytrain.doors.training_args import session as sessions
+from anytrain.engine.assemble import current
 
 Space = Callable[[Any], dict[str, Any]]
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -41,6 +42,8 @@ class Search(Reports):
     objective: Any = None
     _trial: Any = None
     _args_before: dict[str, Any]
+    _asked: Any = None
+    _new_run: Callable[[], None]
 
     def hyperparameter_search(
         self,
@@ -71,6 +74,8 @@ class Search(Reports):
         finally:
             self._restore_args()
             self._trial = self.hp_search_backend = None
+            self._follow_arguments()
+            self._new_run()
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
         """Return a fresh model from `model_init`, which may take the trial."""
@@ -192,7 +197,17 @@ class Search(Reports):
             self._args_before.setdefault(name, getattr(self.args, name))
             setattr(self.args, name, suggested[name])
         self.args.check()
-        self._session = kept_session(self.args)  # another one, where a trial asks for bf16
+
+    def _follow_arguments(self) -> None:
+        """Open a session, and another one once the arguments ask for it: bf16, for example."""
+        asked, before = sessions.asked(self.args), self._asked
+        if asked == before:
+            return
+        if before is not None:
+            self.args.check()  # what was assigned since then, nobody has looked at yet
+        self._session, self._asked = sessions.open_session(self.args), asked
+        if before is not None:
+            current.take(self._session)
 
     def _restore_args(self) -> None:
         for name, value in self._args_before.items():

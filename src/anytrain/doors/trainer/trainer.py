@@ -38,11 +38,10 @@ from anytrain.doors.trainer.outputs import TrainOutput, has_length, speed_metric
 from anytrain.doors.trainer.recording import Recording
 from anytrain.doors.trainer.unlike import UnlikeTransformers
 from anytrain.doors.training_args import TrainingArguments
-from anytrain.doors.training_args.session import open_session, run_options
+from anytrain.doors.training_args.session import run_options
 from anytrain.engine import objective
 from anytrain.engine.assemble import current
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.assemble.session import Session
 from anytrain.engine.assemble.training import StepOptions, build_feed, build_step, count_items
 from anytrain.engine.checkpoint import Loaded
 from anytrain.engine.data.columns import can_return_loss, label_names
@@ -78,7 +77,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         self.model_init = preparing.one_model(model, model_init)
         preparing.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
         check_eval_sets(eval_dataset)
-        self._session: Session = open_session(self.args)
+        self._follow_arguments()
         preparing.set_precision_of_matmuls(self.args, self._session)
         self._new_run()
         self._memory = MemoryUse(self._session, off=self.args.skip_memory_metrics)
@@ -97,7 +96,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         self.is_in_train = False
         self.current_flos, self._flos_of = 0.0, {}
         self._began, self._tokens_before = time.time(), 0
-        self._kept_loaders, self._last_metrics = {}, {}
+        self._kept_loaders, self._last_metrics, self._own_folders = {}, {}, set()
         self.callback_handler = Callbacks(
             [DefaultFlowCallback, *(callbacks or [])],
             self.model,
@@ -161,9 +160,15 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         trial: Any = None,
         ignore_keys_for_eval: list[str] | None = None,
     ) -> TrainOutput:
-        """Train; with resume_from_checkpoint go on from a folder, or with True from the newest."""
+        """Train; with resume_from_checkpoint go on from a folder, or with True from the newest.
+
+        Without it a new run begins: checkpoints that another Trainer left in output_dir are moved
+        to output_dir/earlier-1 (with overwrite_output_dir: removed). A second train() of the same
+        Trainer leaves its own where they are, and replaces those of the same step.
+        """
         self._memory.start()
         self._hp_search_setup(trial)
+        self._follow_arguments()
         self._ignored_in_eval = ignore_keys_for_eval
         where = self._find_checkpoint(resume_from_checkpoint)
         self.is_in_train = True
@@ -177,6 +182,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
                 self._assemble(loader)
                 if where is not None:
                     self._resume(where, saved)
+                self._begin_folder(where)
                 return self._fit()
         finally:
             self.is_in_train = False

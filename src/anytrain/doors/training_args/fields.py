@@ -168,7 +168,7 @@ class Fields:
 
     ignore_data_skip: bool = option(False, "Resume at the start of the data.")
     restore_callback_states_from_checkpoint: bool = option(
-        False, "Give callbacks the state that the checkpoint holds."
+        False, "Make callbacks anew, with the arguments and the state that the checkpoint holds."
     )
 
     full_determinism: bool = option(False, "Use deterministic kernels only; slower.")

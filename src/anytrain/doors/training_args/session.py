@@ -76,21 +76,26 @@ def _accumulating(args: TrainingArguments, name: str) -> Any:
     return (config.gradient_accumulation_kwargs or {}).get(name)
 
 
+def asked(args: Any) -> tuple[Wishes, SessionOptions]:
+    """Return all that a session is opened by."""
+    return wishes(args), session_options(args)
+
+
 def open_session(args: Any) -> Session:
     """Open the session that the arguments ask for, and let them read their device from it.
 
     Each call opens one of its own: two runs share neither a loss scale nor a place in a loop.
     """
-    asked = (wishes(args), session_options(args))
-    opened = sessions.session(*asked)
-    args.__dict__["_opened"] = (asked, opened)
+    told = asked(args)
+    opened = sessions.session(*told)
+    args.__dict__["_opened"] = (told, opened)
     return opened
 
 
 def kept_session(args: Any) -> Session:
     """Return the session opened last, unless the arguments ask for another one by now."""
     kept = args.__dict__.get("_opened")
-    if kept is None or kept[0] != (wishes(args), session_options(args)):
+    if kept is None or kept[0] != asked(args):
         return open_session(args)
     opened: Session = kept[1]
     return opened

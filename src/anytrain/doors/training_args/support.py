@@ -39,7 +39,10 @@ _UNPATCHED = "drop it; apply Liger's kernels to the model yourself before you ha
 _SCRIPT = "`anytrain glue` reads it too; a trainer's methods do not look at it."
 
 NOTES: dict[str, Support] = {
-    "output_dir": works('Unset: "trainer_output".'),
+    "output_dir": works(
+        'Unset: "trainer_output". A run that does not resume moves checkpoints that an earlier one '
+        "left there to output_dir/earlier-1, and says so; overwrite_output_dir removes them."
+    ),
     "num_train_epochs": works("0 trains no step."),
     "max_steps": works("0 and below: num_train_epochs counts."),
     "optim": works(
@@ -91,6 +94,10 @@ NOTES: dict[str, Support] = {
     "do_eval": works(_SCRIPT + " Set by an eval_strategy."),
     "do_predict": works(_SCRIPT),
     "resume_from_checkpoint": works(_SCRIPT + " A folder, or true for the newest whole one."),
+    "restore_callback_states_from_checkpoint": works(
+        "Without it too, a callback that is made with the same arguments goes on from its saved "
+        "state (a count of early stopping), so that a resumed run is the uninterrupted one."
+    ),
     "local_rank": works("What is passed changes nothing: the launcher's LOCAL_RANK is shown here."),
     "on_nonfinite": works("anytrain's own: stop, skip or rewind."),
     "async_save": works("anytrain's own."),
