@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +14,7 @@ import torch
 from anytrain.core.errors import BadInput, Notice
 from anytrain.recipes.glue.arguments import ModelArguments, overrides
 from anytrain.recipes.glue.labels import Labels, adopt
+from anytrain.recipes.glue.network import cached_if_unreachable
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +90,10 @@ def _transformers() -> Any:
 
 def _from_hub(what: str, name: str | None, kind: Any, options: Mapping[str, Any]) -> Any:
     """Load one part, with the library's complaints put into our words."""
+    alone = nullcontext() if Path(str(name)).exists() else cached_if_unreachable()
     try:
-        return kind.from_pretrained(name, **options)
+        with alone:
+            return kind.from_pretrained(name, **options)
     except (OSError, ValueError, KeyError) as error:
         said = str(error).strip().split("\n")[0].rstrip(".")
         raise BadInput(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from anytrain.core.errors import BadInput
 from anytrain.recipes.glue.arguments import Job
+from anytrain.recipes.glue.network import cached_if_unreachable
 from anytrain.recipes.glue.read import read
 from anytrain.recipes.glue.table import Table
 from anytrain.recipes.glue.tasks import Split, Task
@@ -107,10 +109,12 @@ def _loaded(job: Job, name: str, part: str | None) -> Any:
         ) from None
     if (Path(name) / "dataset_dict.json").is_file():
         return datasets.load_from_disk(name)
+    alone = nullcontext() if Path(name).exists() else cached_if_unreachable()
     try:
-        return datasets.load_dataset(
-            name, part, cache_dir=job.model.cache_dir, token=job.model.token
-        )
+        with alone:
+            return datasets.load_dataset(
+                name, part, cache_dir=job.model.cache_dir, token=job.model.token
+            )
     except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         said = str(error).strip().split("\n")[0].rstrip(".")
         raise BadInput(
