@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from anytrain.core.errors import CheckpointError
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.doors.training_args.support import RUNNING
@@ -118,6 +119,48 @@ def test_weight_decay_spares_norms_and_biases(tmp_path: Path) -> None:
     assert decayed["weight_decay"] == 0.3
     assert len(spared["params"]) == 3
     assert spared["weight_decay"] == 0.0
+
+
+class Modes(torch.optim.SGD):
+    """Remembers the mode it was in at each step, as schedule-free optimizers have them."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.told: list[str] = []
+
+    def train(self) -> None:
+        self.told.append("train")
+
+    def eval(self) -> None:
+        self.told.append("eval")
+
+    def step(self, closure: Any = None) -> Any:
+        self.told.append("step")
+        return super().step(closure)
+
+
+def test_an_optimizer_with_modes_steps_in_training_mode(tmp_path: Path) -> None:
+    made = trainer(tmp_path, eval_strategy="steps", eval_steps=2, max_steps=4, save_strategy="no")
+    made.optimizer_cls_and_kwargs = (Modes, {"lr": 0.1})
+    made.eval_dataset = data()
+    made.train()
+    step = ["step", "step", "eval", "train"]
+    assert made.optimizer.told == ["train", *step, *step]
+    made.evaluate()
+    assert made.optimizer.told[-1] == "eval"
+
+
+def test_a_schedule_that_follows_an_unknown_metric_says_which_are_known(tmp_path: Path) -> None:
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "no"}
+    made = trainer(
+        tmp_path,
+        lr_scheduler_type="reduce_lr_on_plateau",
+        metric_for_best_model="accuracy",
+        **options,
+    )
+    made.eval_dataset = data()
+    with pytest.raises(CheckpointError, match=r"(?s)schedule follow 'eval_accuracy'.*eval_loss"):
+        made.train()
 
 
 def test_the_arguments_let_through_the_optimizers_that_are_built() -> None:

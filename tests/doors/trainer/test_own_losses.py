@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from anytrain.core.errors import BadType, Notice
+from anytrain.core.errors import BadInput, BadType, Notice
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
 
@@ -113,6 +113,30 @@ def test_labels_of_which_a_sample_has_several_are_not_softened(tmp_path: Path) -
         )
     assert trainer.label_smoother is None
     assert trainer.train().training_loss > 0
+
+
+class NamedY(Classes):
+    """Calls its labels y."""
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor | None = None) -> dict[str, Any]:  # type: ignore[override]
+        return super().forward(x, y)
+
+
+def test_labels_of_any_name_are_softened_or_refused(tmp_path: Path) -> None:
+    data = [{"x": row["x"], "y": row["labels"]} for row in samples()]
+    args = arguments(tmp_path, label_smoothing_factor=0.2)
+    plain = losses(Trainer(Classes(), args, train_dataset=samples()))
+    named = arguments(tmp_path, label_smoothing_factor=0.2, label_names=["y"])
+    assert losses(Trainer(NamedY(), named, train_dataset=data)) == pytest.approx(plain)
+    with pytest.raises(BadInput, match=r"(?s)labels of a batch are not known.*holds x, y"):
+        Trainer(NamedY(), args, train_dataset=data).train()
+
+
+def test_labels_that_are_no_classes_are_not_softened(tmp_path: Path) -> None:
+    args = arguments(tmp_path, label_smoothing_factor=0.2)
+    trainer = Trainer(Classes(), args, train_dataset=samples(several=True))
+    with pytest.raises(BadInput, match=r"(?s)label_smoothing_factor.*float32 values"):
+        trainer.train()
 
 
 def test_arguments_of_another_library_are_refused_with_the_import_to_change(tmp_path: Path) -> None:

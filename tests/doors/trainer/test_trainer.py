@@ -48,6 +48,17 @@ def test_it_says_what_is_missing(tmp_path: Path) -> None:
         build(tmp_path).train(resume_from_checkpoint=True)
 
 
+def test_a_training_without_a_batch_is_refused_or_told(tmp_path: Path) -> None:
+    rows = twins.points(3)
+    few = build(
+        tmp_path, train_dataset=rows, dataloader_drop_last=True, per_device_train_batch_size=4
+    )
+    with pytest.raises(BadInput, match="not one batch"):
+        few.train()
+    with pytest.warns(Notice, match="Nothing was trained: .* 5 steps before the end"):
+        build(tmp_path, train_dataset=twins.Stream([]), max_steps=5).train()
+
+
 def test_optimizers_that_would_train_another_model_are_refused(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(twins.regression().parameters(), lr=0.1)
     with pytest.raises(BadInput, match="optimizers= with model_init="):
