@@ -91,6 +91,39 @@ def test_nothing_is_read_between_two_log_points(
     assert found == []
 
 
+@pytest.mark.parametrize("model", [twins.regression, twins.bert])
+def test_no_number_is_copied_to_the_device_between_two_log_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model: Any
+) -> None:
+    steps, found = Steps(), []
+
+    def watched(name: str) -> Any:
+        original = getattr(torch, name)
+
+        def make(value: Any, *args: Any, **more: Any) -> Any:
+            place = sys._getframe(1).f_code.co_filename.replace("\\", "/")
+            if steps.is_inside and HOUSE in place and more.get("device") is not None:
+                found.append(f"{name} in {place}, of a {type(value).__name__}")
+            return original(value, *args, **more)
+
+        return make
+
+    for name in ("tensor", "as_tensor"):  # each copies from memory that is not pinned, and waits
+        monkeypatch.setattr(torch, name, watched(name))
+    twins.train(
+        twins.OURS,
+        tmp_path,
+        model=model,
+        train_dataset=twins.points(40) if model is twins.regression else twins.sentences(40),
+        logging_steps=5,
+        gradient_accumulation_steps=2,
+        include_num_input_tokens_seen="all",
+        callbacks=[steps],
+    )
+    assert steps.step >= 10
+    assert found == []
+
+
 def test_the_watch_sees_a_read(tmp_path: Path, reads: Any) -> None:
     steps, found = reads
     trainer = twins.build(
