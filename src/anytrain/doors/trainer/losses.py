@@ -14,6 +14,7 @@ from anytrain.doors.trainer import older, preparing
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine import objective
+from anytrain.engine.step.update import Micro
 
 
 class Losses(Reports):
@@ -32,10 +33,15 @@ class Losses(Reports):
     _items_now: torch.Tensor | int | None = None
     """The step's items, while a training_step runs that takes none."""
 
+    def _micro(self) -> Micro:
+        """Return what trains on a micro-batch: training_step, in the form it has."""
+        knows = objective.takes(self.training_step, "num_items_in_batch")
+        return self.training_step if knows else self._train_micro
+
     def _train_micro(
         self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None
     ) -> torch.Tensor:
-        """Run training_step in the form it has; without items of its own, it finds the step's."""
+        """Run an older training_step: it takes no items, and finds the step's by itself."""
         self._items_now = num_items_in_batch
         try:
             loss: torch.Tensor = older.call(self.training_step, model, inputs, num_items_in_batch)

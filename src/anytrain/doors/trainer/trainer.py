@@ -236,7 +236,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         self._step = build_step(
             run,
             self.model_wrapped,
-            self._train_micro,
+            self._micro(),
             StepOptions(args.max_grad_norm, args.on_nonfinite != "skip", args.auto_find_batch_size),
             count=count,
             tell=self._tell if handler.looks_inside() else None,
