@@ -79,8 +79,9 @@ class Strict(TrainerCallback):
             self.num_watched += 1
 
     def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
-        """Let a log point, an evaluation or a save wait."""
-        if control.should_log or control.should_evaluate or control.should_save:
+        """Let a log point, an evaluation, a save or the end wait."""
+        ended = state.global_step >= state.max_steps
+        if ended or control.should_log or control.should_evaluate or control.should_save:
             torch.cuda.set_sync_debug_mode("default")
 
 
