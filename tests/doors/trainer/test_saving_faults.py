@@ -13,6 +13,7 @@ from anytrain.core.errors import Notice
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer.saving import disk_errors
 from equivalence import twins
+from launching import launch
 
 # The guard tells of the first update that it leaves out; what follows is what is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:An update was skipped")
@@ -188,3 +189,43 @@ def test_a_rewind_takes_adapters_back(tmp_path: Path) -> None:
             save_steps=2,
         )
     assert ran.output.global_step == 6
+
+
+RANKS = """
+import errno, os, sys, warnings
+from pathlib import Path
+sys.path.insert(0, sys.argv[2])
+from equivalence import twins
+
+class Fails:
+    saves = 0
+
+    def save_pretrained(self, folder):
+        Fails.saves += 1
+        if Fails.saves in (2, 3):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+def own(kind):
+    class Own(kind):
+        def _save(self, output_dir=None, state_dict=None):
+            super()._save(output_dir, state_dict)
+            (Path(output_dir) / "own.txt").write_text("own")
+    return Own
+
+from anytrain.engine.data.collate import collate
+warnings.simplefilter("ignore")
+trainer = twins.build(
+    twins.OURS, sys.argv[1], kind=own, model=twins.regression(), train_dataset=twins.points(24),
+    processing_class=Fails(), data_collator=collate, save_strategy="steps",
+    save_steps=1, num_train_epochs=1, async_save=False,
+)
+trainer.train()
+"""
+
+
+@pytest.mark.full
+def test_a_file_that_one_rank_cannot_write_fails_the_save_on_all(tmp_path: Path) -> None:
+    launch(RANKS, 2, tmp_path, Path(__file__).parents[2], timeout=100)
+    # The tokenizer is written with a subclass's files and again beside them.
+    assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3"]
+    assert (tmp_path / "checkpoint-3" / "own.txt").read_text() == "own"
