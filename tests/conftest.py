@@ -37,6 +37,18 @@ def _random_state_put_back() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
+def _transformers_as_loud_as_before() -> Iterator[None]:
+    # Its TrainingArguments' own defaults follow how much it is told to say.
+    before = sys.modules.get("transformers.utils.logging")
+    level = None if before is None else before.get_verbosity()
+    yield
+    logs = sys.modules.get("transformers.utils.logging")
+    if logs is not None:
+        logs.set_verbosity(logs.WARNING if level is None else level)
+        logs.enable_progress_bar()
+
+
+@pytest.fixture(autouse=True)
 def _no_run_left_behind() -> Iterator[None]:
     yield
     current = sys.modules.get("anytrain.engine.assemble.current")
