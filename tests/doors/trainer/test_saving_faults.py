@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from anytrain.core.errors import Notice
+from anytrain import Accelerator
+from anytrain.core.errors import CheckpointError, Notice
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer.saving import disk_errors
 from equivalence import twins
@@ -229,3 +230,15 @@ def test_a_file_that_one_rank_cannot_write_fails_the_save_on_all(tmp_path: Path)
     # The tokenizer is written with a subclass's files and again beside them.
     assert sorted(path.name for path in tmp_path.glob("checkpoint-*")) == ["checkpoint-3"]
     assert (tmp_path / "checkpoint-3" / "own.txt").read_text() == "own"
+
+
+def test_a_checkpoint_of_an_accelerator_is_refused_with_its_reason(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path)
+    accelerator.prepare(twins.regression())
+    folder = accelerator.save_state(tmp_path / "state")
+    accelerator.end_training()
+    trainer = twins.build(
+        twins.OURS, tmp_path / "out", model=twins.regression(), train_dataset=twins.points(8)
+    )
+    with pytest.raises(CheckpointError, match="no Trainer wrote it"):
+        trainer.train(resume_from_checkpoint=folder)

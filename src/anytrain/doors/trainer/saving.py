@@ -279,6 +279,13 @@ class Saving(Best):
                 "the data are not known.",
                 fix="load the model from this folder, and begin a new training with it.",
             )
+        if "registered" not in loaded.part_names or "progress" not in loaded.part("registered"):
+            raise CheckpointError(
+                f"Cannot go on from {path}: no Trainer wrote it.",
+                why="it holds no position of a Trainer's loop; Accelerator.save_state may have "
+                "made it.",
+                fix="load it where it was saved, or load its model and begin a new training.",
+            )
         return loaded
 
     def _resume(self, path: Path, loaded: checkpoint.Loaded | None) -> None:

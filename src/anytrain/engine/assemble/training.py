@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,7 +48,9 @@ def build_step(
     parts: dict[str, Any] = {
         "model": model,
         "micro": micro,
-        "no_sync": session.world.no_sync,
+        "no_sync": _shared_each_batch
+        if session.cursor.accumulation.sync_each_batch
+        else session.world.no_sync,
         "clip": Clip(optimizer, options.max_grad_norm),
         "optimizer": optimizer,
         "schedulers": tuple(s for s in run.schedulers if not follows_metric(s)),
@@ -149,6 +152,11 @@ def build_feed(
         return (cut, True) if num_own else (batch, False)
 
     return Feed(loader, num_micro, count, own)
+
+
+def _shared_each_batch(model: nn.Module) -> AbstractContextManager[None]:
+    """Let every micro-batch's gradients be averaged at once: less memory, more traffic."""
+    return nullcontext()
 
 
 def keep_rng(run: Run) -> Callable[[], None]:
