@@ -163,7 +163,7 @@ def test_what_can_work_is_accepted(given: dict[str, Any]) -> None:
         {"liger_kernel_config": {"rope": True}},
         {"optim_target_modules": ["attn"]},
     ],
-    ids=str,
+    ids=lambda given: ", ".join(given),
 )
 def test_an_engine_that_is_not_here_is_refused(given: dict[str, Any]) -> None:
     with pytest.raises(Unsupported):

@@ -43,6 +43,15 @@ def test_a_difference_is_named_by_its_path(one: Any, other: Any, said: str) -> N
     assert told(one, other) == [said]
 
 
+def test_what_a_history_tells_of_the_clock_and_its_folder_is_no_difference() -> None:
+    def state(seconds: float, folder: str, loss: float) -> dict[str, Any]:
+        history = [{"eval_loss": loss, "eval_runtime": seconds, "eval_steps_per_second": seconds}]
+        return {"log_history": history, "best_model_checkpoint": f"{folder}/checkpoint-5"}
+
+    assert told(state(1.0, "/one", 0.5), state(2.0, "/other", 0.5)) == []
+    assert told(state(1.0, "/one", 0.5), state(1.0, "/one", 0.6)) != []
+
+
 def test_a_tensor_says_how_many_values_and_where_first() -> None:
     one, other = torch.zeros(64, 64), torch.zeros(64, 64)
     other[0, 5], other[3, 3], other[63, 0] = 0.5, 1, 2

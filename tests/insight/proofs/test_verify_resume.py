@@ -121,3 +121,41 @@ def test_many_kills_of_a_script_that_resumes_exactly(tmp_path: Path, seed: int) 
 def test_a_part_that_is_saved_and_not_loaded_is_caught(tmp_path: Path) -> None:
     verdict = proof(tmp_path, "moment")
     assert not verdict.is_equal and verdict.is_reproducible
+
+
+TRAINER = """
+import sys
+import torch
+from torch import nn
+from anytrain import Trainer, TrainingArguments, get_last_checkpoint
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 2))
+
+    def forward(self, x, labels=None):
+        logits = self.layers(x)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+torch.manual_seed(0)
+rows = [{"x": torch.randn(8), "labels": i % 2} for i in range(128)]
+asked = TrainingArguments(
+    sys.argv[1], per_device_train_batch_size=4, num_train_epochs=2, save_steps=5, logging_steps=3,
+    eval_strategy="steps", eval_steps=5, load_best_model_at_end=True, use_cpu=True,
+)
+trainer = Trainer(Net(), asked, train_dataset=rows, eval_dataset=rows[:20])
+trainer.train(resume_from_checkpoint=get_last_checkpoint(sys.argv[1]))
+trainer.save_model()
+"""
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("num_processes", [None, 2])
+def test_a_script_with_a_trainer_resumes_exactly(tmp_path: Path, num_processes: int | None) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINER)
+    job = Script(str(script), ("{project}",), num_processes=num_processes)
+    assert verify_resume(job, tmp_path / "work", kills=2, seed=0).is_equal

@@ -165,7 +165,7 @@ def _readable(name: str, value: Any) -> Any:
 
 
 def get_last_checkpoint(folder: str | Path) -> str | None:
-    """Return the checkpoint-<step> folder with the highest step that is whole.
+    """Return the checkpoint-<step> folder with the highest step that is whole; None without one.
 
     A newer one that is damaged is passed over, with a notice that names the file. A folder
     that another Trainer wrote has no manifest to check and is taken as it is.
@@ -184,7 +184,7 @@ def get_last_checkpoint(folder: str | Path) -> str | None:
 
 
 def _checkpoints(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
-    for path in folder.iterdir():
+    for path in folder.iterdir() if folder.is_dir() else ():
         match = _CHECKPOINT.fullmatch(path.name)
         if match and path.is_dir():
             yield path, match

@@ -15,6 +15,9 @@ from anytrain.insight.proofs.parameters import parameter_names
 
 Path = tuple[Any, ...]
 InWords = Callable[[Path], str]
+# What a Trainer's history tells of the clock, and where its folder lay: no part of the training.
+_OF_THE_CLOCK = ("_runtime", "_per_second")
+_OF_THE_PLACE = ("best_model_checkpoint",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +123,12 @@ def _mappings_differ(
     one: Mapping[Any, Any], other: Mapping[Any, Any], path: Path
 ) -> Iterator[tuple[Path, str]]:
     for key in one:
-        if key in other:
+        if str(key).endswith(_OF_THE_CLOCK):
+            continue
+        if key in _OF_THE_PLACE and one[key] and other.get(key):
+            a, b = (str(state[key]).rstrip("/").rpartition("/")[2] for state in (one, other))
+            yield from differences(a, b, (*path, key))
+        elif key in other:
             yield from differences(one[key], other[key], (*path, key))
         else:
             yield (*path, key), "is missing in the second"

@@ -34,7 +34,7 @@ def read_losses(folder: Path) -> Curves:
     """Return what was logged below a folder under names with "loss" in them."""
     curves: Curves = defaultdict(lambda: defaultdict(list))
     for row in _rows(folder):
-        step = _number(row.get("_step"))
+        step = _number(row.get("_step", row.get("step")))
         for name, value in row.items():
             loss = _number(value) if "loss" in name.lower() else None
             if step is not None and loss is not None:

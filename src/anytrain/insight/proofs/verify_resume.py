@@ -18,6 +18,9 @@ from anytrain.insight.proofs.artifacts import compare_artifacts
 from anytrain.insight.proofs.compare import Difference, Part, compare_checkpoints
 from anytrain.insight.proofs.lives import Commit, Script, Trial, last_lines
 
+# A Trainer's files that name its folder or the time; what they hold besides is in other parts.
+_TELL_THE_TIME = ("registered.json", "trainer_state.json", "training_args.json")
+
 
 @dataclass(slots=True)
 class Verdict:
@@ -167,7 +170,11 @@ def _first_unlike(one: Sequence[Commit], other: Sequence[Commit]) -> tuple[int, 
         files = mine.get((commit.name, commit.manifest.step))
         if files is not None:
             theirs = commit.manifest.files
-            unlike = sorted(name for name in files if theirs.get(name) != files[name])
+            unlike = sorted(
+                name
+                for name in files
+                if name not in _TELL_THE_TIME and theirs.get(name) != files[name]
+            )
             if unlike:
                 return commit.manifest.step, ", ".join(unlike)
     return None
