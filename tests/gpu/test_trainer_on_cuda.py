@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from anytrain.core.errors import NotFinite
+from anytrain.core.errors import NotFinite, Notice
 from anytrain.doors.callbacks import TrainerCallback
 from equivalence import twins
 
@@ -225,3 +225,50 @@ def test_evaluation_and_prediction_are_those_of_the_cpu(tmp_path: Path) -> None:
         rtol=1e-3,
         atol=1e-4,
     )
+
+
+class Wide(torch.nn.Module):
+    """A model whose activations take about 270 MB a 1,024 rows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        layers = [
+            torch.nn.Sequential(torch.nn.Linear(4096, 4096), torch.nn.GELU()) for _ in "12345678"
+        ]
+        self.layers = torch.nn.Sequential(*layers)
+        self.head = torch.nn.Linear(4096, 1)
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.head(self.layers(x.expand(-1, 4096) * 1.0)).squeeze(-1)
+        return {"loss": (logits - labels).square().mean(), "logits": logits}
+
+
+def test_a_batch_that_does_not_fit_is_computed_in_parts(tmp_path: Path) -> None:
+    def run(folder: str) -> twins.Ran:
+        rows = [{"x": [float(n % 7)], "labels": float(n % 3)} for n in range(16384)]
+        return twins.train(
+            twins.OURS,
+            tmp_path / folder,
+            model=Wide,
+            train_dataset=rows,
+            per_device_train_batch_size=8192,
+            learning_rate=1e-4,
+            num_train_epochs=2,
+            auto_find_batch_size=True,
+            use_cpu=False,
+        )
+
+    whole = run("whole")
+    del whole.trainer.model, whole.trainer.optimizer
+    gib = 2**30
+    total = torch.cuda.mem_get_info()[1]
+    torch.cuda.empty_cache()
+    # Weights, gradients and moments of 134 million parameters are 2 GiB; the rest is too little.
+    torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_allocated() + 2.6 * gib) / total)
+    try:
+        with pytest.warns(Notice, match="does not fit the memory"):
+            cut = run("cut")
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    twins.assert_same_history(cut.history, whole.history, rtol=1e-3)
