@@ -28,6 +28,7 @@ _NOT_INHERITED = (
     "MASTER_PORT",
     "PYTHONUNBUFFERED",
 )
+_WHOLE_LINES = Path(__file__).parent / "whole_lines"
 _OURS = ("ANYTRAIN_", "ACCELERATE_", "SLURM_", "TORCHELASTIC_")
 
 
@@ -41,7 +42,8 @@ def launch(
 ) -> subprocess.CompletedProcess[str]:
     """Run the script's text under torch's own launcher, with `nprocs` CPU processes."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(nprocs)]
-    return _run(launcher, script, args, env, timeout, check)
+    path = os.pathsep.join(filter(None, [str(_WHOLE_LINES), os.environ.get("PYTHONPATH")]))
+    return _run(launcher, script, args, {"PYTHONPATH": path, **(env or {})}, timeout, check)
 
 
 def run_script(
