@@ -6,10 +6,13 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 
+from anytrain.machine.processes.pulse import Pulse
+from anytrain.machine.processes.watch import Watch
 from launching import child_environment
 
 RANK = """
@@ -197,3 +200,21 @@ def test_ranks_end_with_the_launcher_they_talked_to(tmp_path):
     launcher.kill()
     _, err = launcher.communicate(timeout=20)
     assert "rank 0 ends: its launcher is gone" in err
+
+
+def test_leaving_waits_for_a_connection_that_is_still_being_opened():
+    opened = []
+
+    class SlowToOpen:
+        def post(self, key, value):
+            if not opened:
+                time.sleep(3.0)
+            opened.append(value)
+
+        def read_all(self, keys):
+            return [None for _ in keys]
+
+    watch = Watch(Pulse(0, None), SlowToOpen(), 2, 1.5, store_rank=None)
+    watch.leave()
+    assert not any(thread.name == "anytrain-beat" for thread in threading.enumerate())
+    assert len(opened) == 2  # the first beat, and the goodbye

@@ -27,6 +27,8 @@ from anytrain.machine.processes.pulse import Beat, Pulse, read_beat
 
 RESUME = "start the same command again; a script that calls load_state continues from its last save"
 _BUSY_CPU_S = 0.2
+_OPENING_S = 30.0
+"""How long opening the store may take: it asks for the names of hosts."""
 _STDLIB = os.path.dirname(os.__file__)
 _OURS = str(Path(__file__).parents[2])
 
@@ -78,11 +80,11 @@ class Watch:
 
     def leave(self) -> None:
         """Say goodbye, so that the others take silence for what it is."""
-        if self._stop.is_set():
-            return
+        hushed = self._stop.is_set()
         self._stop.set()
-        self._threads[0].join(self._tick_s + 1)
-        if self._lost or self._threads[0].is_alive():
+        # A thread inside the store's native code when the interpreter goes down aborts the process.
+        self._threads[0].join(_OPENING_S)
+        if hushed or self._lost or self._threads[0].is_alive():
             return
         try:
             self._post(left=True)
