@@ -64,6 +64,8 @@ class Plan:
     step: Choice
     accumulation: Choice
     guard: Choice
+    shapes: Choice = Choice("any", "default: batches keep the shapes they come in")
+    workers: Choice = Choice("as asked", "default: the loader's own number")
 
     @property
     def precision_is_free(self) -> bool:
@@ -73,6 +75,17 @@ class Plan:
     def reasons(self) -> Mapping[str, Choice]:
         """Return the choices by name, in the order they were made."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+
+@dataclass(frozen=True, slots=True)
+class Revision:
+    """A choice that moved inside the plan once the run had learnt something."""
+
+    choice: str
+    value: str
+    because: str
+    step: int
+    """Optimizer steps done when it moved."""
 
 
 def wish(value: object, source: str) -> Wish | None:

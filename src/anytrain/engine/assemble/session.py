@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,15 @@ from anytrain.core import environment
 from anytrain.core.environment import Environment
 from anytrain.core.errors import BadInput
 from anytrain.core.facts import JobFacts
-from anytrain.core.plan import Plan, Wishes, check_precision, resolve, whole_number
+from anytrain.core.plan import (
+    Choice,
+    Plan,
+    Revision,
+    Wishes,
+    check_precision,
+    resolve,
+    whole_number,
+)
 from anytrain.engine import precision as precisions
 from anytrain.engine.assemble.uncaught import explain_uncaught
 from anytrain.engine.precision import Precision
@@ -46,6 +54,13 @@ class Session:
     precision: Precision
     cursor: Cursor = field(compare=False)
     environment: Environment
+    revisions: list[Revision] = field(default_factory=list)
+
+    def revise(self, choice: str, value: str, because: str, step: int = 0) -> None:
+        """Move one of the plan's choices, and keep a record of it; the same again is no news."""
+        if getattr(self.plan, choice) != (moved := Choice(value, because)):
+            self.plan = replace(self.plan, **{choice: moved})
+            self.revisions.append(Revision(choice, value, because, step))
 
 
 def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
