@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from anytrain.core import environment
+from anytrain.core.clock import Ledger
 from anytrain.core.environment import Environment
 from anytrain.core.errors import BadInput
 from anytrain.core.facts import JobFacts
@@ -55,6 +56,7 @@ class Session:
     cursor: Cursor = field(compare=False)
     environment: Environment
     revisions: list[Revision] = field(default_factory=list)
+    ledger: Ledger = field(default_factory=Ledger, compare=False)
 
     def revise(self, choice: str, value: str, because: str, step: int = 0) -> None:
         """Move one of the plan's choices, and keep a record of it; the same again is no news."""
