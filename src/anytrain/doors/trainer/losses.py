@@ -26,7 +26,6 @@ class Losses(Reports):
     _smoothing: float
     _shifts: bool
     _prepare_inputs: Callable[[Any], Any]
-    _count_inputs: Callable[[Any], None]
     loss_is_scaled_for_ga: bool | None = None
     """Whether an overridden compute_loss returns its share of the step's mean; None finds out."""
 
@@ -56,7 +55,6 @@ class Losses(Reports):
         if num_items_in_batch is None:
             num_items_in_batch = self._items_now
         inputs = self._prepare_inputs(inputs)
-        self._count_inputs(inputs)
         own = self._own_items(inputs) if num_items_in_batch is not None else 1
         with self.compute_loss_context_manager():
             items: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}

@@ -31,20 +31,22 @@ class NonFinite(Saving):
 
     model_wrapped: nn.Module
     _train_micro: Callable[..., Any]
+    _count_inputs: Callable[[tuple[Any, ...]], None]
     _step: Update
     _kept: deque[tuple[int, int, int, Callable[[], None]]]
     _num_rewinds: int
 
     def _remembering(self, step: Update) -> Callable[[Any], StepOutput]:
-        """Return the step, with what its replay needs taken down first."""
+        """Return the step, its inputs counted, with what its replay needs taken down first."""
         self._kept = deque(maxlen=2_000)  # each holds 5 kB: torch's generator
         self._num_rewinds = 0
-        if self.args.on_nonfinite == "skip":
-            return step
+        replays = self.args.on_nonfinite != "skip"
 
         def remembered(batch: Any) -> StepOutput:
-            told = (self._progress.step, batch.first, len(batch.micro), keep_rng(self._run))
-            self._kept.append(told)
+            self._count_inputs(batch.micro)
+            if replays:
+                told = (self._progress.step, batch.first, len(batch.micro), keep_rng(self._run))
+                self._kept.append(told)
             return step(batch)
 
         return remembered

@@ -160,17 +160,21 @@ class Recording(Reports):
         self.state.total_flos += sum(self._session.world.gather_object(self.current_flos))
         self.current_flos = 0.0
 
-    def _count_inputs(self, batch: Any) -> None:
-        """Count operations by shapes and tokens on the device: nobody waits."""
+    def _count_inputs(self, micro: tuple[Any, ...]) -> None:
+        """Count a step's operations by shapes, and its tokens on the device: nobody waits."""
         name = getattr(self.model, "main_input_name", "input_ids")
-        main = batch.get(name) if isinstance(batch, Mapping) else None
-        key = tuple(main.shape) if isinstance(main, torch.Tensor) else None
-        if key not in self._flos_of:
-            self._flos_of[key] = self.floating_point_ops(batch)
-        self.current_flos += self._flos_of[key]
+        counts_tokens = self.args.include_num_input_tokens_seen != "no"
+        for batch in micro:
+            main = batch.get(name) if isinstance(batch, Mapping) else None
+            key = main.shape if isinstance(main, torch.Tensor) else None
+            if key not in self._flos_of:
+                self._flos_of[key] = self.floating_point_ops(batch)
+            self.current_flos += self._flos_of[key]
+            if counts_tokens and isinstance(main, torch.Tensor):
+                self._count_tokens(batch, main)
+
+    def _count_tokens(self, batch: Any, main: torch.Tensor) -> None:
         asked = self.args.include_num_input_tokens_seen
-        if asked == "no" or not isinstance(main, torch.Tensor):
-            return
         mask = batch.get("attention_mask")
         padding = getattr(self.processing_class, "pad_token_id", None)
         if asked == "non_padding" and isinstance(mask, torch.Tensor):
