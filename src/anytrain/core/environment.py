@@ -12,6 +12,7 @@ import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from anytrain.core.errors import BadInput
 from anytrain.core.plan import Choice, Wish, Wishes
@@ -98,6 +99,15 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
 def variable(name: str) -> str | None:
     """Return one variable that another library reads; None where it is not set."""
     return os.environ.get(name)
+
+
+def cache_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Return where things are kept that can be made again: ANYTRAIN_CACHE, or the user's own."""
+    env = os.environ if environ is None else environ
+    if env.get("ANYTRAIN_CACHE"):
+        return Path(env["ANYTRAIN_CACHE"]).expanduser()
+    shared = env.get("XDG_CACHE_HOME")
+    return Path(shared or os.path.expanduser("~/.cache")) / "anytrain"
 
 
 def relevant(environ: Mapping[str, str] | None = None) -> dict[str, str]:
