@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-_FIRST_ROOM = 256
+_ROOM = 8192
+"""Positions that the table holds; it is written round and round, so that it never moves."""
 
 
 class DeviceRate:
@@ -35,7 +36,7 @@ class DeviceRate:
         self._advance = advance
         self._host = [float(group["lr"]) for group in optimizer.param_groups]
         self._rates = [torch.tensor(rate, device=device) for rate in self._host]
-        self._table = torch.zeros(len(self._host), _FIRST_ROOM, device=device)
+        self._table = torch.zeros(len(self._host), _ROOM, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self._calls = 0
         self._start()
@@ -51,10 +52,15 @@ class DeviceRate:
 
     def step(self, skipped: torch.Tensor) -> None:
         """Move one position, unless the update was skipped; nobody waits."""
-        self._walk_host()
+        self.walk()
+        self.follow(skipped)
+
+    def follow(self, skipped: torch.Tensor) -> None:
+        """Move the device's position, unless the update was skipped; a graph may record this."""
         self._position += 1 - skipped.to(torch.int64)
+        place = self._position.remainder(_ROOM)
         for group, rate in enumerate(self._rates):
-            rate.copy_(self._table[group].index_select(0, self._position).squeeze(0))
+            rate.copy_(self._table[group].index_select(0, place).squeeze(0))
 
     def settle(self) -> None:
         """Bring the host's scheduler to where the device is; waits for the device."""
@@ -65,7 +71,7 @@ class DeviceRate:
         self._scheduler.load_state_dict(copy.deepcopy(self._first))
         self._calls = 0
         for _ in range(true):
-            self._walk_host()
+            self.walk()
 
     def restore(self, load: Callable[[], None]) -> None:
         """Let `load` put the scheduler and the optimizer somewhere else, and count from there."""
@@ -76,7 +82,8 @@ class DeviceRate:
             rate.fill_(value)
         self._hand_over()
 
-    def _walk_host(self) -> None:
+    def walk(self) -> None:
+        """Run the host's schedule one position ahead, before the device may follow."""
         groups = self._optimizer.param_groups
         for group, rate in zip(groups, self._host, strict=True):
             group["lr"] = rate
@@ -87,10 +94,8 @@ class DeviceRate:
         self._hand_over()
 
     def _write(self, position: int) -> None:
-        if position >= self._table.shape[1]:
-            self._table = torch.cat([self._table, torch.zeros_like(self._table)], dim=1)
         for group, rate in enumerate(self._host):
-            self._table[group, position].fill_(rate)
+            self._table[group, position % _ROOM].fill_(rate)
 
     def _hand_over(self) -> None:
         for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):

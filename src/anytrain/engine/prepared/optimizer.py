@@ -27,13 +27,16 @@ class PreparedOptimizer(Optimizer):
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update, if this batch ends an accumulated step and the gradient is finite."""
-        cursor = self._cursor
-        if not cursor.sync:
+        if not self._cursor.sync:
             return None
         result = self.guard.update(self.optimizer, closure)
-        cursor.updates += 1
-        self._world.mark(cursor.updates, "between steps")
+        self.count_update()
         return result
+
+    def count_update(self) -> None:
+        """Note that an update is through, for the loop and for the other ranks."""
+        self._cursor.updates += 1
+        self._world.mark(self._cursor.updates, "between steps")
 
     def belongs_to(self, cursor: Cursor) -> bool:
         """Whether it follows this run's loop."""

@@ -55,6 +55,21 @@ class PreparedScheduler:
                     return
             self._advance(*args, **kwargs)
 
+    @property
+    def follows_device(self) -> bool:
+        """Whether a step has two halves: the host walks ahead, the device follows."""
+        return self._rate is not None
+
+    def walk(self) -> None:
+        """Take the host's half of a step that the device follows."""
+        assert self._rate is not None
+        self._rate.walk()
+
+    def follow(self) -> None:
+        """Take the device's half of a step: nothing of it happens on the host."""
+        assert self._rate is not None
+        self._rate.follow(self.optimizers[0].guard.skipped)
+
     def _advance(self, *args: Any, **kwargs: Any) -> None:
         scheduler = self.scheduler
         for _ in range(self._positions):

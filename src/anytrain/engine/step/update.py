@@ -52,13 +52,17 @@ class Latch:
     held: torch.Tensor | None = None
 
     def close(self, bad: torch.Tensor) -> None:
-        """Hold from here on if the step was bad."""
+        """Hold from here on if the step was bad; in place, so that a recording finds it again."""
         held = torch.where(bad > 0, float("inf"), 0.0)
-        self.held = held if self.held is None else torch.maximum(self.held, held)
+        if self.held is None:
+            self.held = held
+        else:
+            torch.maximum(self.held, held, out=self.held)
 
     def open(self) -> None:
         """Let updates through again."""
-        self.held = None
+        if self.held is not None:
+            self.held.zero_()
 
 
 @dataclass(slots=True)
@@ -84,17 +88,25 @@ class Update:
         if self.latch is not None and self.latch.held is not None:
             self.optimizer.guard.veto(self.latch.held)
         self._told("pre_optimizer_step")
-        self.optimizer.step()
+        self.update()
         self._told("optimizer_step")
         rate = self.optimizer.param_groups[0]["lr"]
         rate = rate.clone() if isinstance(rate, torch.Tensor) else rate
-        for scheduler in self.schedulers:
-            scheduler.step()
+        self.schedule()
         self.optimizer.zero_grad()
         bad = self.judge.verdict()
         if self.latch is not None:
             self.latch.close(bad)
         return StepOutput(loss, norm, rate, bad)
+
+    def update(self) -> None:
+        """Update the weights."""
+        self.optimizer.step()
+
+    def schedule(self) -> None:
+        """Move the learning rates on."""
+        for scheduler in self.schedulers:
+            scheduler.step()
 
     def _gradients(self, batch: Any) -> torch.Tensor:
         *early, (last, last_items) = batch.weighed(batch.num_items)
