@@ -52,6 +52,9 @@ class Diary:
     def log(self) -> None:
         self.told.append("log")
 
+    def settle(self) -> None:
+        pass
+
     def evaluate(self) -> Requests:
         self.told.append("evaluate")
         return self.after.get("evaluate", frozenset())

@@ -1,34 +1,44 @@
 """The time ledger: where a run's wall time goes.
 
 At each moment exactly one entry is running, so the entries add up to the wall time. A span inside
-another one takes its time off the outer one. Time outside any span is the rest: "other", until the
-ledger is told a better name. A ledger is written by one thread; what other threads do costs the
-run nothing until somebody waits for it.
+another one takes its time off the outer one, but for an evaluation or a save: what happens in
+these is theirs. Time outside any span is the rest: "start" at first, then "other", or whatever
+the ledger is told. A ledger is written by one thread; what other threads do costs the run nothing
+until somebody waits for it.
 """
 
 from __future__ import annotations
 
+import sys
+import time
 from time import perf_counter
 from types import TracebackType
 
 NAMES = ("start", "data", "transfer", "step", "wait", "evaluate", "save", "record", "other")
 """What the entries mean, in the order they are shown.
 
-start: from the start of the process to the first step. data: waiting for the next batch.
-transfer: host to device. step: computing. wait: the host waits for the device, which belongs to
-the step. record: compiling, or recording a graph. other: the rest.
+start: from the start of the process to the loop. data: waiting for the next batch. transfer: host
+to device. step: computing. wait: the host waits for the device, which belongs to the step.
+record: compiling, or recording a graph. other: the rest, such as callbacks.
 """
+OUTSIDE = "outside"
+"""The time after a training, which is the user's own: it is in no share."""
+_WHOLE = ("evaluate", "save")
+_runs: list[None] = []
+"""One for each run that this process has begun."""
 
 
 class Span:
     """One entry of a ledger; use it with `with`, as often as you like."""
 
-    __slots__ = ("_before", "_ledger", "name", "seconds", "uses")
+    __slots__ = ("_before", "_ledger", "is_whole", "name", "seconds", "uses")
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         self._ledger = ledger
         self._before = 0.0
         self.name = name
+        self.is_whole = name in _WHOLE
+        """Whether spans inside it are part of it."""
         self.seconds = 0.0
         """Time of the uses that are over, and of the running one up to its last interruption."""
         self.uses = 0
@@ -43,7 +53,9 @@ class Span:
         running, now = ledger.running, perf_counter()
         running.seconds += now - ledger.since
         ledger.outer.append(running)
-        ledger.running, ledger.since = self, now
+        ledger.since = now
+        if not running.is_whole:
+            ledger.running = self
         self._before = self.seconds
         self.uses += 1
 
@@ -55,7 +67,7 @@ class Span:
     ) -> None:
         ledger = self._ledger
         now = perf_counter()
-        self.seconds += now - ledger.since
+        ledger.running.seconds += now - ledger.since
         ledger.running, ledger.since = ledger.outer.pop(), now
 
 
@@ -68,13 +80,26 @@ class Ledger:
         self._spans: dict[str, Span] = {}
         self.outer: list[Span] = []
         """What runs on when the running span is over, the innermost last."""
-        self.running = self.span("other")
+        self.running = self.span("start")
         self.since = perf_counter()
+        """When the running span began, or was last looked at."""
         self.hidden = 0.0
         """Seconds of waiting that cost nothing, because the device was still busy."""
 
     def __reduce__(self) -> tuple[type[Ledger], tuple[()]]:
         return Ledger, ()  # time is measured in one process; a copy begins its own
+
+    def begin(self) -> None:
+        """Begin a run: the process's first one began with the process, a second one begins now."""
+        if self.span("step").uses:
+            for span in self._spans.values():
+                span.seconds, span.uses = 0.0, 0
+            self.hidden = 0.0
+        elif not _runs and not _is_interactive():
+            before = _process_age() - sum(self.totals().values())
+            self.span("start").seconds += max(before, 0.0)
+        _runs.append(None)
+        self.rest("start")
 
     def span(self, name: str) -> Span:
         """Return the span of this name; the same object each time."""
@@ -84,46 +109,53 @@ class Ledger:
         return found
 
     def add(self, name: str, seconds: float) -> None:
-        """Say that so many of the running span's seconds were really this.
-
-        Of a time that passed before the ledger began, use `lead`.
-        """
+        """Say that so many of the running span's seconds were really this."""
         self.span(name).seconds += seconds
         self.running.seconds -= seconds
 
-    def lead(self, name: str, seconds: float) -> None:
-        """Count time from before the ledger began."""
-        self.span(name).seconds += seconds
-
-    def rest(self, name: str) -> None:
-        """Call the time outside any span so from now on."""
-        now, span = perf_counter(), self.span(name)
+    def rest(self, name: str) -> str:
+        """Call the time outside any span so from now on; return what it was called."""
+        span = self.span(name)
         if self.outer:
-            self.outer[0] = span
-            return
-        self.running.seconds += now - self.since
+            before, self.outer[0] = self.outer[0], span
+            return before.name
+        before, now = self.running, perf_counter()
+        before.seconds += now - self.since
         self.running, self.since = span, now
+        return before.name
 
     def hide(self, name: str, behind: str = "step") -> None:
         """Give the last use's time to what the device was doing meanwhile: it cost nothing."""
         span = self.span(name)
-        seconds, span._before = span.last, span.seconds
+        seconds = span.last
         span.seconds -= seconds
-        span._before -= seconds
         self.span(behind).seconds += seconds
         self.hidden += seconds
 
     def totals(self) -> dict[str, float]:
-        """Return the seconds of each name up to now; together they are the wall time."""
+        """Return the seconds of each name up to now; together they are the run's wall time."""
         now = perf_counter()
         self.running.seconds += now - self.since
         self.since = now
-        seconds = {name: span.seconds for name, span in self._spans.items()}
-        order = [name for name in NAMES if name in seconds]
-        return {name: seconds[name] for name in [*order, *(n for n in seconds if n not in NAMES)]}
+        seconds = {name: s.seconds for name, s in self._spans.items() if s.uses or s.seconds}
+        seconds.pop(OUTSIDE, None)
+        order = dict.fromkeys([*(name for name in NAMES if name in seconds), *seconds])
+        return {name: seconds[name] for name in order}
 
     def shares(self) -> dict[str, float]:
         """Return each name's share of the wall time; together they are 1."""
         totals = self.totals()
         whole = sum(totals.values())
         return {name: seconds / whole if whole else 0.0 for name, seconds in totals.items()}
+
+
+def _is_interactive() -> bool:
+    """Whether a person types into this process: its age says nothing of the run."""
+    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+
+
+def _process_age() -> float:
+    """Return the seconds since this process was started."""
+    import psutil
+
+    return time.time() - float(psutil.Process().create_time())

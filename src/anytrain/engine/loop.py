@@ -9,7 +9,8 @@
         "epoch_end"                   then log, evaluate, save, as asked
 
 Whoever is told of a moment may ask for something; the loop does it, in one order: log, evaluate,
-save. The loop asks nothing about devices or processes, and reads no value from a device.
+save. The loop asks nothing about devices or processes, and reads no value from a device. What each
+part takes goes to the run's ledger; the loader itself says how long its batches were waited for.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from anytrain.core.clock import Ledger
 from anytrain.core.events import EventKind, Request
 from anytrain.engine.data.feed import Feed
 from anytrain.engine.metrics import Collected, LossMean, gather_rows, own_rows
@@ -100,6 +102,9 @@ class Job(Protocol):
     def log(self) -> None:
         """Read the meter and record it."""
 
+    def settle(self) -> None:
+        """Wait for the steps that the device has not done yet: what follows is none of them."""
+
     def evaluate(self) -> Requests:
         """Evaluate; return what is asked for now, a save of a new best among it."""
 
@@ -116,14 +121,17 @@ def fit(
     step: Callable[[Any], StepOutput],
     meter: Meter,
     progress: Progress,
+    ledger: Ledger | None = None,
 ) -> None:
     """Train to the last step, or until somebody asks to stop."""
+    ledger = ledger or Ledger()
+    ledger.rest("other")
     asked: Requests = frozenset()
     while progress.epoch < progress.num_epochs and "stop" not in asked:
         job.tell("epoch_begin")  # of a resumed epoch too: who listens now may not have heard it
         before = progress.batch
         with closing(feed.steps(progress.epoch, progress.batch)) as batches:
-            asked, was_left = _walk(job, batches, step, meter, progress)
+            asked, was_left = _walk(job, batches, step, meter, progress, ledger)
             if before == progress.batch == 0:  # an empty epoch: the next would be as empty
                 asked = asked | {"stop"}
             if not was_left:
@@ -132,7 +140,7 @@ def fit(
                 batches.close()  # a save names the next epoch's start, not this one's middle
                 progress.leave_epoch()
             # Inside, so that a save of a run that stops names the batch it stops at.
-            asked = (asked & {"stop"}) | _serve(job, job.tell("epoch_end"))
+            asked = (asked & {"stop"}) | _serve(job, job.tell("epoch_end"), ledger)
             job.between()
 
 
@@ -142,18 +150,21 @@ def _walk(
     step: Callable[[Any], StepOutput],
     meter: Meter,
     progress: Progress,
+    ledger: Ledger,
 ) -> tuple[Requests, bool]:
     """Train on an epoch's steps; return what was asked for at its end, and if it was left early."""
     asked: Requests = frozenset()
+    computing = ledger.span("step")
     for batch in batches:
         if progress.step >= progress.max_steps:  # resumed where nothing is left to do
             return frozenset({"stop"}), True
         job.tell("step_begin")
-        meter.add(*step(batch))
+        with computing:
+            meter.add(*step(batch))
         progress.left_at = None
         progress.step += 1
         progress.batch += len(batch.micro)
-        asked = _serve(job, job.tell("step_end"))
+        asked = _serve(job, job.tell("step_end"), ledger)
         if progress.step >= progress.max_steps:
             asked = asked | {"stop"}
         if asked & {"stop", "stop_epoch"} and not batch.is_last:
@@ -161,14 +172,19 @@ def _walk(
     return asked, False
 
 
-def _serve(job: Job, asked: Requests) -> Requests:
+def _serve(job: Job, asked: Requests, ledger: Ledger) -> Requests:
     """Do what was asked for, in one order; return what is asked for afterwards."""
     if "log" in asked:
         job.log()
+    if asked & {"evaluate", "save"}:
+        with ledger.span("wait"):
+            job.settle()
     if "evaluate" in asked:
-        asked = job.evaluate()
+        with ledger.span("evaluate"):
+            asked = job.evaluate()
     if "save" in asked:
-        asked = job.save()
+        with ledger.span("save"):
+            asked = job.save()
     return asked
 
 

@@ -33,7 +33,8 @@ class TrainerJob:
     def log(self) -> None:
         """Read what the steps left behind: the one wait for the device."""
         trainer = self._trainer
-        reading = trainer._meter.read(trainer._session.world)
+        with trainer._session.ledger.span("wait"):
+            reading = trainer._meter.read(trainer._session.world)
         if reading is None:
             return
         trainer._take_loss(reading)
@@ -47,6 +48,11 @@ class TrainerJob:
             logs["skipped_steps"] = reading.num_bad
         trainer._answer_bad_steps(reading)
         older.call(trainer.log, logs, trainer._began)
+
+    def settle(self) -> None:
+        """Wait for the device; who evaluates or saves would wait for it anyway."""
+        session = self._trainer._session
+        session.backend.synchronize(session.device)
 
     def evaluate(self) -> Requests:
         """Evaluate; a new best asks for a save where saves follow the best."""

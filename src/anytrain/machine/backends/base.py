@@ -49,6 +49,9 @@ class Backend(Protocol):
     def synchronize(self, device: torch.device) -> None:
         """Wait until the device has done all it was given."""
 
+    def is_idle(self, device: torch.device) -> bool:
+        """Whether the device has nothing left to do; without waiting. True where none can tell."""
+
     def memory(self, device: torch.device) -> MemoryUse:
         """Return bytes in use, at the peak, and in all."""
 

@@ -77,6 +77,10 @@ class Cpu:
     def synchronize(self, device: torch.device) -> None:
         """Return at once: the CPU has done all it was given."""
 
+    def is_idle(self, device: torch.device) -> bool:
+        """Return True: the CPU does nothing behind the host's back."""
+        return True
+
     def memory(self, device: torch.device) -> MemoryUse:
         """Return this process's resident memory, its peak, and what it may use."""
         used = psutil.Process().memory_info().rss

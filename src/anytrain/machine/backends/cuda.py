@@ -108,6 +108,10 @@ class Cuda:
         """Wait for every stream of the GPU."""
         torch.cuda.synchronize(device)
 
+    def is_idle(self, device: torch.device) -> bool:
+        """Whether the stream that computes has run dry; copies run on streams of their own."""
+        return bool(torch.cuda.current_stream(device).query())
+
     def memory(self, device: torch.device) -> MemoryUse:
         """Return what tensors hold, the most they held, and the GPU's memory."""
         stats = torch.cuda.memory_stats(device)

@@ -70,6 +70,10 @@ class Fake:
     def synchronize(self, device: torch.device) -> None:
         """Do nothing."""
 
+    def is_idle(self, device: torch.device) -> bool:
+        """Return True: nothing runs behind the host's back."""
+        return True
+
     def memory(self, device: torch.device) -> MemoryUse:
         """Return the claimed total; nothing is measured."""
         return MemoryUse(None, None, self.facts.memory_bytes)

@@ -119,6 +119,10 @@ class Mps:
         """Wait for Metal's queue."""
         torch.mps.synchronize()
 
+    def is_idle(self, device: torch.device) -> bool:
+        """Return True: the runtime does not say, so a wait counts as one."""
+        return True
+
     def memory(self, device: torch.device) -> MemoryUse:
         """Return what Metal's driver holds for this process, and what it advises at most."""
         used = torch.mps.driver_allocated_memory()

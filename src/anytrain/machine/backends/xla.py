@@ -105,6 +105,10 @@ class Xla:
         """Run what is pending, and wait for it."""
         _library().sync(wait=True)
 
+    def is_idle(self, device: torch.device) -> bool:
+        """Return True: the runtime does not say, so a wait counts as one."""
+        return True
+
     def memory(self, device: torch.device) -> MemoryUse:
         """Return what the runtime counts; a CPU behind XLA counts nothing."""
         from torch_xla.core import xla_model

@@ -1,0 +1,95 @@
+"""Write down where a run's time goes, as it goes, so that a killed run can tell too."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+from anytrain.core.clock import Ledger
+from anytrain.core.errors import Notice
+from anytrain.core.records import TIMESHEET
+from anytrain.engine.recording.trackers.files import append, to_json
+
+# A line a second, and later one for each hundredth of the time so far: a day makes 700 lines.
+_LEAST_S = 1.0
+_SHARE = 0.01
+
+Facts = Callable[[], Mapping[str, Any]]
+
+
+class Timesheet:
+    """A run's ledger, written to its folder now and then.
+
+    Only the main rank has one that writes. A disk that fails is told of once, and stops nothing.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        ledger: Ledger,
+        *,
+        begin: Facts,
+        standing: Facts,
+        is_main: bool = True,
+    ) -> None:
+        self.path = Path(folder) / TIMESHEET
+        self._ledger = ledger
+        self._begin, self._standing = begin, standing
+        self._is_main = is_main
+        self._has_begun = self._has_complained = False
+        self._num_revisions = 0
+        self._started = perf_counter()
+        self._due = self._started
+
+    def note(self) -> None:
+        """Write how things stand, if it is time to; cheap enough for every step."""
+        if self._is_main and self._ledger.since >= self._due:
+            self.write()
+
+    def write(self, how: str | None = None) -> None:
+        """Write how things stand now; `how` says how a run ended: "finished" or "failed"."""
+        if not self._is_main:
+            return
+        seconds = {name: round(s, 6) for name, s in self._ledger.totals().items()}
+        entry: dict[str, Any] = {
+            "kind": "time" if how is None else "end",
+            **({} if how is None else {"how": how}),
+            "time": round(time.time(), 3),
+            "seconds": seconds,
+            "hidden": round(self._ledger.hidden, 6),
+            **self._standing(),
+        }
+        revisions = entry.pop("revisions", [])
+        entry["revisions"] = revisions[self._num_revisions :]
+        try:
+            if not self._has_begun:
+                self._open()
+            append(self.path, to_json(entry))
+            self._num_revisions = len(revisions)
+        except OSError as error:
+            self._complain(error)
+        now = perf_counter()
+        self._due = now + max(_LEAST_S, (now - self._started) * _SHARE)
+
+    def _open(self) -> None:
+        """Begin a life."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        here = {"time": round(time.time(), 3), "pid": os.getpid(), "host": socket.gethostname()}
+        append(self.path, to_json({"kind": "begin", **here, **self._begin()}))
+        self._has_begun = True
+
+    def _complain(self, error: OSError) -> None:
+        if not self._has_complained:
+            self._has_complained = True
+            warnings.warn(
+                f"Cannot write {self.path}: {error}. Training goes on; `anytrain why` may know "
+                "less of it.",
+                Notice,
+                stacklevel=4,
+            )
