@@ -27,6 +27,7 @@ from anytrain.engine.metrics import Collected, LossMean, gather_rows, own_rows
 from anytrain.engine.recording.meter import Meter
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.update import StepOutput
+from anytrain.engine.tree import take_rows
 from anytrain.machine.parallel.world import World
 
 Requests = frozenset[Request]
@@ -218,13 +219,15 @@ def evaluate(job: Evaluation) -> Predictions:
     keep, world = job.keep, job.world
     for batch in job.loader:
         is_last = bool(getattr(job.loader, "end_of_dataloader", False))
-        rows = num_rows(batch)
+        rows, whole = num_rows(batch), 0
         if is_last and rows is not None:
-            remainder = int(getattr(job.loader, "num_unrepeated", -1))
-            batch, rows = own_rows(batch, remainder, world.rank, rows)
+            batch, rows, whole = _own(batch, rows, job)
         loss = logits = labels = inputs = None
         if rows != 0:
             loss, logits, labels, inputs = job.predict(batch)
+            if rows is not None and rows < whole:
+                part = slice(0, rows)
+                logits, labels, inputs = take_rows((logits, labels, inputs), part, whole)
         if loss is not None:
             keep.loss.add(loss, rows or 1)
         losses = (
@@ -242,3 +245,16 @@ def evaluate(job: Evaluation) -> Predictions:
         keep.num_rows += rows or 0
         job.batch_done(losses, logits, labels, inputs, is_last)
     return keep
+
+
+def _own(batch: Any, rows: int, job: Evaluation) -> tuple[Any, int, int]:
+    """Return the last batch as it is predicted, its own rows, and how many come out.
+
+    Repeats are cut off, or masked where the loader's batches keep to a few shapes.
+    """
+    remainder = int(getattr(job.loader, "num_unrepeated", -1))
+    cut, num_own = own_rows(batch, remainder, job.world.rank, rows)
+    shaper: Any = getattr(job.loader, "collate_fn", None)
+    if hasattr(shaper, "hide") and shaper.can_hide(batch):
+        return shaper.hide(batch, num_own), num_own, rows
+    return cut, num_own, num_own

@@ -140,15 +140,19 @@ def build_feed(
     """Return a prepared loader's steps, without the samples that only fill the last round up.
 
     A rank that has no sample of its own there keeps its batch, and is told so: it must go through
-    the same step as the others.
+    the same step as the others. Where a loader's batches keep to a few shapes, such samples are
+    masked and not cut off.
     """
     rank = run.session.world.rank
+    shaper = loader.collate_fn if hasattr(getattr(loader, "collate_fn", None), "hide") else None
 
     def own(batch: Any, remainder: int) -> tuple[Any, bool]:
         rows = num_rows(batch)
         if rows is None:
             return batch, True
         cut, num_own = own_rows(batch, remainder, rank, rows)
+        if shaper is not None and shaper.can_hide(batch):
+            cut = shaper.hide(batch, num_own)
         return (cut, True) if num_own else (batch, False)
 
     return Feed(loader, num_micro, count, own)

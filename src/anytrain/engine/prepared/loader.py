@@ -328,7 +328,8 @@ class PreparedLoader(DataLoader[Any]):
     @property
     def num_unrepeated(self) -> int:
         """How many samples of the last round are no repeats; 0 or less where none is repeated."""
-        return self.remainder if self.walk.world.size > 1 else -1
+        fills = getattr(self.collate_fn, "rows", None) is not None
+        return self.remainder if self.walk.world.size > 1 or fills else -1
 
     def rescale(self, saved_size: int, size: int, *, at_end: bool) -> None:
         """Count a restored position in batches of another size; a part of one is not done."""
@@ -406,7 +407,15 @@ class PreparedLoader(DataLoader[Any]):
             "generator": self._generator_state(),
             "seed": self._seed,
             "stream": self._stream,
+            "layout": None if (held := self._laid_out()) is None else held.order_layout(),
         }
+
+    def _laid_out(self) -> Any:
+        """Return the sampler whose order follows from a layout as well; None where none does."""
+        source = self._source()
+        while source is not None and not hasattr(source, "order_layout"):
+            source = getattr(source, "batch_sampler", None)
+        return source
 
     def _generator_state(self) -> torch.Tensor | None:
         """Return the state of the generator that orders are drawn from, where it is no global."""
@@ -417,6 +426,9 @@ class PreparedLoader(DataLoader[Any]):
         """Continue, at the next walk, after the batches that `state` counts."""
         self.iteration = state["iteration"]
         self._seed = state["seed"]
+        laid_out, layout = self._laid_out(), state.get("layout")
+        if laid_out is not None and layout is not None:
+            laid_out.keep_layout(layout, self.iteration)
         # A position at the very end counts too: the next walk then only ends that epoch, so that
         # what the loop does after an epoch is done once.
         self._resume = state if state["at_start"] is not None else None

@@ -1,0 +1,143 @@
+"""Batches in a few shapes: padded to the next of some lengths, and filled up to full rows."""
+
+from __future__ import annotations
+
+import copy
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from anytrain.core.errors import BadInput
+from anytrain.engine.objective import IGNORED
+
+_COARSE = 64  # what is longer than all lengths is rounded up to these: few new shapes
+_FILL = {"attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1, "labels": IGNORED}
+_MASK = "attention_mask"
+_TARGETS = ("labels", "decoder_input_ids", "decoder_attention_mask")
+
+
+@dataclass(frozen=True, slots=True)
+class ToBuckets:
+    """A collator's batches, made as long as the next of `lengths`, and as many rows as `rows`.
+
+    What is as long as the inputs grows with them: whole numbers and truth values, filled by
+    their name (`fills`), else with 0. Rows that only fill a batch up repeat its first one, and
+    have the label that no loss counts.
+    """
+
+    collate: Callable[[list[Any]], Any]
+    lengths: tuple[int, ...]
+    fills: Mapping[str, int] = field(default_factory=dict)
+    left: bool = False
+    input_name: str = "input_ids"
+    limit: int | None = None
+    """The longest that the model reads: nothing is rounded up beyond it."""
+    target_lengths: tuple[int, ...] | None = None
+    """The length of a second sequence (a translation's labels) for each of `lengths`."""
+    rows: int | None = None
+    """How many rows a batch is filled up to; None leaves a last batch small."""
+    fills_unlabelled: bool = False
+    """Whether rows can be added where there are no labels: what comes of them is cut off."""
+
+    def __call__(self, features: list[Any]) -> Any:
+        """Return the batch in one of the few shapes."""
+        batch = self.collate(features)
+        inputs = batch.get(self.input_name) if isinstance(batch, Mapping) else None
+        if not isinstance(inputs, Tensor) or inputs.ndim < 2:
+            raise BadInput(
+                "Cannot pad a batch to length_buckets.",
+                why=f"it has no {self.input_name!r} with a row of tokens for each sample.",
+                fix="leave length_buckets out, or let the data_collator return a dict with it.",
+            )
+        return self._filled(self._padded(copy.copy(batch), inputs))
+
+    def _padded(self, batch: Any, inputs: Tensor) -> Any:
+        width = inputs.shape[-1]
+        wanted = self.length_for(width)
+        if wanted > width and _MASK not in batch:
+            raise BadInput(
+                "Cannot pad a batch to length_buckets.",
+                why="it has no attention_mask, so the model would read the padding.",
+                fix="let the tokenizer or the data_collator give an attention_mask, or leave "
+                "length_buckets out.",
+            )
+        for name, value in list(batch.items()):
+            if not isinstance(value, Tensor) or value.ndim < 2:
+                continue
+            if self.target_lengths is not None and name in _TARGETS:
+                more = self._target_length(wanted, value.shape[1]) - value.shape[1]
+                batch[name] = self._longer(name, value, more, 1)
+            elif value.shape[: inputs.ndim] == inputs.shape and _is_counted(name, value):
+                batch[name] = self._longer(name, value, wanted - width, inputs.ndim - 1)
+        return batch
+
+    def length_for(self, width: int) -> int:
+        """Return how long a batch of this width is made.
+
+        >>> some = ToBuckets(list, (16, 32), limit=100)
+        >>> [some.length_for(width) for width in (9, 32, 33, 99, 101)]
+        [16, 32, 64, 100, 101]
+        """
+        place = bisect_left(self.lengths, width)
+        if place < len(self.lengths):
+            return self.lengths[place]
+        coarse = -(-width // _COARSE) * _COARSE
+        return coarse if self.limit is None else max(width, min(coarse, self.limit))
+
+    def _target_length(self, length: int, width: int) -> int:
+        """Return how long targets are beside inputs of this length: one width for each."""
+        assert self.target_lengths is not None
+        place = min(bisect_left(self.lengths, length), len(self.lengths) - 1)
+        wanted = self.target_lengths[place]
+        return wanted if width <= wanted else -(-width // _COARSE) * _COARSE
+
+    def _longer(self, name: str, value: Tensor, more: int, dim: int) -> Tensor:
+        if more <= 0:
+            return value
+        sides = [0, 0] * (value.ndim - 1 - dim)
+        sides += [more, 0] if self.left else [0, more]
+        return functional.pad(value, sides, value=self.fills.get(name, _FILL.get(name, 0)))
+
+    def _filled(self, batch: Any) -> Any:
+        """Return the batch with as many rows as it should have, the added ones masked."""
+        held = len(batch[self.input_name])
+        if self.rows is None or held >= self.rows or not self._can_fill(batch):
+            return batch
+        take = torch.arange(self.rows)
+        take[held:] = 0
+        for name, value in list(batch.items()):
+            if isinstance(value, Tensor) and value.ndim and len(value) == held:
+                batch[name] = value[take]
+            elif isinstance(value, list) and len(value) == held:
+                batch[name] = [value[place] for place in take.tolist()]
+        return self.hide(batch, held)
+
+    def _can_fill(self, batch: Any) -> bool:
+        labels = batch.get("labels")
+        if labels is None:
+            return self.fills_unlabelled
+        return isinstance(labels, Tensor) and labels.ndim > 0 and not labels.is_floating_point()
+
+    def hide(self, batch: Any, kept: int) -> Any:
+        """Return the batch with its rows but the first `kept` masked: no loss counts them."""
+        labels = batch.get("labels")
+        if labels is None or kept >= len(labels):
+            return batch
+        batch = copy.copy(batch)
+        batch["labels"] = labels.clone()
+        batch["labels"][kept:] = IGNORED
+        return batch
+
+    def can_hide(self, batch: Any) -> bool:
+        """Whether rows of this batch can be masked, so that it keeps its shape."""
+        return self.rows is not None and isinstance(batch, Mapping) and self._can_fill(batch)
+
+
+def _is_counted(name: str, value: Tensor) -> bool:
+    """Whether this is a value for each token: scores of classes may be as many by chance."""
+    return name == _MASK or not value.is_floating_point()
