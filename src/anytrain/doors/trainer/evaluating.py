@@ -34,6 +34,7 @@ from anytrain.engine import objective
 from anytrain.engine.loop import Evaluation, Predictions, evaluate
 from anytrain.engine.metrics import Collected
 from anytrain.engine.precision import lower
+from anytrain.engine.recording.timesheet import Timesheet
 from anytrain.engine.tree import map_tensors
 
 
@@ -50,6 +51,7 @@ class Evaluating(Data):
     can_return_loss: bool
     is_in_train: bool
     _memory: MemoryUse
+    _timesheet: Timesheet | None = None
     _tell: Callable[..., Any]
     _open_records: Callable[[], None]
     _own_items: Callable[[Any], torch.Tensor | int]
@@ -78,17 +80,19 @@ class Evaluating(Data):
         self._open_records()
         loader = self.get_eval_dataloader(eval_dataset)
         began = time.time()
-        output = self.evaluation_loop(
-            loader,
-            "Evaluation",
-            prediction_loss_only=True if self.compute_metrics is None else None,
-            ignore_keys=ignore_keys,
-            metric_key_prefix=metric_key_prefix,
-        )
+        with self._session.ledger.span("evaluate"):
+            output = self.evaluation_loop(
+                loader,
+                "Evaluation",
+                prediction_loss_only=True if self.compute_metrics is None else None,
+                ignore_keys=ignore_keys,
+                metric_key_prefix=metric_key_prefix,
+            )
         metrics = self._timed(output, metric_key_prefix, began)
         self._memory.stop("eval", metrics)
         self.log(metrics)
         self._tell("evaluate", metrics=metrics)
+        self._note_time()
         return metrics
 
     def predict(
@@ -101,13 +105,20 @@ class Evaluating(Data):
         self._memory.start()
         loader = self.get_test_dataloader(test_dataset)
         began = time.time()
-        output = self.evaluation_loop(
-            loader, "Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
-        )
+        with self._session.ledger.span("evaluate"):
+            output = self.evaluation_loop(
+                loader, "Prediction", ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
+            )
         metrics = self._timed(output, metric_key_prefix, began)
         self._memory.stop("test", metrics)
         self._tell("predict", metrics=metrics)
+        self._note_time()
         return PredictionOutput(output.predictions, output.label_ids, metrics)
+
+    def _note_time(self) -> None:
+        """Add an evaluation that follows a training to the record of its time."""
+        if self._timesheet is not None and not self.is_in_train:
+            self._timesheet.write()
 
     def evaluation_loop(
         self,

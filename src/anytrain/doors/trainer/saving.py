@@ -153,7 +153,8 @@ class Saving(Best):
         """Wait for the last save, and give the signals back: no step is left to save after."""
         self._run.session.cursor.stops = None
         try:
-            self._between.finish()
+            with self._run.session.ledger.span("save"):
+                self._between.finish()
         finally:
             self._between.end()
 

@@ -11,6 +11,7 @@ from anytrain.core.errors import Notice
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.interrupts import Interrupts
+from anytrain.engine.recording.timesheet import Timesheet
 
 
 class BetweenSteps:
@@ -19,6 +20,7 @@ class BetweenSteps:
     def __init__(self) -> None:
         self.writer: checkpoint.Writer | None = None
         self.interrupts: Interrupts | None = None
+        self.timesheet: Timesheet | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BetweenSteps, ()  # a pickled run neither writes nor listens for signals
@@ -30,6 +32,8 @@ class BetweenSteps:
 
     def boundary(self) -> None:
         """Tell how a save behind the loop went; leave, if a signal asks for it."""
+        if self.timesheet is not None:
+            self.timesheet.note()
         if self.writer is not None:
             tell_failure(self.writer.poll())
         if self.interrupts is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from anytrain.core.clock import Ledger
 from anytrain.core.errors import Notice
-from anytrain.core.records import TIMESHEET
+from anytrain.core.records import TIMESHEET, Life
 from anytrain.engine.recording.trackers.files import append, to_json
 
 # A line a second, and later one for each hundredth of the time so far: a day makes 700 lines.
@@ -43,6 +43,7 @@ class Timesheet:
         self._begin, self._standing = begin, standing
         self._is_main = is_main
         self._has_begun = self._has_complained = False
+        self._how: str | None = None
         self._num_revisions = 0
         self._started = perf_counter()
         self._due = self._started
@@ -53,18 +54,13 @@ class Timesheet:
             self.write()
 
     def write(self, how: str | None = None) -> None:
-        """Write how things stand now; `how` says how a run ended: "finished" or "failed"."""
+        """Write how things stand now; `how` says how the run has ended, once it has."""
         if not self._is_main:
             return
-        seconds = {name: round(s, 6) for name, s in self._ledger.totals().items()}
-        entry: dict[str, Any] = {
-            "kind": "time" if how is None else "end",
-            **({} if how is None else {"how": how}),
-            "time": round(time.time(), 3),
-            "seconds": seconds,
-            "hidden": round(self._ledger.hidden, 6),
-            **self._standing(),
-        }
+        self._how = how or self._how
+        entry = {"kind": "time", **self._now()}
+        if self._how is not None:
+            entry |= {"kind": "end", "how": self._how}
         revisions = entry.pop("revisions", [])
         entry["revisions"] = revisions[self._num_revisions :]
         try:
@@ -76,6 +72,19 @@ class Timesheet:
             self._complain(error)
         now = perf_counter()
         self._due = now + max(_LEAST_S, (now - self._started) * _SHARE)
+
+    def life(self) -> Life:
+        """Return what a reader of the record would know now."""
+        last = self._now()
+        return Life(dict(self._begin()), last, last.pop("revisions", []))
+
+    def _now(self) -> dict[str, Any]:
+        return {
+            "time": round(time.time(), 3),
+            "seconds": {name: round(s, 6) for name, s in self._ledger.totals().items()},
+            "hidden": round(self._ledger.hidden, 6),
+            **self._standing(),
+        }
 
     def _open(self) -> None:
         """Begin a life."""

@@ -1,0 +1,220 @@
+"""Say where a run's time went, and what to do about it where something takes too much.
+
+Everything is read from the run's record, so it works for a run that is over, that goes on, or
+that was killed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from anytrain.core.clock import NAMES
+from anytrain.core.records import Life
+
+MEANING = {
+    "start": "from the start of the process to the first batch",
+    "data": "waiting for the next batch",
+    "transfer": "copying batches to the device",
+    "step": "computing",
+    "wait": "waiting for the device to finish its steps",
+    "evaluate": "evaluating",
+    "save": "saving",
+    "record": "compiling, or recording steps",
+    "other": "the rest: callbacks, logging, trackers",
+}
+# From which share of the wall time on something other than the step takes too much.
+_TOO_MUCH = {
+    "start": 0.4,
+    "data": 0.1,
+    "transfer": 0.05,
+    "evaluate": 0.3,
+    "save": 0.1,
+    "record": 0.15,
+    "other": 0.15,
+}
+_STEP = ("step", "wait")
+# Below it, seconds are too few to tell anything but how a process starts.
+_SHORT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What takes the most time beyond its due, and one thing to do about it."""
+
+    name: str
+    share: float
+    remedy: str
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is the step itself, which is what a run is for."""
+        return self.name == "step"
+
+    def line(self) -> str:
+        """Return it as one line."""
+        return f"{self.share:.0%} {MEANING[self.name]}. {self.remedy}"
+
+
+def shares(life: Life) -> dict[str, float]:
+    """Return each name's share of the wall time; together they are 1."""
+    seconds = life.seconds
+    whole = sum(seconds.values())
+    order = dict.fromkeys([*(name for name in NAMES if name in seconds), *seconds])
+    return {name: seconds[name] / whole if whole else 0.0 for name in order}
+
+
+def judge(life: Life) -> Finding | None:
+    """Return the one thing to change; None where nothing stands out."""
+    found = shares(life)
+    beyond = {
+        name: share for name, share in found.items() if share >= _TOO_MUCH.get(name, float("inf"))
+    }
+    if "start" in beyond and (len(beyond) > 1 or sum(life.seconds.values()) < _SHORT_S):
+        del beyond["start"]  # it is paid once: what is paid at each step comes first
+    if beyond:
+        name = max(beyond, key=lambda name: beyond[name] / _TOO_MUCH[name])
+        return Finding(name, beyond[name], _REMEDIES[name](life))
+    remedy = _for_the_step(life)
+    share = sum(found.get(name, 0.0) for name in _STEP)
+    return None if remedy is None else Finding("step", share, remedy)
+
+
+def tell(life: Life) -> dict[str, Any]:
+    """Return everything there is to tell, as plain values."""
+    seconds, finding = life.seconds, judge(life)
+    training = sum(seconds.get(name, 0.0) for name in ("data", "transfer", "other", *_STEP))
+    samples = life.began.get("samples_per_step")
+    rate = life.num_steps * samples / training if samples and training else None
+    return {
+        "state": life.state,
+        "steps": life.num_steps,
+        "step": life.last.get("step"),
+        "max_steps": life.began.get("max_steps"),
+        "wall_seconds": sum(seconds.values()),
+        "seconds": seconds,
+        "shares": shares(life),
+        "hidden_seconds": life.last.get("hidden", 0.0),
+        "samples_per_second": rate,
+        "peak_bytes": life.last.get("peak_bytes"),
+        "shapes": life.last.get("shapes"),
+        "padding": life.last.get("padding"),
+        "device": life.began.get("device"),
+        "plan": {name: life.choice(name) for name in life.began.get("plan", {})},
+        "revisions": life.revisions,
+        "finding": None
+        if finding is None
+        else {"name": finding.name, "share": finding.share, "remedy": finding.remedy},
+    }
+
+
+def _setting(life: Life, name: str, default: Any = None) -> Any:
+    return life.began.get("settings", {}).get(name, default)
+
+
+def _for_data(life: Life) -> str:
+    cores = int(life.began.get("num_cores") or 1)
+    workers = life.last.get("workers")
+    if workers:
+        return (
+            f"{workers} workers do not keep up: do the work on each sample once and keep it "
+            "(tokenise before training), or raise dataloader_num_workers."
+        )
+    if cores <= 2:
+        return (
+            f"The machine has {cores} cores, so workers would take them from the step: do the work "
+            "on each sample once, before training (tokenise, decode, resize), and keep it."
+        )
+    return (
+        f"Batches are made in the training process: pass dataloader_num_workers={min(cores - 1, 4)}"
+        " (DataLoader(num_workers=...) in your own loop), or tokenise before training."
+    )
+
+
+def _for_transfer(life: Life) -> str:
+    if _setting(life, "dataloader_pin_memory") is False:
+        return "dataloader_pin_memory is off: leave it on, so that copies need not be waited for."
+    return (
+        "Give batches in pinned memory (DataLoader(pin_memory=True)), and leave out of them what "
+        "the model does not read."
+    )
+
+
+def _for_evaluation(life: Life) -> str:
+    size, steps = _setting(life, "per_device_eval_batch_size"), _setting(life, "eval_steps")
+    larger = (
+        f"a larger per_device_eval_batch_size (now {size}): no gradients are kept in it"
+        if size
+        else "larger batches: no gradients are kept in them"
+    )
+    every = _setting(life, "eval_strategy")
+    if every == "steps" and steps:
+        return f"Evaluate more rarely than every {steps:g} steps (eval_steps), or with {larger}."
+    return f"Evaluate with {larger}, or more rarely."
+
+
+def _for_saving(life: Life) -> str:
+    asynchronous, steps = _setting(life, "async_save"), _setting(life, "save_steps")
+    if asynchronous is False:
+        return (
+            "Saves are waited for: leave async_save on, so that they are written behind the loop."
+        )
+    if asynchronous is None:
+        return "Call save_state(blocking=False), which writes behind the loop, or save more rarely."
+    every = f"every {steps:g} steps" if _setting(life, "save_strategy") == "steps" else "so often"
+    return (
+        f"The disk does not keep up with a save {every}: save more rarely (save_steps), or the "
+        "model alone (save_only_model=True)."
+    )
+
+
+def _for_recording(life: Life) -> str:
+    shapes = life.last.get("shapes") or []
+    if len(shapes) > 1 and life.choice("shapes")[0] != "buckets":
+        return (
+            f"Batches came in {len(shapes)} shapes, and each is recorded or compiled once: bound "
+            f"their number with {_BUCKETS}."
+        )
+    return "It is paid once: a longer run repays it, and a second one finds what was compiled."
+
+
+def _for_the_start(life: Life) -> str:
+    return (
+        "Imports, the model and the data come before the first batch: keep tokenised data between "
+        "runs, and load the model from a local folder."
+    )
+
+
+def _for_the_rest(life: Life) -> str:
+    every = _setting(life, "logging_steps")
+    rarer = f" (logging_steps, now {every:g})" if isinstance(every, int | float) else ""
+    return f"Look at your callbacks and trackers, and log more rarely{rarer}."
+
+
+def _for_the_step(life: Life) -> str | None:
+    """Return what would make the step itself faster, as far as the plan tells."""
+    device = life.choice("device")[0] or str(life.began.get("device", ""))
+    step, because = life.choice("step")
+    if device.startswith("cuda") and step == "eager":
+        return f"Each kernel is launched from Python, for the step is not recorded: {because}."
+    if life.choice("precision")[0] == "no" and device.startswith(("cpu", "cuda")):
+        return (
+            "The step computes in float32: bf16=True (mixed_precision='bf16') is faster where "
+            "the device has it."
+        )
+    shapes = life.last.get("shapes") or []
+    if len(shapes) == 1 and life.choice("shapes")[0] == "any":
+        return f"Every batch is padded to one shape ({shapes[0]}): pad less with {_BUCKETS}."
+    return None
+
+
+_BUCKETS = "length buckets"
+_REMEDIES = {
+    "start": _for_the_start,
+    "data": _for_data,
+    "transfer": _for_transfer,
+    "evaluate": _for_evaluation,
+    "save": _for_saving,
+    "record": _for_recording,
+    "other": _for_the_rest,
+}
