@@ -6,11 +6,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from anytrain.core.errors import BadInput, Notice
-from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length
+from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length, token_cache
 from anytrain.recipes.glue.labels import Labels
 from anytrain.recipes.glue.table import Table
 from anytrain.recipes.glue.tasks import TASKS
@@ -48,17 +49,19 @@ def test_batches_are_those_of_the_librarys_collator(
         tokenizer, padding=padding, max_length=12, pad_to_multiple_of=None if fixed else 8
     )
     plain = [{k: v if k == "label" else v.tolist() for k, v in row.items()} for row in rows]
-    ours = Pad(
+    pad = Pad(
         token=tokenizer.pad_token_id,
         left=side == "left",
         length=12 if fixed else None,
         multiple=1 if fixed else 8,
-    )(rows)
+    )
+    at_once = pad(_encoded(tokenizer).__getitems__(range(6)))
     expected = theirs(plain)
-    assert set(ours) == set(expected)
-    for name, tensor in ours.items():
-        assert torch.equal(tensor, expected[name]), name
-        assert tensor.dtype == expected[name].dtype
+    for ours in (pad(rows), at_once):
+        assert set(ours) == set(expected)
+        for name, tensor in ours.items():
+            assert torch.equal(tensor, expected[name]), name
+            assert tensor.dtype == expected[name].dtype
 
 
 def test_rows_are_cut_to_the_length_and_keep_their_order(tokenizer: Any) -> None:
@@ -74,6 +77,44 @@ def test_values_become_floats(tokenizer: Any) -> None:
     table = Table({"sentence1": ["a"], "sentence2": ["cat"], "score": ["2.5"]}, "sts.tsv")
     rows = encode(table, TASKS["stsb"], Labels(()), tokenizer, 12)
     assert Pad(token=0)([rows[0]])["labels"].dtype == torch.float32
+
+
+def test_rows_at_once_are_the_rows_one_by_one(tokenizer: Any) -> None:
+    rows = _encoded(tokenizer)
+    some = rows.__getitems__([4, 0, 0])
+    assert [row["label"] for row in some] == [rows[n]["label"] for n in (4, 0, 0)]
+    assert [len(row["input_ids"]) for row in some[1:]] == [rows.lengths[0]] * 2
+    assert list(some.only({"label", "input_ids"})[0]) == ["input_ids", "label"]
+    pad = Pad(token=0)
+    shuffled = pad(rows.__getitems__(np.array([5, 2])))
+    assert torch.equal(shuffled["labels"], torch.tensor([rows[5]["label"], rows[2]["label"]]))
+    assert "labels" not in pad(some.only({"input_ids"}))
+    with pytest.raises(BadInput, match="longer than that"):
+        Pad(token=0, length=3)(some)
+
+
+def test_a_second_run_takes_the_rows_from_the_disk(
+    tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ANYTRAIN_CACHE", str(tmp_path))
+    task, names = TASKS["mrpc"], Labels(TASKS["mrpc"].labels, TASKS["mrpc"].labels)
+
+    def run(count: int = 6, length: int = 12, fresh: bool = False) -> Encoded:
+        cache = token_cache(fresh=fresh)
+        return encode(_table(count), task, names, tokenizer, length, cache)
+
+    first, again = run(), run()
+    assert (first.was_kept, again.was_kept) == (False, True)
+    for one, other in zip(first, again, strict=True):
+        assert {k: np.asarray(v).tolist() for k, v in one.items()} == {
+            k: np.asarray(v).tolist() for k, v in other.items()
+        }
+    # What would come out otherwise is not taken; what the user wants anew is not either.
+    assert not run(count=5).was_kept
+    assert not run(length=8).was_kept
+    assert not run(fresh=True).was_kept
+    tokenizer.add_tokens(["zebrafish"])
+    assert not run().was_kept
 
 
 def test_labels_are_not_looked_at_where_they_are_to_be_predicted(tokenizer: Any) -> None:

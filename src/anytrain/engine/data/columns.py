@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from anytrain.core.errors import BadInput
+from anytrain.engine.data.rows import Rows
 
 _LOGGER = logging.getLogger(__name__)
 _POSITIONS = ("start_positions", "end_positions")
@@ -81,6 +82,9 @@ class DropColumns:
 
     def __call__(self, features: list[Any]) -> Any:
         """Return the batch of what is kept; samples that are no dicts are passed on whole."""
+        if isinstance(features, Rows):
+            self._kept(dict.fromkeys(features.names))  # tells, or refuses
+            return self.collate(features.only(self.keep))
         return self.collate([self._kept(feature) for feature in features])
 
     def _kept(self, feature: Any) -> Any:
