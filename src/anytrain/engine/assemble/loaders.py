@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    default_collate,
+)
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.assemble.session import Session
@@ -64,6 +70,7 @@ def prepare_loader(
     base, tickets = _ticketed(_patient(base))
     walk = Walk(
         cursor=session.cursor,
+        ledger=session.ledger,
         world=world,
         backend=session.backend,
         device=session.device,
@@ -91,6 +98,7 @@ def given_loader(batches: Any, session: Session) -> PreparedLoader:
     base: DataLoader[Any] = DataLoader(Given(batches), batch_size=None, collate_fn=as_it_is)
     walk = Walk(
         cursor=session.cursor,
+        ledger=session.ledger,
         world=session.world,
         backend=session.backend,
         device=session.device,
@@ -123,11 +131,16 @@ def _patient(loader: DataLoader[Any]) -> DataLoader[Any]:
 
 
 def _ticketed(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Tickets | None]:
-    """Let each sample be loaded under a seed of its own, where loading may draw."""
+    """Remember which samples are dealt; let each be loaded under its own seed, if it may draw."""
     own_way = type(loader).__iter__ is not DataLoader.__iter__
     indexed = loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
-    if own_way or not indexed or draws_nothing(loader.dataset, loader.collate_fn):
+    if own_way or not indexed:
         return loader, None
+    if draws_nothing(loader.dataset, loader.collate_fn):
+        if loader.collate_fn is default_collate:  # a user's own loop: nobody asks for its samples
+            return loader, None
+        tickets = Tickets(loader.batch_sampler, seeds=False)
+        return rebuild(loader, batch_sampler=tickets), tickets
     tickets = Tickets(loader.batch_sampler)
     dataset, collate = SeededDataset(loader.dataset), SeededCollate(loader.collate_fn)
     return rebuild(loader, dataset=dataset, batch_sampler=tickets, collate_fn=collate), tickets

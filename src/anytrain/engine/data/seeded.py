@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +24,23 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from anytrain.engine.data.collate import collate as stacked
+from anytrain.engine.data.columns import DropColumns
+from anytrain.engine.data.table import Table
+
 _MASK = 2**64 - 1
+_CONTAINERS = (TensorDataset, torch.Tensor, list, tuple, range, np.ndarray)
+_COLLATORS = {
+    ("transformers.data.data_collator", name)
+    for name in (
+        "DataCollatorForSeq2Seq",
+        "DataCollatorForTokenClassification",
+        "DataCollatorWithPadding",
+        "DefaultDataCollator",
+        "default_data_collator",
+    )
+}
+"""Other libraries' that stack and pad, and draw nothing."""
 _REMEMBERED = 10_000  # batches whose samples can be named after something went wrong
 
 
@@ -55,10 +72,11 @@ class Ticket(NamedTuple):
 
 
 class Tickets(BatchSampler):
-    """A batch sampler's batches, each sample with its ticket."""
+    """A batch sampler's batches, remembered; each sample with its ticket where it may draw."""
 
-    def __init__(self, batch_sampler: Any) -> None:
+    def __init__(self, batch_sampler: Any, *, seeds: bool = True) -> None:
         self.batch_sampler = batch_sampler
+        self._seeds = seeds
         self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]  # None where batches vary
         self.drop_last = getattr(batch_sampler, "drop_last", False)
         self._key = 0
@@ -73,13 +91,15 @@ class Tickets(BatchSampler):
         """Return the samples of the epoch's batch of that number, if it is remembered."""
         return next((batch for n, batch in reversed(self._dealt) if n == number), None)
 
-    def draw(self, batch: list[Any]) -> list[Ticket]:
-        """Return the tickets of a batch of this epoch."""
+    def draw(self, batch: list[Any]) -> list[Any]:
+        """Return the tickets of a batch of this epoch; its samples where nothing is drawn."""
+        if not self._seeds:
+            return batch
         return [Ticket(index, mix(self._key, _number(index))) for index in batch]
 
     def of(self, batch_sampler: Any) -> Tickets:
         """Return tickets of the same epoch for another dealing of its samples."""
-        others = Tickets(batch_sampler)
+        others = Tickets(batch_sampler, seeds=self._seeds)
         others._key = self._key
         return others
 
@@ -87,9 +107,10 @@ class Tickets(BatchSampler):
         return len(self.batch_sampler)
 
     def __iter__(self) -> Iterator[Any]:
+        dealt, draw = self._dealt.append, self.draw if self._seeds else None
         for number, batch in enumerate(self.batch_sampler):
-            self._dealt.append((number, list(batch)))
-            yield self.draw(batch)
+            dealt((number, list(batch)))
+            yield batch if draw is None else draw(batch)
 
 
 class Drawn(list[Any]):
@@ -147,9 +168,19 @@ class SeededCollate:
             put_back(drawn.before)
 
 
+def load(dataset: Any, collate: Callable[[list[Any]], Any], drawn: list[Any]) -> Any:
+    """Return the batch of what `Tickets.draw` gave, as a loader without workers makes it."""
+    if hasattr(dataset, "__getitems__"):
+        return collate(dataset.__getitems__(drawn))
+    return collate([dataset[index] for index in drawn])
+
+
 def draws_nothing(dataset: Any, collate: Any) -> bool:
-    """Whether loading is known to draw no random number: plain containers, plain collating."""
-    return collate is default_collate and _is_plain(dataset)
+    """Whether loading is known to draw no random number: plain containers, plain collating.
+
+    Whoever says `draws_nothing = True` of itself is believed.
+    """
+    return _collates_plainly(collate) and _is_plain(dataset)
 
 
 def _is_plain(dataset: Any) -> bool:
@@ -157,7 +188,21 @@ def _is_plain(dataset: Any) -> bool:
         return _is_plain(dataset.dataset)
     if isinstance(dataset, ConcatDataset):
         return all(_is_plain(part) for part in dataset.datasets)
-    return type(dataset) in (TensorDataset, torch.Tensor, list, tuple, range, np.ndarray)
+    if type(dataset) is Table:
+        return all(_is_plain(column) for column in dataset.columns.values())
+    if type(dataset).__module__ == "datasets.arrow_dataset":  # its transform may draw
+        return getattr(dataset, "format", {}).get("type", "custom") != "custom"
+    return type(dataset) in _CONTAINERS or getattr(dataset, "draws_nothing", False) is True
+
+
+def _collates_plainly(collate: Any) -> bool:
+    while type(collate) is DropColumns:
+        collate = collate.collate
+    if collate in (default_collate, stacked):
+        return True
+    kind: Any = collate if isinstance(collate, FunctionType) else type(collate)
+    is_known = (kind.__module__, kind.__qualname__) in _COLLATORS
+    return is_known or getattr(collate, "draws_nothing", False) is True
 
 
 def mix(key: int, value: int) -> int:

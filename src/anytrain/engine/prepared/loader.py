@@ -10,17 +10,18 @@ import copy
 import random
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
+from anytrain.core.clock import Ledger
 from anytrain.core.errors import Notice
 from anytrain.engine import rng
 from anytrain.engine.data.dispatch import dispatch
-from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets
+from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets, load
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.prepared.rebuild import rebuild, skipping
@@ -63,6 +64,7 @@ class Walk:
     slice_fn: Callable[..., Any] | None = None
     tickets: Tickets | None = None
     """What seeds the loading of each sample; None where nothing is drawn."""
+    ledger: Ledger = field(default_factory=Ledger)
     stream: Any = None
     """A stream that can tell and take its place; None where there is none."""
     given: Any = None
@@ -180,14 +182,21 @@ class PreparedLoader(DataLoader[Any]):
         done = skip * each if skip is not None else resume["done"] if resume else 0
         self._begin(resume)
         walk.cursor.enter(self)
+        ledger = walk.ledger
+        entered, waiting = ledger.enter_walk(walk.cursor.updates), ledger.span("data")
         try:
-            batches, place = self._after(done, resume), walk.placement
-            current = next(batches, _NOTHING)
+            with waiting:
+                batches, place = self._after(done, resume), walk.placement
+                current = next(batches, _NOTHING)
             reached = walk.stream_state()
             while current is not _NOTHING:
                 if place is not None:
-                    current = place(current)
-                following = next(batches, _NOTHING)
+                    with ledger.span("transfer"):
+                        current = place(current)
+                with waiting:
+                    following = next(batches, _NOTHING)
+                if not walk.backend.is_idle(walk.device):
+                    ledger.hide("data")
                 if following is _NOTHING:
                     self._finish()
                 own["_done"] = done = done + each
@@ -203,6 +212,7 @@ class PreparedLoader(DataLoader[Any]):
             raise
         finally:
             walk.cursor.leave(self)
+            ledger.leave_walk(entered, walk.cursor.updates)
 
     def rewind(self) -> None:
         """Forget a restored position: the next walk begins at its epoch's start."""
@@ -376,8 +386,7 @@ class PreparedLoader(DataLoader[Any]):
         """Return a batch of this epoch once more, with whatever was drawn while loading it."""
         base, tickets, place = self.base_dataloader, self.walk.tickets, self.walk.placement
         assert tickets is not None
-        source: Any = base.dataset
-        batch = base.collate_fn(source.__getitems__(tickets.draw(samples)))
+        batch = load(base.dataset, base.collate_fn, tickets.draw(samples))
         return batch if place is None else place(batch)
 
     def set_epoch(self, epoch: int) -> None:
