@@ -13,6 +13,8 @@ from anytrain.core.errors import BadInput, Unsupported
 from anytrain.core.facts import Capabilities, JobFacts
 
 PRECISIONS = ("no", "bf16", "fp16")
+_FREE_STEPS = ("your own loop", "default")
+STEPS = ("auto", "eager", "cuda_graph")
 _DTYPE_OF = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -46,6 +48,7 @@ class Wishes:
     precision: Wish | None = None
     accumulation: Wish | None = None
     compile: Wish | None = None
+    step: Wish | None = None
     downcast_bf16: Wish | None = None
     stall_s: Wish | None = None
 
@@ -71,6 +74,11 @@ class Plan:
     def precision_is_free(self) -> bool:
         """Whether nobody asked for a precision, so that a checkpoint may bring its own."""
         return self.precision.because.startswith(("default:", "auto:"))
+
+    @property
+    def step_is_free(self) -> bool:
+        """Whether nobody asked for the way steps run, so that they may be recorded."""
+        return self.step.because in _FREE_STEPS
 
     def reasons(self) -> Mapping[str, Choice]:
         """Return the choices by name, in the order they were made."""
@@ -142,7 +150,7 @@ def resolve(wishes: Wishes, machine: Capabilities, job: JobFacts, world_size: in
         device=_device(wishes, machine),
         precision=_precision(wishes.precision, machine),
         strategy=_strategy(machine, world_size),
-        step=_step(wishes.compile, job),
+        step=_step(wishes, machine, job),
         accumulation=whole_number(wishes.accumulation, "gradient_accumulation_steps", 1),
         guard=_guard(machine),
     )
@@ -184,10 +192,29 @@ def _strategy(machine: Capabilities, world_size: int) -> Choice:
     return Choice("ddp", f"{world_size} processes over {machine.process_group}")
 
 
-def _step(asked: Wish | None, job: JobFacts) -> Choice:
-    if asked is not None and asked.value.lower() != "no":
-        return Choice("compiled", f"{asked.source}: torch.compile with {asked.value.lower()}")
-    return Choice("eager", "your own loop" if job.own_loop else "default")
+def _step(wishes: Wishes, machine: Capabilities, job: JobFacts) -> Choice:
+    compiler, asked = wishes.compile, wishes.step
+    if asked is not None and asked.value != "auto":
+        return _asked_step(asked, machine)
+    if compiler is not None and compiler.value.lower() != "no":
+        return Choice("compiled", f"{compiler.source}: torch.compile with {compiler.value.lower()}")
+    return Choice("eager", _FREE_STEPS[0] if job.own_loop else _FREE_STEPS[1])
+
+
+def _asked_step(asked: Wish, machine: Capabilities) -> Choice:
+    if asked.value not in STEPS:
+        raise BadInput(
+            f"Unknown step engine {asked}.",
+            why=f"known values are {', '.join(map(repr, STEPS))}.",
+            fix='pass "auto", which records the step where that can be.',
+        )
+    if asked.value == "cuda_graph" and machine.backend != "cuda":
+        raise BadInput(
+            f"Cannot record steps as CUDA graphs on {machine.backend!r}.",
+            why=f"{machine.device} is {machine.name}.",
+            fix='pass "auto", or choose a CUDA device.',
+        )
+    return Choice(asked.value, asked.source)
 
 
 def _guard(machine: Capabilities) -> Choice:

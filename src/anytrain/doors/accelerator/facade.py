@@ -42,6 +42,7 @@ from anytrain.engine import collect
 from anytrain.engine.assemble import current
 from anytrain.engine.assemble.run import Run, holders, num_skipped, unscale, veto
 from anytrain.engine.assemble.session import Session, session
+from anytrain.engine.assemble.training import build_own_step
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.prepared.skipped import skip_first_batches
 from anytrain.engine.recording import trackers
@@ -267,18 +268,10 @@ class Accelerator(Tracking, Saving, UnlikeAccelerate):
                 why="the step trains one prepared model with its prepared optimizers.",
                 fix="call prepare(model, optimizer, ...) first; write the loop out for several.",
             )
-        model, found = self._run.models[0], self._session
-        parameters = list(model.parameters())
-        return EagerStep(
-            loss_fn,
-            model,
-            found.cursor.next_micro,
-            found.world.no_sync,
-            self.backward,
-            partial(self.clip_grad_norm_, parameters, max_grad_norm) if max_grad_norm else None,
-            tuple(self._run.optimizers),
-            tuple(self._run.schedulers),
-        )
+        model, clip = self._run.models[0], None
+        if max_grad_norm:
+            clip = partial(self.clip_grad_norm_, list(model.parameters()), max_grad_norm)
+        return build_own_step(self._run, loss_fn, self.backward, clip)
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:

@@ -14,6 +14,7 @@ from anytrain.doors.trainer import older, preparing
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine import objective
+from anytrain.engine.step import purity
 from anytrain.engine.step.update import Micro
 
 
@@ -124,6 +125,21 @@ class Losses(Reports):
             return inputs, None
         left = dict(inputs)
         return left, left.pop(known[0])
+
+    def _obstacle(self) -> str | None:
+        """Name what was asked for that a recorded step cannot do; None where nothing was."""
+        own = type(self).training_step
+        if own is not Losses.training_step:
+            return f"your training_step ({purity.place(own)}) is called at every step"
+        if self.args.torch_empty_cache_steps is not None:
+            return "torch_empty_cache_steps asks for something between two ops"
+        return None
+
+    def _own_functions(self) -> tuple[Callable[..., Any], ...]:
+        """Return what users may have written of a step: it must do nothing but compute."""
+        mine: list[Callable[..., Any]] = [self.compute_loss, self._prepare_inputs]
+        mine.append(self.compute_loss_context_manager)
+        return (*mine, *([] if self.compute_loss_func is None else [self.compute_loss_func]))
 
     def _has_own_loss(self) -> bool:
         """Whether the loss is another one than what the model returns."""

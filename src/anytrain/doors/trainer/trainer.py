@@ -23,7 +23,7 @@ from anytrain.doors.callbacks import (
     ProgressCallback,
     TrainerState,
 )
-from anytrain.doors.trainer import length, preparing
+from anytrain.doors.trainer import length, preparing, timing
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.best import CheckpointMetricMissing
 from anytrain.doors.trainer.data import check_eval_sets, default_collator
@@ -183,7 +183,8 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
                 if where is not None:
                     self._resume(where, saved)
                 self._begin_folder(where)
-                return self._fit()
+                with timing.recorded(self):
+                    return self._fit()
         finally:
             self.is_in_train = False
             self.callback_handler.close()
@@ -237,7 +238,13 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
             run,
             self.model_wrapped,
             self._micro(),
-            StepOptions(args.max_grad_norm, args.on_nonfinite != "skip", args.auto_find_batch_size),
+            StepOptions(
+                args.max_grad_norm,
+                args.on_nonfinite != "skip",
+                args.auto_find_batch_size,
+                self._own_functions(),
+                self._obstacle(),
+            ),
             count=count,
             tell=self._tell if handler.looks_inside() else None,
             split=lambda parts: preparing.tell_split(args.train_batch_size, parts),
@@ -254,9 +261,8 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         self._tell("train_begin", facts=self._facts)
         if self.args.eval_on_start:
             self._evaluate(self._trial, self._ignored_in_eval, skip_scheduler=True)
-        fit(
-            TrainerJob(self), self._feed, self._remembering(self._step), self._meter, self._progress
-        )
+        step, ledger = self._remembering(self._step), self._session.ledger
+        fit(TrainerJob(self), self._feed, step, self._meter, self._progress, ledger)
         self._end_saving()
         reading = self._meter.read(self._session.world)
         self._take_loss(reading)

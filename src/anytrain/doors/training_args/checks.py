@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from anytrain.core import environment
 from anytrain.core.errors import BadInput, Unsupported
+from anytrain.core.plan import STEPS
 from anytrain.doors.training_args.choices import (
     COMPILE_MODES,
     LOG_LEVELS,
@@ -84,6 +85,7 @@ _RANGES: dict[str, Range] = {
 _WORDS: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,
     "on_nonfinite": ON_NONFINITE,
+    "step_engine": STEPS,
     "log_level": LOG_LEVELS,
     "log_level_replica": LOG_LEVELS,
     "include_num_input_tokens_seen": TOKEN_COUNTS,
@@ -103,6 +105,7 @@ def check(args: Any) -> None:
     _check_evaluating(args)
     _check_best(args)
     _check_loading(args)
+    _check_buckets(args)
     _check_reports(args)
     _check_saving(args)
     _check_processes(args)
@@ -253,6 +256,26 @@ def _check_loading(args: Any) -> None:
                 why="it is about processes that load data, and dataloader_num_workers is 0.",
                 fix=f"pass dataloader_num_workers=2, for example, or drop {name}.",
             )
+
+
+def _check_buckets(args: Any) -> None:
+    asked = args.length_buckets
+    if asked is None:
+        return
+    numbers = asked if isinstance(asked, list) else [1 if asked == "auto" else asked]
+    if not numbers or min(numbers) < 1:
+        raise BadInput(
+            f"Cannot use length_buckets={asked!r}.",
+            why="it is a number of lengths, or a list of lengths in tokens: at least 1 each.",
+            fix='pass length_buckets="auto", 6 or [64, 128, 256], for example.',
+        )
+    if args.train_sampling_strategy != "random":
+        raise BadInput(
+            f"Cannot use length_buckets with train_sampling_strategy="
+            f"{str(args.train_sampling_strategy)!r}.",
+            why="each says in which order samples come.",
+            fix="pass one of them.",
+        )
 
 
 _TRACKERS = (*LIBRARIES, "jsonl", "csv")

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import MISSING, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from anytrain.core.plan import STEPS
 from anytrain.doors.training_args.choices import (
     LOG_LEVELS,
     ON_NONFINITE,
@@ -32,10 +33,11 @@ if TYPE_CHECKING:
     PathOrFlag = str | bool | None
     Settings = Any
     OutputDir = str
+    LengthBuckets = str | int | list[int] | None
 else:
     Config = Settings = dict[str, Any] | str | None
     TokenCount = str
-    PathOrFlag = OutputDir = str | None
+    PathOrFlag = OutputDir = LengthBuckets = str | None
 
 
 def option(default: Any, told: str, **more: Any) -> Any:
@@ -226,6 +228,12 @@ class Fields:
     )
     on_nonfinite: str = option(
         "stop", "What a loss or gradient that is no number does.", choices=list(ON_NONFINITE)
+    )
+    step_engine: str = option(
+        "auto", "How steps run: recorded where that can be, or op by op.", choices=list(STEPS)
+    )
+    length_buckets: LengthBuckets = option(
+        None, "Pad to a few lengths: auto, how many, or the lengths themselves (64,128,256)."
     )
     async_save: bool = option(True, "Write checkpoints behind the loop.")
     save_on_signal: bool = option(True, "Save and end between two steps when told to stop.")

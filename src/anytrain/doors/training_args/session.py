@@ -22,6 +22,7 @@ def wishes(args: TrainingArguments) -> Wishes:
         device=wish("cpu" if args.use_cpu else None, "argument use_cpu"),
         precision=wish(asked_precision(args), f"argument {spelling}"),
         compile=wish(compiler, "argument torch_compile"),
+        step=wish(None if args.step_engine == "auto" else args.step_engine, "argument step_engine"),
     )
 
 

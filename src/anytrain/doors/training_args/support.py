@@ -99,7 +99,14 @@ NOTES: dict[str, Support] = {
         "state (a count of early stopping), so that a resumed run is the uninterrupted one."
     ),
     "local_rank": works("What is passed changes nothing: the launcher's LOCAL_RANK is shown here."),
+    "step_engine": works(
+        "anytrain's own: auto, eager or cuda_graph; auto records steps on CUDA where it can."
+    ),
     "on_nonfinite": works("anytrain's own: stop, skip or rewind."),
+    "length_buckets": works(
+        "anytrain's own: auto chooses up to 8 lengths from the training data, a number that many. "
+        "Batches are of one length each; `anytrain glue` takes auto by itself."
+    ),
     "async_save": works("anytrain's own."),
     "save_on_signal": works("anytrain's own."),
     "ddp_find_unused_parameters": works("Unset: True, and False with gradient_checkpointing."),

@@ -56,6 +56,12 @@ class Session:
     cursor: Cursor = field(compare=False)
     environment: Environment
     revisions: list[Revision] = field(default_factory=list)
+    planned: Plan = field(init=False)
+    """The plan as it was before any revision."""
+
+    def __post_init__(self) -> None:
+        self.planned = self.plan
+
     ledger: Ledger = field(default_factory=Ledger, compare=False)
 
     def revise(self, choice: str, value: str, because: str, step: int = 0) -> None:

@@ -17,9 +17,13 @@ from anytrain.engine.data.feed import Feed
 from anytrain.engine.metrics import own_rows
 from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
+from anytrain.engine.step import purity
+from anytrain.engine.step.cuda_graph import CudaGraphs
+from anytrain.engine.step.eager import EagerStep, RecordedStep
 from anytrain.engine.step.guard import ScaledGuard
+from anytrain.engine.step.recorded import Recordings
 from anytrain.engine.step.split import num_rows
-from anytrain.engine.step.update import Latch, Micro, SplittingUpdate, Update
+from anytrain.engine.step.update import Latch, Micro, RecordedUpdate, SplittingUpdate, Update
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +35,10 @@ class StepOptions:
     """Whether no update follows a bad step until it is looked at."""
     splits: bool = False
     """Whether a step that does not fit the memory is cut in parts."""
+    own_functions: tuple[Callable[..., Any], ...] = ()
+    """What of the user's code computes the loss."""
+    obstacle: str | None = None
+    """What of the user's own code keeps a step from being recorded; None where nothing does."""
 
 
 def build_step(
@@ -59,6 +67,12 @@ def build_step(
         "latch": Latch() if options.holds_bad else None,
     }
     if not options.splits:
+        watched = "a callback looks into the middle of a step" if tell is not None else None
+        own = options.own_functions
+        recordings = build_recordings(run, model, options.obstacle or watched, own)
+        if recordings is not None:
+            settings = purity.settings(*options.own_functions)
+            return RecordedUpdate(**parts, recordings=recordings, settings=settings)
         return Update(**parts)
     world, backend = session.world, session.backend
     return SplittingUpdate(
@@ -72,6 +86,75 @@ def build_step(
         keep_rng=lambda: keep_rng(run),
         split=split,
     )
+
+
+def build_own_step(
+    run: Run,
+    loss_fn: Callable[[nn.Module, Any], Any],
+    backward: Callable[[torch.Tensor], None],
+    clip: Callable[[], torch.Tensor] | None,
+) -> EagerStep:
+    """Return the step of a user's own loop, from what is prepared."""
+    cursor, model = run.session.cursor, run.models[0]
+    parts: dict[str, Any] = {
+        "loss_fn": loss_fn,
+        "model": model,
+        "ends_update": cursor.next_micro,
+        "no_sync": run.session.world.no_sync,
+        "backward": backward,
+        "clip": clip,
+        "optimizers": tuple(run.optimizers),
+        "schedulers": tuple(run.schedulers),
+    }
+    recordings = build_recordings(run, model, None, (loss_fn,))
+    if recordings is None:
+        return EagerStep(**parts)
+    return RecordedStep(
+        **parts,
+        recordings=recordings,
+        settings=purity.settings(loss_fn),
+        accumulates=cursor.accumulation.num_steps > 1,
+    )
+
+
+def build_recordings(
+    run: Run, model: nn.Module, obstacle: str | None, functions: tuple[Callable[..., Any], ...]
+) -> Recordings | None:
+    """Return what records steps of these functions; None where they run op by op."""
+    session = run.session
+    asked = session.planned.step.value == "cuda_graph" or session.planned.step_is_free
+    if session.device.type != "cuda" or not asked:
+        return None
+    inner = run.unwrap(model, keep_forward=True, keep_compiled=True)
+    found = (purity.impurity(function) for function in functions)
+    obstacle = obstacle or next(filter(None, found), None) or purity.model_impurity(inner)
+    obstacle = obstacle or _obstacle(run)
+    if obstacle is not None:
+        session.revise("step", "eager", obstacle)
+        return None
+    return Recordings(
+        CudaGraphs(session.device),
+        model,
+        tuple(optimizer.optimizer for optimizer in run.optimizers),
+        lambda value, because: session.revise("step", value, because, session.cursor.updates),
+        session.ledger.span("record"),
+    )
+
+
+def _obstacle(run: Run) -> str | None:
+    """Name what of a run's parts cannot be recorded; None where everything can."""
+    session = run.session
+    if session.world.size > 1:
+        return "several processes: they share gradients while they are computed"
+    for optimizer in run.optimizers:
+        if not optimizer.guard.decides_on_device:
+            kind = type(optimizer.optimizer).__name__
+            return f"{kind} is not fused, so the host decides whether an update is skipped"
+    for scheduler in run.schedulers:
+        if not follows_metric(scheduler) and not scheduler.follows_device:
+            kind = type(scheduler.scheduler).__name__
+            return f"{kind} needs the host at every step"
+    return None
 
 
 class Clip:

@@ -1,14 +1,17 @@
-"""The whole training step as one function: forward, backward, clip, update, schedule."""
+"""The whole step of a user's own loop as one function: forward, backward, clip, update."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+
+from anytrain.engine.step.recorded import Recordings
+from anytrain.engine.step.update import capturable
 
 
 class StepOutput(NamedTuple):
@@ -18,7 +21,7 @@ class StepOutput(NamedTuple):
     grad_norm: torch.Tensor | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class EagerStep:
     """Run a step op by op."""
 
@@ -33,7 +36,11 @@ class EagerStep:
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one batch; the update comes when the accumulated step is complete."""
-        if not self.ends_update():
+        return self.run(batch, self.ends_update())
+
+    def run(self, batch: Any, ends_update: bool) -> StepOutput:
+        """Train on one batch, with or without an update behind it."""
+        if not ends_update:
             with self.no_sync(self.model):
                 loss = self.loss_fn(self.model, batch)
                 self.backward(loss)
@@ -41,10 +48,66 @@ class EagerStep:
         loss = self.loss_fn(self.model, batch)
         self.backward(loss)
         norm = None if self.clip is None else self.clip()
+        self.update()
+        return StepOutput(loss.detach(), norm)
+
+    def update(self) -> None:
+        """Update weights and rates, and clear the gradients."""
         for optimizer in self.optimizers:
             optimizer.step()
         for scheduler in self.schedulers:
             scheduler.step()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        return StepOutput(loss.detach(), norm)
+
+
+@dataclass(slots=True)
+class RecordedStep(EagerStep):
+    """Run a step as a recording of its device work, where that can be."""
+
+    recordings: Recordings = field(kw_only=True)
+    settings: Callable[[], tuple[Any, ...]] = field(kw_only=True)
+    accumulates: bool = field(kw_only=True)
+    """Whether gradients outlive a batch: then they keep their place."""
+
+    def __call__(self, batch: Any) -> StepOutput:
+        """Train on one batch; the update comes when the accumulated step is complete."""
+        ends = self.ends_update()
+        found = self.recordings.find(
+            lambda tree: self.run(tree, ends), batch, ends, self.settings(), self._undo
+        )
+        if found is None:
+            with self.recordings.observed():
+                return self.run(batch, ends)
+        if ends:
+            for scheduler in self.schedulers:
+                scheduler.walk()
+        recording, tensors = found
+        output: StepOutput = recording(tensors)
+        if ends:
+            for optimizer in self.optimizers:
+                optimizer.count_update()
+        # The next replay writes over what this one returned, and a loop may keep it.
+        norm = output.grad_norm
+        return StepOutput(output.loss.clone(), None if norm is None else norm.clone())
+
+    def update(self) -> None:
+        """Update weights and rates; of a recording this is the device's part alone."""
+        if not self.recordings.is_recording:
+            for optimizer in self.optimizers:
+                optimizer.step()
+            for scheduler in self.schedulers:
+                scheduler.step()
+        else:
+            for optimizer in self.optimizers:
+                with capturable(optimizer.optimizer):
+                    optimizer.guard.update(optimizer.optimizer, None)
+            for scheduler in self.schedulers:
+                scheduler.follow()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none=not self.accumulates)
+
+    def _undo(self) -> None:
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+            optimizer.guard.forget()

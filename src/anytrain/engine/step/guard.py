@@ -29,6 +29,9 @@ class Guard(Protocol):
     def veto(self, norm: torch.Tensor) -> None:
         """Take a gradient norm computed elsewhere into account."""
 
+    def forget(self) -> None:
+        """Drop the norms of an update that did not come."""
+
     @property
     def decides_on_device(self) -> bool:
         """Whether reading `skipped` would be the first wait."""
@@ -70,6 +73,10 @@ class HostGuard:
     def veto(self, norm: torch.Tensor) -> None:
         """Take a gradient norm computed elsewhere into account."""
         self._veto = norm if self._veto is None else self._veto + norm
+
+    def forget(self) -> None:
+        """Drop the norms of an update that did not come."""
+        self._veto = None
 
     def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
         """Run the update where the gradient is finite."""
@@ -130,6 +137,10 @@ class DeviceGuard:
     def veto(self, norm: torch.Tensor) -> None:
         """Take a gradient norm computed elsewhere into account."""
         self._veto = norm if self._veto is None else self._veto + norm
+
+    def forget(self) -> None:
+        """Drop the norms of an update that did not come."""
+        self._veto = None
 
     def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
         """Run the update; the device leaves everything alone where the gradient is not finite."""
@@ -197,6 +208,11 @@ class ScaledGuard:
     def veto(self, norm: torch.Tensor) -> None:
         """Take a gradient norm computed elsewhere into account."""
         self._inner.veto(norm)
+
+    def forget(self) -> None:
+        """Drop the norms and scales of an update that did not come."""
+        self._inner.forget()
+        self._unscaled = None
 
     def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
         """Run the update where nothing overflowed, then grow or shrink the scale."""

@@ -5,8 +5,8 @@ INVARIANT: nothing here waits for the device. What a step leaves behind are devi
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from anytrain.core.events import EventKind
+from anytrain.engine.step.recorded import Recordings
 from anytrain.engine.step.split import Parts, num_rows, split_rows
 
 
@@ -185,3 +186,68 @@ class SplittingUpdate(Update):
                 raise
             return None
         return total
+
+
+@dataclass(slots=True)
+class RecordedUpdate(Update):
+    """Run a step as one recording of all its device work, where that can be."""
+
+    recordings: Recordings = field(kw_only=True)
+    settings: Callable[[], tuple[Any, ...]] = field(default=tuple, kw_only=True)
+    """The values that the user's own functions look up, which a recording holds fast."""
+
+    def __call__(self, batch: Any) -> StepOutput:
+        """Train on one step's micro-batches."""
+
+        def compute(tree: Any) -> StepOutput:
+            return Update.__call__(self, batch._replace(micro=tree[0], num_items=tree[1]))
+
+        found = self.recordings.find(
+            compute,
+            (batch.micro, batch.num_items),
+            batch.is_last_spare,
+            self.settings(),
+            self._undo,
+        )
+        if found is None:
+            with self.recordings.observed():
+                return Update.__call__(self, batch)
+        for scheduler in self.schedulers:
+            scheduler.walk()
+        recording, tensors = found
+        output: StepOutput = recording(tensors)
+        self.optimizer.count_update()
+        return output
+
+    def update(self) -> None:
+        """Update the weights; of a recording this is the device's part alone."""
+        if self.recordings.is_recording:
+            with capturable(self.optimizer.optimizer):
+                self.optimizer.guard.update(self.optimizer.optimizer, None)
+        else:
+            Update.update(self)
+
+    def schedule(self) -> None:
+        """Move the learning rates on; of a recording this is the device's part alone."""
+        if self.recordings.is_recording:
+            for scheduler in self.schedulers:
+                scheduler.follow()
+        else:
+            Update.schedule(self)
+
+    def _undo(self) -> None:
+        self.optimizer.zero_grad()
+        self.optimizer.guard.forget()
+
+
+@contextmanager
+def capturable(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Let the block record an update: torch asks for a word that fused ones don't need."""
+    groups = [g for g in optimizer.param_groups if g.get("capturable") is False]
+    for group in groups:
+        group["capturable"] = True
+    try:
+        yield
+    finally:
+        for group in groups:
+            group["capturable"] = False

@@ -1,0 +1,127 @@
+"""Record work as a CUDA graph, and replay it.
+
+INVARIANT: recording runs nothing. It changes no tensor that the work writes to, and the random
+numbers of a replay are those that the work would have drawn if it had been run in its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.utils import checkpoint
+
+
+@dataclass(slots=True)
+class Draws:
+    """How far the generator had moved at each checkpointed block of a run, and at its end."""
+
+    marks: list[int] = field(default_factory=list)
+    total: int = 0
+
+
+class CudaGraphs:
+    """Recordings on one GPU, all in one pool of memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._pool: Any = torch.cuda.graph_pool_handle()
+        self._generator: torch.Generator = torch.cuda.default_generators[device.index or 0]
+
+    @contextmanager
+    def watching(self) -> Iterator[Draws]:
+        """Note what the block draws while it runs: a recording of it must know beforehand."""
+        found, first = Draws(), self._generator.get_offset()
+        states = checkpoint.get_device_states
+
+        def noted(*inputs: Any) -> Any:
+            found.marks.append(self._generator.get_offset() - first)
+            return states(*inputs)
+
+        checkpoint.get_device_states = noted
+        try:
+            yield found
+        finally:
+            checkpoint.get_device_states = states
+            found.total = self._generator.get_offset() - first
+
+    def record(self, work: Callable[[], Any], draws: Draws) -> tuple[Callable[[], None], Any]:
+        """Return what replays the work, and the tensors that each replay writes its results to.
+
+        A recording that fails leaves the generator as it was; what the work has done to Python's
+        objects until then is the caller's to undo.
+        """
+        graph: Any = torch.cuda.CUDAGraph()
+        # The recomputation of a checkpointed block draws from a twin of the generator that
+        # stands where the block began.
+        marks = draws.marks if draws.total else []
+        twins = [torch.Generator(self._device) for _ in marks]
+        for twin in twins:
+            graph.register_generator_state(twin)
+        before = self._generator.clone_state()
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream), self._drawing_from(twins):
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            try:
+                results = work()
+                graph.capture_end()
+            except BaseException:
+                self._abandon(graph, before)
+                raise
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+        def replay() -> None:
+            for twin, mark in zip(twins, marks, strict=True):
+                twin.manual_seed(self._generator.initial_seed())
+                twin.set_offset(self._generator.get_offset() + mark)
+            graph.replay()
+
+        return replay, results
+
+    def release(self) -> None:
+        """Give back the memory that running the work op by op has left in the cache."""
+        torch.cuda.empty_cache()
+
+    def _abandon(self, graph: Any, before: Any) -> None:
+        """End a recording that failed; a generator that took part in one is stuck in it."""
+        with suppress(RuntimeError):
+            graph.capture_end()
+        self._generator.graphsafe_set_state(before)
+
+    @contextmanager
+    def _drawing_from(self, twins: list[torch.Generator]) -> Iterator[None]:
+        """Let checkpointed blocks of the recorded work switch generators instead of states.
+
+        A state is a number on the host, which a recording would freeze.
+        """
+        count = iter(range(1_000_000))
+        kept = checkpoint.get_device_states, checkpoint.set_device_states, torch.random.fork_rng
+
+        def take(*inputs: Any) -> Any:
+            return [], [next(count)]
+
+        def put(devices: Any, states: Any, **options: Any) -> None:
+            if twins:
+                self._generator.graphsafe_set_state(twins[states[0]])
+
+        @contextmanager
+        def fork(*args: Any, enabled: bool = True, **options: Any) -> Iterator[None]:
+            own, host = self._generator.graphsafe_get_state(), torch.get_rng_state()
+            try:
+                yield
+            finally:
+                if enabled:
+                    self._generator.graphsafe_set_state(own)
+                    torch.set_rng_state(host)
+
+        checkpoint.get_device_states, checkpoint.set_device_states = take, put
+        torch.random.fork_rng = fork
+        try:
+            yield
+        finally:
+            checkpoint.get_device_states, checkpoint.set_device_states = kept[:2]
+            torch.random.fork_rng = kept[2]

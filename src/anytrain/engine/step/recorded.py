@@ -1,0 +1,350 @@
+"""Record a step once for each shape of its batch, and replay it.
+
+The first steps run op by op, so that training begins at once and what a step does besides
+computing comes to light. Whatever cannot be recorded runs op by op, and the reason is kept.
+"""
+
+from __future__ import annotations
+
+import linecache
+import random
+import traceback
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from anytrain.engine.step.cuda_graph import Draws
+from anytrain.engine.tree import Slot, put_together, take_apart
+
+MOST_SHAPES = 8
+_WARM_UP = 2
+_MOST_RESTARTS = 4
+_OWN = str(Path(__file__).parents[2])
+_FIXED = ("_parameters", "_buffers", "_modules")
+Tell = Callable[[str, str], None]
+"""Told how steps run from here on, and why."""
+
+
+class Recorder(Protocol):
+    """What records work without running it."""
+
+    def watching(self) -> AbstractContextManager[Draws]:
+        """Note what a block draws while it runs."""
+
+    def record(self, work: Callable[[], Any], draws: Draws) -> tuple[Callable[[], None], Any]:
+        """Return what replays the work, and where each replay leaves its results."""
+
+    def release(self) -> None:
+        """Give back memory that only running op by op needs."""
+
+
+@dataclass(slots=True)
+class Recording:
+    """A step of one shape."""
+
+    inputs: list[torch.Tensor]
+    replay: Callable[[], None]
+    outputs: Any
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Any:
+        """Replay it on these inputs; what it returns is written over by the next replay."""
+        for own, given in zip(self.inputs, tensors, strict=True):
+            own.copy_(given, non_blocking=True)
+        self.replay()
+        return self.outputs
+
+
+class Recordings:
+    """The recordings of one function.
+
+    INVARIANT: one is replayed only while the tensors, modes and settings that it was made with are
+    as they were.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        model: nn.Module,
+        optimizers: tuple[Any, ...],
+        tell: Tell,
+        span: AbstractContextManager[Any] | None = None,
+    ) -> None:
+        self._recorder, self._model, self._optimizers = recorder, model, optimizers
+        self._tell, self._span = tell, span or nullcontext()
+        self._known: dict[Hashable, Recording] = {}
+        self._draws: dict[Hashable, Draws] = {}
+        """What each shape drew when it ran op by op."""
+        self._failed: set[Hashable] = set()
+        self._look = _Facts(model, optimizers)
+        self._facts: tuple[Any, ...] = ()
+        self._num_seen: Counter[Hashable] = Counter()
+        self._num_restarts = 0
+        self._current: tuple[Hashable, Hashable] = (None, None)
+        self.is_recording = False
+        self.stopped: str | None = None
+        """Why nothing is recorded any more."""
+
+    def find(
+        self,
+        compute: Callable[[Any], Any],
+        tree: Any,
+        kind: Hashable,
+        settings: Hashable,
+        undo: Callable[[], None],
+    ) -> tuple[Recording, list[torch.Tensor]] | None:
+        """Return the recording for inputs like these; None where they must run op by op.
+
+        Each `kind` of step runs op by op a few times first. `undo` clears up what a recording that
+        fails has left behind.
+        """
+        if self.stopped is not None:
+            return None
+        skeleton, tensors = take_apart(tree)
+        key = _key(skeleton, tensors, (kind, settings))
+        self._current = kind, key
+        if key is None:
+            self.stop("the batch holds things that are no tensors, or tensors of another device")
+            return None
+        self._check_facts()
+        found = self._known.get(key)
+        if found is None and self._may_record(key):
+            found = self._make(key, compute, skeleton, tensors, undo)
+        return None if found is None else (found, tensors)
+
+    @contextmanager
+    def observed(self) -> Iterator[None]:
+        """Watch a step that runs op by op for what a recording would miss."""
+        kind, key = self._current
+        if self.stopped is not None or key in self._draws:
+            yield
+            return
+        before = _Remains(self._model, self._optimizers)
+        with self._recorder.watching() as draws:
+            yield
+        self._num_seen[kind] += 1
+        if self._num_seen[kind] < _WARM_UP:  # the first step may make what later ones use
+            return
+        self._draws[key] = draws
+        missed = before.missed()
+        if missed is not None:
+            self.stop(missed)
+
+    def forget(self) -> None:
+        """Record anew: something that recordings were made with has changed."""
+        self._known.clear()
+        self._draws.clear()
+
+    def stop(self, because: str) -> None:
+        """Record nothing more, and replay nothing."""
+        self.stopped = because
+        self.forget()
+        self._tell("eager", because)
+
+    def _check_facts(self) -> None:
+        now = self._look()
+        if now != self._facts:
+            if self._known:
+                self._num_restarts += 1
+                self.forget()
+            if self._num_restarts > _MOST_RESTARTS:
+                self.stop(
+                    "the model's tensors, modes or the optimizer's settings keep changing between "
+                    "steps"
+                )
+            self._facts = now
+
+    def _may_record(self, key: Hashable) -> bool:
+        """Whether all is known that a recording of this shape needs."""
+        if self.stopped is not None or self._num_seen[self._current[0]] < _WARM_UP:
+            return False
+        if key not in self._draws and (
+            key in self._failed or any(draws.marks for draws in self._draws.values())
+        ):
+            return False  # this very shape must run op by op once
+        if len(self._known) < MOST_SHAPES:
+            return True
+        self._tell(
+            "cuda_graph",
+            f"{MOST_SHAPES} shapes are recorded; others run op by op (length_buckets bounds the "
+            "number of shapes)",
+        )
+        return False
+
+    def _make(
+        self,
+        key: Hashable,
+        compute: Callable[[Any], Any],
+        skeleton: Any,
+        tensors: list[torch.Tensor],
+        undo: Callable[[], None],
+    ) -> Recording | None:
+        inputs = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
+        before = _Remains(self._model, self._optimizers)
+        self.is_recording = True
+        try:
+            with self._span:
+                replay, outputs = self._recorder.record(
+                    lambda: compute(put_together(skeleton, inputs)),
+                    self._draws.get(key) or Draws(),
+                )
+            missed = before.missed()
+        except Exception as error:  # noqa: BLE001  whatever stopped it, the step runs op by op
+            missed = describe(error)
+        finally:
+            self.is_recording = False
+        if missed is not None:
+            undo()
+            before.restore()
+            self._give_up(key, missed)
+            return None
+        if not self._known:
+            self._recorder.release()
+        self._known[key] = Recording(inputs, replay, outputs)
+        self._tell("cuda_graph", "a step is recorded once for each shape and replayed")
+        return self._known[key]
+
+    def _give_up(self, key: Hashable, because: str) -> None:
+        """Try a shape once more after a step of its own; the second failure is the last."""
+        if key in self._draws or key in self._failed:
+            self.stop(because)
+        self._failed.add(key)
+
+
+def describe(error: Exception) -> str:
+    """Say in one line what kept a step from being recorded, and which line of whose code."""
+    frames = traceback.extract_tb(error.__traceback__)
+    users = [f for f in frames if not _is_library(f.filename)]
+    others = [
+        f for f in frames if not f.filename.startswith((_OWN, str(Path(torch.__file__).parent)))
+    ]
+    place = (users or others or frames)[-1]
+    text = linecache.getline(place.filename, place.lineno or 0).strip()
+    where = f"{Path(place.filename).name} line {place.lineno} (`{text}`)"
+    message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    if "captur" in str(error):
+        return f"{where} reads a value on the host, or does what only the host can"
+    return f"{where} cannot be recorded: {message}"
+
+
+def _is_library(filename: str) -> bool:
+    return "site-packages" in filename or "dist-packages" in filename or filename.startswith(_OWN)
+
+
+def _key(skeleton: Any, tensors: list[torch.Tensor], also: Hashable) -> Hashable | None:
+    """Return what two inputs must have in common to share a recording; None where none can."""
+    try:
+        shape = (also, _frozen(skeleton), tuple((t.shape, t.dtype, t.device) for t in tensors))
+        hash(shape)
+    except TypeError:
+        return None
+    return None if any(map(_is_elsewhere, tensors)) else shape
+
+
+def _is_elsewhere(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu"
+
+
+def _frozen(skeleton: Any) -> Hashable:
+    if isinstance(skeleton, Mapping):
+        return tuple((name, _frozen(value)) for name, value in skeleton.items())
+    if isinstance(skeleton, (list, tuple)):
+        return tuple(_frozen(value) for value in skeleton)
+    if skeleton is None or isinstance(skeleton, (Slot, str, int, float)):
+        return (type(skeleton), skeleton)
+    raise TypeError(type(skeleton))
+
+
+class _Facts:
+    """All that a recording has taken for granted, cheap enough to look at every step."""
+
+    def __init__(self, model: nn.Module, optimizers: tuple[Any, ...]) -> None:
+        self._parameters = list(model.parameters())
+        self._buffers = list(model.buffers())
+        self._settings = [
+            (vars(module), name)
+            for module in model.modules()
+            for name, value in vars(module).items()
+            if isinstance(value, (bool, int, float, str))
+        ]
+        self._optimizers = optimizers
+
+    def __call__(self) -> tuple[Any, ...]:
+        parameters, optimizers = self._parameters, self._optimizers
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        return (
+            [parameter.data_ptr() for parameter in parameters],
+            [parameter.requires_grad for parameter in parameters],
+            [0 if (g := parameter.grad) is None else g.data_ptr() for parameter in parameters],
+            [buffer.data_ptr() for buffer in self._buffers],
+            [attributes.get(name) for attributes, name in self._settings],
+            [id(optimizer.state) for optimizer in optimizers],
+            [
+                value.data_ptr() if isinstance(value, torch.Tensor) else value
+                for group in groups
+                for name, value in group.items()
+                if name != "params"
+            ],
+            [len(group["params"]) for group in groups],
+        )
+
+
+class _Remains:
+    """What the host holds of a step's doing: a replay would not touch it."""
+
+    def __init__(self, model: nn.Module, optimizers: tuple[Any, ...]) -> None:
+        self._model, self._optimizers = model, optimizers
+        self._generators = _generators()
+        self._attributes = [(module, dict(vars(module))) for module in model.modules()]
+        self._states = [set(optimizer.state) for optimizer in optimizers]
+
+    def missed(self) -> str | None:
+        """Name what was left on the host since; None where a replay would miss nothing."""
+        if not _same_generators(self._generators, _generators()):
+            return (
+                "the step draws random numbers on the host (as LayerDrop does), which a recording "
+                "would repeat"
+            )
+        for module, old in self._attributes:
+            new = vars(module)
+            for name in new.keys() | old.keys():
+                if name not in _FIXED and not _is_same(old.get(name), new.get(name)):
+                    return (
+                        f"{type(module).__name__} keeps something in its attribute {name!r} at "
+                        "every step, which a recording would not do"
+                    )
+        if any(len(o.state) > len(s) for o, s in zip(self._optimizers, self._states, strict=True)):
+            return "a parameter has got its first gradient only now"
+        return None
+
+    def restore(self) -> None:
+        """Put attributes and states back: what a recording makes is no place for real values."""
+        for module, old in self._attributes:
+            vars(module).clear()
+            vars(module).update(old)
+        for optimizer, known in zip(self._optimizers, self._states, strict=True):
+            for parameter in set(optimizer.state) - known:
+                del optimizer.state[parameter]
+
+
+def _generators() -> tuple[Any, Any, torch.Tensor]:
+    numpys: Any = np.random.get_state()
+    return random.getstate(), numpys, torch.get_rng_state()
+
+
+def _same_generators(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
+    same = before[0] == after[0] and before[1][2] == after[1][2]
+    return same and np.array_equal(before[1][1], after[1][1]) and torch.equal(before[2], after[2])
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is new:
+        return True
+    plain = (bool, int, float, str, tuple)
+    return isinstance(old, plain) and isinstance(new, plain) and bool(old == new)
