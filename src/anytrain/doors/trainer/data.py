@@ -19,7 +19,7 @@ from torch.utils.data import (
 from anytrain.core.errors import BadInput
 from anytrain.doors.trainer import older
 from anytrain.doors.trainer.outputs import has_length, seed_worker
-from anytrain.doors.trainer.reports import Reports
+from anytrain.doors.trainer.shapes import Shapes
 from anytrain.engine.assemble.loaders import given_loader, prepare_loader
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.columns import DropColumns, drop_dataset_columns, kept_columns
@@ -28,7 +28,7 @@ from anytrain.engine.data.table import as_rows
 from anytrain.engine.prepared.loader import PreparedLoader
 
 
-class Data(Reports):
+class Data(Shapes):
     """Loaders for training, evaluation and prediction, and what may be overridden about them."""
 
     model: nn.Module
@@ -122,6 +122,7 @@ class Data(Reports):
             "prefetch_factor": args.dataloader_prefetch_factor,
             "in_order": args.dataloader_in_order,
         }
+        sampler = None
         if not isinstance(dataset, IterableDataset):
             sampler = older.call(sampler_fn, given) if sampler_fn is not None else None
             if isinstance(sampler, BatchSampler):
@@ -135,6 +136,10 @@ class Data(Reports):
                 options["worker_init_fn"] = partial(
                     seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
                 )
+        if args.length_buckets is not None:
+            options["collate_fn"] = self._to_buckets(
+                collate, given, batch_size, sampler, is_training=is_training
+            )
         made: DataLoader[Any] = self._prepared(DataLoader(dataset, **options))
         return made
 
@@ -157,6 +162,8 @@ class Data(Reports):
                 why="train_dataset has no sample.",
                 fix="check how it was read and filtered.",
             )
+        if self.args.length_buckets is not None:
+            return self._bucketed(dataset)
         strategy = str(self.args.train_sampling_strategy)
         if strategy in ("group_by_length", "batch_rebalance"):
             return self._by_length(dataset, strategy)

@@ -20,7 +20,7 @@ from anytrain.doors.training_args.choices import (
     SchedulerType,
     unknown,
 )
-from anytrain.doors.training_args.convert import converted, plain
+from anytrain.doors.training_args.convert import Unreadable, converted, plain, to_int
 from anytrain.doors.training_args.notices import tell
 
 ENUMS: dict[str, type[Any]] = {
@@ -54,6 +54,7 @@ _OWN = (
         "optim_target_modules",
         "sharded_ddp",
         "generation_config",
+        "length_buckets",
     }
 )
 _OLD_OPTIMIZERS = {"adamw_hf": "adamw_torch", "adamw_apex_fused": "adamw_torch_fused"}
@@ -86,6 +87,7 @@ def convert(args: Any) -> None:
     for name in _SETTINGS:
         # A file's "1e-6" is a number here too, and "false" is no.
         setattr(args, name, plain(converted(name, getattr(args, name), dict[str, Any] | None)))
+    args.length_buckets = _buckets(args.length_buckets)
     args.accelerator_config = loaders.read(_json(args.accelerator_config))
     args.output_dir = os.path.expanduser(args.output_dir or "trainer_output")
     for name, kind in ENUMS.items():
@@ -128,6 +130,33 @@ def _path_or_flag(value: Any) -> Any:
     if isinstance(value, str) and value.lower() in ("true", "false"):
         return value.lower() == "true"
     return value
+
+
+def _buckets(value: Any) -> Any:
+    """Return None, "auto", a number of lengths, or a list of them."""
+    if value is None or isinstance(value, str) and value.strip().lower() in ("", "none", "no"):
+        return None
+    if isinstance(value, str):
+        word = value.strip().lower()
+        if word == "auto":
+            return word
+        parts = word.strip("[]").replace(",", " ").split()
+        listed = len(parts) > 1 or word.startswith("[")
+        return [_whole(value, part) for part in parts] if listed else _whole(value, word)
+    if isinstance(value, (list, tuple)):
+        return [_whole(value, part) for part in value]
+    return _whole(value, value)
+
+
+def _whole(given: Any, value: Any) -> int:
+    try:
+        return to_int(value)
+    except Unreadable:
+        raise BadType(
+            f"Cannot use length_buckets={given!r}.",
+            why='it is "auto", a number of lengths, or a list of lengths in tokens.',
+            fix='pass length_buckets="auto", 6 or [64, 128, 256], for example.',
+        ) from None
 
 
 def _old_optimizer(args: Any) -> None:

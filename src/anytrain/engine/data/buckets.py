@@ -109,7 +109,7 @@ class Bucketed(BatchSampler):
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.epoch = 0
-        self.layout = {
+        self.layout: dict[str, Any] = {
             "buckets": [int(length) for length in sorted(buckets)],
             "step_size": batch_size * batches_per_step,
             "seed": seed,

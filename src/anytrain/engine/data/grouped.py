@@ -165,23 +165,40 @@ def _cost(length: int) -> float:
 def lengths_of(dataset: Any, column: str = "length", input_name: str | None = None) -> list[int]:
     """Return each sample's length: as its column says, else as many as its inputs are.
 
-    The column is looked for in a dataset that has columns, as those of `datasets`.
+    The column is looked for in a dataset that has columns, as those of `datasets`. A dataset
+    that knows its samples' lengths (`lengths`) is not read for them.
     """
     columns = getattr(dataset, "column_names", None) or ()
     if column in columns:
         return _plain(dataset[column])
     name = input_name or "input_ids"
     if name in columns:
-        return [len(value) for value in dataset[name]]
+        return _column_lengths(dataset, name)
+    known = getattr(dataset, "lengths", None) if input_name in (None, "input_ids") else None
+    if known is not None and not callable(known) and len(known) == len(dataset):
+        return _plain(known)
     first = dataset[0] if len(dataset) else {name: ()}
     if not isinstance(first, Mapping) or name not in first:
         raise BadInput(
-            "Cannot group by length: the lengths of the samples are not known.",
+            "Cannot go by length: the lengths of the samples are not known.",
             why=f"the dataset has no column {column!r}, and its samples have no {name!r} to count.",
-            fix="add a column of lengths (length_column_name), or use another "
-            "train_sampling_strategy.",
+            fix="add a column of lengths (length_column_name), use another "
+            "train_sampling_strategy, or leave length_buckets out.",
         )
     return [len(dataset[index][name]) for index in range(len(dataset))]
+
+
+def _column_lengths(dataset: Any, name: str) -> list[int]:
+    """Return how long a column's values are, without making them where arrow can tell."""
+    if hasattr(dataset, "with_format") and hasattr(dataset, "select_columns"):
+        import pyarrow.compute
+        import pyarrow.types
+
+        column = dataset.select_columns([name]).with_format("arrow")[:][name]
+        if pyarrow.types.is_list(column.type) or pyarrow.types.is_large_list(column.type):
+            found: list[int] = pyarrow.compute.list_value_length(column).to_pylist()
+            return found
+    return [len(value) for value in dataset[name]]
 
 
 def _plain(lengths: Any) -> list[int]:

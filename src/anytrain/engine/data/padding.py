@@ -106,7 +106,9 @@ class ToBuckets:
     def _filled(self, batch: Any) -> Any:
         """Return the batch with as many rows as it should have, the added ones masked."""
         held = len(batch[self.input_name])
-        if self.rows is None or held >= self.rows or not self._can_fill(batch):
+        tensors = [value for value in batch.values() if isinstance(value, Tensor) and value.ndim]
+        is_by_row = all(len(value) == held for value in tensors)
+        if self.rows is None or held >= self.rows or not (is_by_row and self._can_mask(batch)):
             return batch
         take = torch.arange(self.rows)
         take[held:] = 0
@@ -117,7 +119,7 @@ class ToBuckets:
                 batch[name] = [value[place] for place in take.tolist()]
         return self.hide(batch, held)
 
-    def _can_fill(self, batch: Any) -> bool:
+    def _can_mask(self, batch: Any) -> bool:
         labels = batch.get("labels")
         if labels is None:
             return self.fills_unlabelled
@@ -135,7 +137,7 @@ class ToBuckets:
 
     def can_hide(self, batch: Any) -> bool:
         """Whether rows of this batch can be masked, so that it keeps its shape."""
-        return self.rows is not None and isinstance(batch, Mapping) and self._can_fill(batch)
+        return self.rows is not None and isinstance(batch, Mapping) and self._can_mask(batch)
 
 
 def _is_counted(name: str, value: Tensor) -> bool:

@@ -59,6 +59,7 @@ _DEFINING_TRAINING = (
     "fp16",
     "precision",
     "train_sampling_strategy",
+    "length_buckets",
     "dataloader_drop_last",
     "load_best_model_at_end",
     "metric_for_best_model",
@@ -144,9 +145,12 @@ class DataTrainingArguments:
     overwrite_cache: bool = field(
         default=False, metadata={"help": "Accepted; rows are tokenized anew each time anyway."}
     )
-    pad_to_max_length: bool = field(
-        default=True,
-        metadata={"help": "Pad every row to max_seq_length; false: to the longest of its batch."},
+    pad_to_max_length: bool | None = field(
+        default=None,
+        metadata={
+            "help": "Pad every row to max_seq_length, as run_glue does; false: to the longest of "
+            "its batch. Unset: to a few lengths that the rows ask for (length_buckets).",
+        },
     )
     max_train_samples: int | None = field(
         default=None, metadata={"help": "Learn from the first so many rows only."}
@@ -260,7 +264,11 @@ class _Parser(HfArgumentParser):
 
 def parser() -> HfArgumentParser:
     """Return the parser of all options."""
-    return _Parser((ModelArguments, DataTrainingArguments, TrainingArguments))
+    made = _Parser((ModelArguments, DataTrainingArguments, TrainingArguments))
+    # run_glue pads unless told not to, and has this word for it.
+    no = ("--no_pad_to_max_length", "--no-pad-to-max-length")
+    made.add_argument(*no, action="store_false", dest="pad_to_max_length", default=None)
+    return made
 
 
 def parse(argv: Sequence[str]) -> Job:
@@ -279,7 +287,7 @@ def parse(argv: Sequence[str]) -> Job:
         model, data, training = read(argv[0])
     else:
         model, data, training = parser().parse_args_into_dataclasses(args=list(argv))
-    job = Job(model, data, _with_precision(training))
+    job = Job(model, data, _with_buckets(_with_precision(training), data))
     _check_work(job)
     return job
 
@@ -290,6 +298,20 @@ def _with_precision(training: TrainingArguments) -> TrainingArguments:
     if chosen or environment.read().wishes.precision is not None:
         return training
     return replace(training, precision="auto")
+
+
+def _with_buckets(training: TrainingArguments, data: DataTrainingArguments) -> TrainingArguments:
+    """Pad to a few lengths, unless somebody chose how rows are padded or ordered."""
+    if data.pad_to_max_length and training.length_buckets is not None:
+        raise BadInput(
+            "Cannot use --pad_to_max_length with --length_buckets.",
+            why="one pads every row to one length, the other to one of a few.",
+            fix="pass one of them.",
+        )
+    chosen = data.pad_to_max_length is not None or training.length_buckets is not None
+    if chosen or training.train_sampling_strategy != "random":
+        return training
+    return replace(training, length_buckets="auto")
 
 
 def _check_work(job: Job) -> None:

@@ -54,6 +54,7 @@ _USUAL = {
         "auto_find_batch_size",
         "torch_compile",
         "train_sampling_strategy",
+        "length_buckets",
         "dataloader_num_workers",
         "per_device_eval_batch_size",
         "use_cpu",

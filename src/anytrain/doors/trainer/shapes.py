@@ -1,0 +1,277 @@
+"""The part of `Trainer` that keeps batches to a few shapes, where length_buckets asks for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+from torch import nn
+from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
+
+from anytrain.core.errors import BadInput
+from anytrain.doors.trainer.outputs import has_length
+from anytrain.doors.trainer.reports import Reports
+from anytrain.engine.assemble.run import Run
+from anytrain.engine.data.buckets import Bucketed, Numbers, choose, padding_share
+from anytrain.engine.data.columns import base_model
+from anytrain.engine.data.grouped import lengths_of
+from anytrain.engine.data.padding import ToBuckets
+from anytrain.engine.data.seeded import hold, put_back
+from anytrain.engine.data.table import as_rows
+
+_MOST = 8
+_MULTIPLE = 8
+# What a shape costs, in tokens of the whole run. On an H200 a recording of BERT-base took 0.06 to
+# 0.1 s and a token 1.3 us; a compiler takes seconds.
+_RECORDED, _COMPILED = 45_000, 3_000_000
+_COSTS = {"cuda": _RECORDED, "xla": _COMPILED, "tpu": _COMPILED}
+# Heads whose loss of whole numbers leaves out those that are -100.
+_COUNTING = (
+    "ForSequenceClassification",
+    "ForTokenClassification",
+    "ForMaskedLM",
+    "ForCausalLM",
+    "LMHeadModel",
+    "ForConditionalGeneration",
+    "ForMultipleChoice",
+    "ForNextSentencePrediction",
+)
+_NAMES = ("labels", "label", "label_ids")
+
+
+class Lengths(NamedTuple):
+    """The lengths that a run's batches keep to."""
+
+    inputs: tuple[int, ...]
+    targets: tuple[int, ...] | None = None
+    """For each of these the length of a second sequence; None where there is none."""
+
+
+class Shapes(Reports):
+    """The lengths that batches keep to, and whether a last batch is filled up."""
+
+    model: nn.Module
+    train_dataset: Any
+    processing_class: Any
+    compute_loss_func: Callable[..., Any] | None
+    can_return_loss: bool
+    _run: Run
+    _measured_lengths: tuple[Any, Numbers] | None = None
+    _chosen_buckets: tuple[Any, Any, Lengths] | None = None
+
+    def _bucketed(self, dataset: Any) -> Bucketed:
+        """Return the order of training: batches of one length each, the steps shuffled."""
+        args, split = self.args, self._run.options.loaders.split_batches
+        lengths = self._lengths_of(dataset)
+        sampler = Bucketed(
+            lengths,
+            self._length_buckets(dataset).inputs,
+            args.train_batch_size,
+            batches_per_step=args.gradient_accumulation_steps * (1 if split else args.world_size),
+            drop_last=args.dataloader_drop_last,
+            seed=args.seed if args.data_seed is None else args.data_seed,
+        )
+        self._tell_shapes(sampler, self._small_because(dataset, is_training=True))
+        return sampler
+
+    def _tell_shapes(self, sampler: Bucketed, small: str | None) -> None:
+        """Put the lengths into the plan, with what they save."""
+        buckets, lengths = sampler.layout["buckets"], sampler.lengths
+        now = 1 - lengths.sum() / sampler.padded().sum()
+        otherwise = padding_share(lengths, max(buckets[-1], int(lengths.max())))
+        told = f"buckets of {', '.join(map(str, buckets))}"
+        told += f": padding {now:.0%} instead of {otherwise:.0%}".replace("%", " %")
+        if small is not None:
+            told += f"; the last batch stays small: {small}"
+        self._session.revise("shapes", "buckets", told, step=0)
+
+    def _to_buckets(
+        self,
+        collate: Callable[[list[Any]], Any],
+        dataset: Any,
+        batch_size: int,
+        sampler: Any,
+        *,
+        is_training: bool,
+    ) -> ToBuckets:
+        """Return the collator with its batches padded to the run's lengths."""
+        tokenizer = self.processing_class
+        buckets = self._length_buckets(dataset)
+        loaders = self._run.options.loaders
+        rows: int | None = batch_size
+        if loaders.split_batches:
+            rows = batch_size // self.args.world_size
+        if not _walks_all(sampler, dataset) or self._small_because(
+            dataset, is_training=is_training
+        ):
+            rows = None
+        pad = getattr(tokenizer, "pad_token_id", None)
+        if pad is None:
+            pad = getattr(getattr(self.model, "config", None), "pad_token_id", None) or 0
+        return ToBuckets(
+            collate,
+            buckets.inputs,
+            fills={
+                self._input_name: pad,
+                "decoder_input_ids": pad,
+                "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
+            },
+            left=getattr(tokenizer, "padding_side", "right") == "left",
+            input_name=self._input_name,
+            limit=self._longest_input,
+            target_lengths=buckets.targets,
+            rows=rows,
+            fills_unlabelled=not is_training,
+        )
+
+    @property
+    def _input_name(self) -> str:
+        names = getattr(self.processing_class, "model_input_names", None) or ["input_ids"]
+        return str(names[0])
+
+    @property
+    def _longest_input(self) -> int | None:
+        """How many tokens the model reads, as well as can be told."""
+        config = getattr(base_model(self.model), "config", None)
+        known = (
+            getattr(self.processing_class, "model_max_length", None),
+            getattr(config, "max_position_embeddings", None),
+        )
+        return min((limit for limit in known if isinstance(limit, int)), default=None)
+
+    def _length_buckets(self, dataset: Any) -> Lengths:
+        """Return the lengths of the run: as listed, or chosen from what is trained on, once."""
+        source = self.train_dataset if self.train_dataset is not None else dataset
+        asked = self._buckets_asked()
+        kept = self._chosen_buckets
+        if kept is None or kept[0] is not source or kept[1] != asked:
+            inputs = asked[0] if isinstance(asked[0], tuple) else self._choose_buckets(source)
+            found = Lengths(inputs, self._target_lengths(as_rows(source), inputs))
+            self._chosen_buckets = kept = (source, asked, found)
+        return kept[2]
+
+    def _buckets_asked(self) -> tuple[Any, ...]:
+        """Return what the choice depends on, besides the data."""
+        args, asked = self.args, self.args.length_buckets
+        step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        how_long = (args.max_steps, args.num_train_epochs, step)
+        return tuple(sorted(set(asked))) if isinstance(asked, list) else asked, how_long
+
+    def _choose_buckets(self, source: Any) -> tuple[int, ...]:
+        args, asked = self.args, self.args.length_buckets
+        if not _can_be_read(source):
+            raise BadInput(
+                f"Cannot choose length_buckets={asked!r} from a stream.",
+                why="the lengths of its samples are not known before they come.",
+                fix="list the lengths, as in length_buckets=[64, 128, 256], or leave it out.",
+            )
+        lengths = self._lengths_of(as_rows(source))
+        limit = self._longest_input
+        if asked != "auto":
+            assert isinstance(asked, int)  # a list is no choice
+            return choose(lengths, asked, _MULTIPLE, limit=limit)
+        cost = _COMPILED if args.torch_compile else _COSTS.get(self._session.backend.name, 0)
+        passes = float(args.num_train_epochs)
+        if args.max_steps > 0:
+            step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+            passes = args.max_steps * step / len(lengths)
+        per_pass = cost / max(passes, 1e-9)
+        return choose(lengths, _MOST, _MULTIPLE, limit=limit, cost_per_shape=per_pass)
+
+    def _lengths_of(self, dataset: Any) -> Numbers:
+        """Return the samples' lengths, counted once."""
+        kept = self._measured_lengths
+        if kept is None or kept[0] is not dataset:
+            kept = (
+                dataset,
+                self._count_lengths(dataset, self.args.length_column_name, self._input_name),
+            )
+            self._measured_lengths = kept
+        return kept[1]
+
+    def _count_lengths(self, dataset: Any, column: str, name: str) -> Numbers:
+        before = hold()  # a data set may draw while it is read
+        try:
+            return np.asarray(lengths_of(dataset, column, name), dtype=np.int64)
+        finally:
+            put_back(before)
+
+    def _target_lengths(self, source: Any, buckets: tuple[int, ...]) -> tuple[int, ...] | None:
+        """Return how long targets are made for each length, where a model reads two sequences."""
+        config = getattr(base_model(self.model), "config", None)
+        if not getattr(config, "is_encoder_decoder", False) or not _can_be_read(source):
+            return None
+        try:
+            targets = self._count_lengths(source, "", "labels")
+        except BadInput:  # no labels to count: none to pad
+            return None
+        place = np.searchsorted(buckets, self._lengths_of(source)).clip(max=len(buckets) - 1)
+        longest = np.ones(len(buckets), dtype=np.int64)
+        np.maximum.at(longest, place, targets)
+        # A short sample may move up to any longer bucket.
+        longest = np.maximum.accumulate(longest)
+        return tuple((-(-longest // _MULTIPLE) * _MULTIPLE).tolist())
+
+    def _small_because(self, dataset: Any, *, is_training: bool) -> str | None:
+        """Say why a last batch cannot be filled with rows that count nothing; None where it can."""
+        kind = type(self)
+        step = "training_step" if is_training else "prediction_step"
+        own = [name for name in ("compute_loss", step) if not _is_ours(getattr(kind, name))]
+        if own or self.compute_loss_func is not None:
+            return f"{own[0] if own else 'compute_loss_func'} is your own"
+        if self._run.options.loaders.dispatch_batches:
+            return "batches are dealt out by the first process"
+        model = base_model(self.model)
+        if is_training and any(_is_batch_norm(module) for module in model.modules()):
+            return "batch normalisation would count the rows that fill it"
+        return _loss_counts_all(model) or _unlike_classes(dataset)
+
+
+def _loss_counts_all(model: nn.Module) -> str | None:
+    """Say why a model's loss may count a row whose labels are -100; None where it does not."""
+    kind, config = type(model), getattr(model, "config", None)
+    known = kind.__module__.startswith("transformers.") and kind.__name__.endswith(_COUNTING)
+    if not known:
+        return f"the loss of {kind.__name__} is not known to leave out rows labelled -100"
+    if getattr(config, "output_router_logits", False):
+        return "the loss of its router counts every row"
+    problem = getattr(config, "problem_type", None)
+    classifies = kind.__name__.endswith("ForSequenceClassification")
+    if problem in ("regression", "multi_label_classification") or (
+        classifies and getattr(config, "num_labels", 2) == 1
+    ):
+        return "its labels are no classes, and none of their values is left out of the loss"
+    return None
+
+
+def _unlike_classes(dataset: Any) -> str | None:
+    """Say that labels are no whole numbers, where the first sample shows it."""
+    if not _can_be_read(dataset):
+        return "a stream does not tell how many samples come"
+    before = hold()
+    try:
+        first = dataset[0] if len(dataset) else None
+    finally:
+        put_back(before)
+    labels = next((first[n] for n in _NAMES if isinstance(first, dict) and n in first), None)
+    if labels is not None and np.asarray(labels).dtype.kind == "f":
+        return "its labels are no classes, and none of their values is left out of the loss"
+    return None
+
+
+def _can_be_read(dataset: Any) -> bool:
+    return not isinstance(dataset, IterableDataset) and has_length(dataset)
+
+
+def _walks_all(sampler: Sampler[Any] | None, dataset: Any) -> bool:
+    """Whether a sampler of ours deals every sample once, so that the last batch is known."""
+    return type(sampler) in (Bucketed, SequentialSampler, RandomSampler) and _can_be_read(dataset)
+
+
+def _is_ours(method: Any) -> bool:
+    return str(getattr(method, "__module__", "")).startswith("anytrain.")
+
+
+def _is_batch_norm(module: nn.Module) -> bool:
+    return isinstance(module, nn.modules.batchnorm._BatchNorm)
