@@ -25,11 +25,13 @@ _COMMANDS = {
     "test": ("anytrain.cli.selftest:selftest", "Check processes and a few training steps here."),
     "glue": ("anytrain.cli.glue:glue", "Train text classification: a GLUE task or your files."),
     "demo": ("anytrain.cli.demo:demo", "Train a small model here and now."),
+    "why": ("anytrain.cli.why:why", "Show where a run's time went, and what to do about it."),
     "checkpoint": ("anytrain.cli.checkpoint:app", "List, show, verify and prune checkpoints."),
     "verify-resume": (
         "anytrain.cli.verify_resume:verify_resume",
         "Kill your training at random and prove that it resumes exactly.",
     ),
+    "bench": ("anytrain.cli.bench:app", "Train the same job with anytrain and its peers."),
 }
 
 

@@ -74,7 +74,7 @@ class Span:
 class Ledger:
     """Seconds of wall time by name; begins when it is made."""
 
-    __slots__ = ("_spans", "hidden", "outer", "running", "since")
+    __slots__ = ("_spans", "hidden", "outer", "own_loop", "running", "since")
 
     def __init__(self) -> None:
         self._spans: dict[str, Span] = {}
@@ -85,6 +85,8 @@ class Ledger:
         """When the running span began, or was last looked at."""
         self.hidden = 0.0
         """Seconds of waiting that cost nothing, because the device was still busy."""
+        self.own_loop = True
+        """Whether the loop is the user's own, and does not name its parts."""
 
     def __reduce__(self) -> tuple[type[Ledger], tuple[()]]:
         return Ledger, ()  # time is measured in one process; a copy begins its own
@@ -123,6 +125,24 @@ class Ledger:
         before.seconds += now - self.since
         self.running, self.since = span, now
         return before.name
+
+    def enter_walk(self, updates: int) -> tuple[str, float, int] | None:
+        """Take what a loop of the user's own does between two batches for its step."""
+        if not self.own_loop or self.outer:
+            return None
+        before = self.rest("step")
+        return "other" if before == "start" else before, self.span("step").seconds, updates
+
+    def leave_walk(self, entered: tuple[str, float, int] | None, updates: int) -> None:
+        """End what `enter_walk` began; a walk in which nothing was updated was an evaluation."""
+        if entered is None:
+            return
+        before, seconds, done = entered
+        self.rest(before)
+        step = self.span("step")
+        if updates == done > 0:
+            self.span("evaluate").seconds += step.seconds - seconds
+            step.seconds = seconds
 
     def hide(self, name: str, behind: str = "step") -> None:
         """Give the last use's time to what the device was doing meanwhile: it cost nothing."""

@@ -126,6 +126,7 @@ def fit(
 ) -> None:
     """Train to the last step, or until somebody asks to stop."""
     ledger = ledger or Ledger()
+    ledger.own_loop = False
     ledger.rest("other")
     asked: Requests = frozenset()
     while progress.epoch < progress.num_epochs and "stop" not in asked:

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 from anytrain.core.errors import BadInput, BadType, CheckpointError, Notice
 from anytrain.doors.accelerator.options import ProjectConfiguration
 from anytrain.engine import checkpoint
-from anytrain.engine.assemble import snapshot
+from anytrain.engine.assemble import snapshot, timing
 from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals, tell_failure
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint import foreign
@@ -59,14 +59,17 @@ class Saving:
         def take(folder: Path) -> checkpoint.Snapshot:
             return snapshot.take(self._run, registered, hooks, folder)
 
-        self.finish_saving()
-        if blocking:
-            outcome = store.save(name, take, world=found.world)
-            if tell_failure(outcome):
-                return os.fspath(store.root / name)
-        else:
-            self._writer_for(store).begin(name, take)
-            found.cursor.stops = self._between
+        with found.ledger.span("wait"):
+            found.backend.synchronize(found.device)
+        with found.ledger.span("save"):
+            self.finish_saving()
+            if blocking:
+                outcome = store.save(name, take, world=found.world)
+                if tell_failure(outcome):
+                    return os.fspath(store.root / name)
+            else:
+                self._writer_for(store).begin(name, take)
+                found.cursor.stops = self._between
         self.project_configuration.iteration += 1
         return os.fspath(store.root / name)
 
@@ -144,6 +147,12 @@ class Saving:
         if self.project_configuration.project_dir is not None:
             found = self._run.session
             self._between.interrupts = stop_on_signals(found, self._save_interrupted)
+            self._between.timesheet = timing.timesheet(
+                found,
+                self.project_configuration.project_dir,
+                begin=lambda: {"step": 0},
+                standing=lambda: {"step": found.cursor.updates},
+            )
             found.cursor.stops = self._between
 
     def _save_interrupted(self) -> str:

@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from anytrain.doors.callbacks.control import TrainerControl
@@ -18,8 +19,9 @@ _SHORT = {"learning_rate": "lr"}
 _TIMES = ("_runtime", "_samples_per_second", "_steps_per_second")
 
 Facts = Callable[[], Mapping[str, Any]]
-"""Returns what the run knows of itself: "samples_per_step" (a number) and "device_memory"
-(bytes in use by device). Asked when the training begins and at each log entry."""
+"""Returns what the run knows of itself: "samples_per_step" (a number), "device_memory" (bytes in
+use by device) and "remark" (returns a line on where the time went, or None). Asked when the
+training begins, at each log entry and at the end."""
 
 
 class PrinterCallback(TrainerCallback):
@@ -56,6 +58,7 @@ class ProgressCallback(TrainerCallback):
         self._num_predicted = 0
         self._is_training = False
         self._began = 0.0
+        self._facts: Facts | None = None
 
     def on_train_begin(
         self,
@@ -70,6 +73,7 @@ class ProgressCallback(TrainerCallback):
             return
         self.close()
         self._is_training, self._began = True, time.monotonic()
+        self._facts = facts
         told = {} if facts is None else facts()
         self._shown().begin(
             Course(
@@ -133,8 +137,11 @@ class ProgressCallback(TrainerCallback):
     ) -> None:
         """Show what came of the training."""
         if self._console is not None and self._is_training:
-            self._console.end(summarize(args, state, time.monotonic() - self._began))
-        self._is_training, self._console = False, None
+            summary = summarize(args, state, time.monotonic() - self._began)
+            told = {} if self._facts is None else self._facts()
+            remark = told.get("remark", lambda: None)()
+            self._console.end(replace(summary, remark=remark))
+        self._is_training, self._console, self._facts = False, None, None
 
     def close(self) -> None:
         """Stop showing, and leave the screen in order."""

@@ -16,9 +16,11 @@ from anytrain.core.events import EventKind
 from anytrain.doors.callbacks import Callbacks, TrainerControl
 from anytrain.doors.trainer.outputs import speed_metrics
 from anytrain.doors.trainer.reports import Reports
+from anytrain.doors.trainer.timing import remark
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.loop import Progress, Requests
 from anytrain.engine.recording.journal import Journal
+from anytrain.engine.recording.timesheet import Timesheet
 from anytrain.engine.recording.trackers import Trackers, resolve
 from anytrain.engine.recording.trackers.values import read
 
@@ -37,6 +39,7 @@ class Recording(Reports):
     _run: Run
     _progress: Progress
     _trackers: Trackers | None
+    _timesheet: Timesheet | None
     _journal: Journal | None
     _tokens: torch.Tensor | int | None
     current_flos: float
@@ -199,7 +202,11 @@ class Recording(Reports):
         if session.device.type != "cpu":  # the host's own memory is shown anyway
             used = session.backend.memory(session.device).used_bytes
             memory = {str(session.device): used}
-        return {"samples_per_step": self._samples_per_step(), "device_memory": memory}
+        return {
+            "samples_per_step": self._samples_per_step(),
+            "device_memory": memory,
+            "remark": lambda: remark(self._timesheet),
+        }
 
     def _samples_per_step(self) -> int:
         args = self.args

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from anytrain.core.clock import OUTSIDE
 from anytrain.engine.assemble import timing
+from anytrain.engine.recording.timesheet import Timesheet
 from anytrain.insight.report.why import judge
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
 
+_WORTH_A_REMARK_S = 10.0
 # What a remedy may have to do with.
 _SETTINGS = (
     "per_device_train_batch_size",
@@ -34,7 +36,6 @@ _SETTINGS = (
 def recorded(trainer: Trainer) -> Iterator[None]:
     """Keep the record of a training in its folder; the time after it is the user's own."""
     ledger, first = trainer._session.ledger, trainer.state.global_step
-    ledger.begin()
     sheet = None
     if trainer.args.output_dir is not None:
         sheet = timing.timesheet(
@@ -43,6 +44,9 @@ def recorded(trainer: Trainer) -> Iterator[None]:
             begin=lambda: {"step": first, **_begin(trainer)},
             standing=lambda: _standing(trainer),
         )
+        sheet.start()
+    else:
+        ledger.begin()
     trainer._timesheet = trainer._between.timesheet = sheet
     how = "failed"
     try:
@@ -53,13 +57,15 @@ def recorded(trainer: Trainer) -> Iterator[None]:
         raise
     finally:
         if sheet is not None:
-            sheet.write(how)
+            sheet.end(how)
         ledger.rest(OUTSIDE)
 
 
-def remark(trainer: Trainer) -> str | None:
+def remark(sheet: Timesheet | None) -> str | None:
     """Return where the time went, in a line, if something other than the step took much of it."""
-    finding = None if trainer._timesheet is None else judge(trainer._timesheet.life())
+    if sheet is None or sheet.seconds_since_start() < _WORTH_A_REMARK_S:
+        return None
+    finding = judge(sheet.life())
     return None if finding is None or finding.is_step else finding.line()
 
 

@@ -26,7 +26,9 @@ class BetweenSteps:
         return BetweenSteps, ()  # a pickled run neither writes nor listens for signals
 
     def arm(self) -> None:
-        """Begin to listen for signals, where there is a place to save."""
+        """Begin to count the time, and to listen for signals where there is a place to save."""
+        if self.timesheet is not None:
+            self.timesheet.start(ends_at_exit=True)
         if self.interrupts is not None:
             self.interrupts.arm()
 
@@ -40,7 +42,9 @@ class BetweenSteps:
             self.interrupts.boundary()
 
     def disarm(self) -> None:
-        """Give the signals back."""
+        """Give the signals back: the run is over."""
+        if self.timesheet is not None:
+            self.timesheet.end("finished")
         if self.interrupts is not None:
             self.interrupts.disarm()
 

@@ -44,6 +44,8 @@ class Summary:
     best_checkpoint: str | None = None
     results: str | None = None
     """Where the results lie."""
+    remark: str | None = None
+    """Where the time went, if something but the steps took much of it."""
 
     @property
     def title(self) -> str:
@@ -68,6 +70,8 @@ class Summary:
             rows.append(("best checkpoint", self.best_checkpoint))
         if self.results:
             rows.append(("results", self.results))
+        if self.remark:
+            rows.append(("time went to", self.remark))
         return rows
 
     def _steps(self) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from time import perf_counter
@@ -42,11 +44,24 @@ class Timesheet:
         self._ledger = ledger
         self._begin, self._standing = begin, standing
         self._is_main = is_main
-        self._has_begun = self._has_complained = False
+        self._has_started = self._has_begun = self._has_complained = False
         self._how: str | None = None
         self._num_revisions = 0
         self._started = perf_counter()
         self._due = self._started
+
+    def start(self, *, ends_at_exit: bool = False) -> None:
+        """Begin the run, once; one that never says when it is over ends with its process."""
+        if not self._has_started:
+            self._has_started = True
+            self._ledger.begin()
+            if ends_at_exit:
+                atexit.register(_end, weakref.ref(self))
+
+    def end(self, how: str) -> None:
+        """Say how the run ended, if it began and has not ended yet."""
+        if self._has_started and self._how is None:
+            self.write(how)
 
     def note(self) -> None:
         """Write how things stand, if it is time to; cheap enough for every step."""
@@ -72,6 +87,10 @@ class Timesheet:
             self._complain(error)
         now = perf_counter()
         self._due = now + max(_LEAST_S, (now - self._started) * _SHARE)
+
+    def seconds_since_start(self) -> float:
+        """Return the wall time of the run without its start."""
+        return sum(s for name, s in self._ledger.totals().items() if name != "start")
 
     def life(self) -> Life:
         """Return what a reader of the record would know now."""
@@ -102,3 +121,9 @@ class Timesheet:
                 Notice,
                 stacklevel=4,
             )
+
+
+def _end(sheet: weakref.ref[Timesheet]) -> None:
+    found = sheet()
+    if found is not None:
+        found.end("ended")

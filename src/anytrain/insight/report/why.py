@@ -23,9 +23,8 @@ MEANING = {
     "record": "compiling, or recording steps",
     "other": "the rest: callbacks, logging, trackers",
 }
-# From which share of the wall time on something other than the step takes too much.
+# From which share of the time after the start on something other than the step takes too much.
 _TOO_MUCH = {
-    "start": 0.4,
     "data": 0.1,
     "transfer": 0.05,
     "evaluate": 0.3,
@@ -34,8 +33,7 @@ _TOO_MUCH = {
     "other": 0.15,
 }
 _STEP = ("step", "wait")
-# Below it, seconds are too few to tell anything but how a process starts.
-_SHORT_S = 5.0
+_SLOW_START, _SLOW_START_S = 0.5, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +51,7 @@ class Finding:
 
     def line(self) -> str:
         """Return it as one line."""
-        return f"{self.share:.0%} {MEANING[self.name]}. {self.remedy}"
+        return f"{MEANING[self.name]}: {self.share:.0%}. {self.remedy}"
 
 
 def shares(life: Life) -> dict[str, float]:
@@ -66,15 +64,20 @@ def shares(life: Life) -> dict[str, float]:
 
 def judge(life: Life) -> Finding | None:
     """Return the one thing to change; None where nothing stands out."""
-    found = shares(life)
-    beyond = {
-        name: share for name, share in found.items() if share >= _TOO_MUCH.get(name, float("inf"))
+    seconds, found = life.seconds, shares(life)
+    start = seconds.get("start", 0.0)
+    # The start is paid once: what is paid at every step is weighed against the steps' own time.
+    running = sum(seconds.values()) - start
+    excess = {
+        name: seconds[name] / running / bound
+        for name, bound in _TOO_MUCH.items()
+        if running and name in seconds
     }
-    if "start" in beyond and (len(beyond) > 1 or sum(life.seconds.values()) < _SHORT_S):
-        del beyond["start"]  # it is paid once: what is paid at each step comes first
-    if beyond:
-        name = max(beyond, key=lambda name: beyond[name] / _TOO_MUCH[name])
-        return Finding(name, beyond[name], _REMEDIES[name](life))
+    worst = max(excess, key=excess.__getitem__, default="")
+    if worst and excess[worst] >= 1:
+        return Finding(worst, found[worst], _REMEDIES[worst](life))
+    if start >= _SLOW_START_S and found["start"] >= _SLOW_START:
+        return Finding("start", found["start"], _for_the_start(life))
     remedy = _for_the_step(life)
     share = sum(found.get(name, 0.0) for name in _STEP)
     return None if remedy is None else Finding("step", share, remedy)
@@ -122,8 +125,9 @@ def _for_data(life: Life) -> str:
         )
     if cores <= 2:
         return (
-            f"The machine has {cores} cores, so workers would take them from the step: do the work "
-            "on each sample once, before training (tokenise, decode, resize), and keep it."
+            "Do the work on each sample once, before training (tokenise, decode, resize), and keep "
+            f"it. With {cores} cores a worker (dataloader_num_workers=1) helps only where samples "
+            "wait for a disk or a network."
         )
     return (
         f"Batches are made in the training process: pass dataloader_num_workers={min(cores - 1, 4)}"
@@ -208,9 +212,8 @@ def _for_the_step(life: Life) -> str | None:
     return None
 
 
-_BUCKETS = "length buckets"
+_BUCKETS = 'length_buckets="auto"'
 _REMEDIES = {
-    "start": _for_the_start,
     "data": _for_data,
     "transfer": _for_transfer,
     "evaluate": _for_evaluation,
