@@ -1,0 +1,253 @@
+"""Steps recorded as CUDA graphs: the same training, and plain words where it cannot be."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from anytrain import Accelerator, Trainer
+from anytrain.doors.callbacks import TrainerCallback
+from anytrain.engine.assemble import current
+from equivalence import twins
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True)
+def _deterministic(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def unmasked(rows: twins.Rows) -> twins.Rows:
+    """Return rows without a mask: outside a recording transformers looks at a mask's values."""
+    return [{n: v for n, v in row.items() if n != "attention_mask"} for row in rows]
+
+
+def train(folder: Path, engine: str, make: Callable[[], nn.Module], **given: Any) -> Any:
+    settings = {
+        "train_dataset": unmasked(twins.sentences(64)),
+        "learning_rate": 5e-3,
+        "use_cpu": False,
+        "max_steps": 12,
+        "logging_steps": 1,
+        "per_device_train_batch_size": 8,
+        "step_engine": engine,
+    }
+    trainer = twins.build(twins.OURS, folder / engine, model=make(), **{**settings, **given})
+    trainer.train()
+    return trainer
+
+
+def plan_of(trainer: Any) -> Any:
+    return trainer.accelerator.plan.step
+
+
+def assert_same(eager: Any, recorded: Any, *, exact: bool = True) -> None:
+    assert plan_of(recorded).value == "cuda_graph", plan_of(recorded).because
+    assert plan_of(eager).value == "eager"
+    for one, other in zip(eager.state.log_history, recorded.state.log_history, strict=True):
+        for name in ("loss", "grad_norm", "learning_rate"):
+            if name in one:
+                assert other[name] == pytest.approx(one[name], rel=0 if exact else 1e-3), one
+    weights = recorded.model.state_dict()
+    for name, weight in eager.model.state_dict().items():
+        if exact:
+            assert torch.equal(weight, weights[name]), name
+        else:
+            torch.testing.assert_close(weight, weights[name], rtol=2e-2, atol=2e-3)
+
+
+def frozen() -> nn.Module:
+    model = twins.bert()
+    for parameter in model.bert.embeddings.parameters():
+        parameter.requires_grad_(False)
+    return model
+
+
+def adapted() -> nn.Module:
+    peft = pytest.importorskip("peft")
+    config = peft.LoraConfig(target_modules=["query", "value"], task_type="SEQ_CLS", r=4)
+    return peft.get_peft_model(twins.bert(), config)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
+    "plain": (twins.bert, {}),
+    "dropout": (lambda: twins.bert(dropout=0.1), {}),
+    "bf16": (lambda: twins.bert(dropout=0.1), {"bf16": True}),
+    "fp16": (twins.bert, {"fp16": True}),
+    "accumulation": (twins.bert, {"gradient_accumulation_steps": 2}),
+    "no clipping": (twins.bert, {"max_grad_norm": 0}),
+    "cosine": (twins.bert, {"lr_scheduler_type": "cosine", "warmup_steps": 3}),
+    "constant": (twins.bert, {"lr_scheduler_type": "constant"}),
+    "decay": (twins.bert, {"weight_decay": 0.1}),
+    "sgd": (twins.bert, {"optim": "sgd"}),
+    "checkpointing": (twins.bert, {"gradient_checkpointing": True}),
+    "checkpointing and dropout": (
+        lambda: twins.bert(dropout=0.1),
+        {"gradient_checkpointing": True},
+    ),
+    "tied": (lambda: twins.gpt2(dropout=0.1), {"train_dataset": unmasked(twins.texts(64))}),
+    "frozen": (frozen, {}),
+    "lora": (adapted, {}),
+    "skip": (twins.bert, {"on_nonfinite": "skip"}),
+    "smoothing": (twins.bert, {"label_smoothing_factor": 0.1}),
+    "short last batch": (twins.bert, {"train_dataset": unmasked(twins.sentences(60))}),
+    "evaluated": (
+        twins.bert,
+        {"eval_strategy": "steps", "eval_steps": 3, "eval_dataset": twins.sentences(16)},
+    ),
+    "evaluated in bf16": (
+        twins.bert,
+        {
+            "eval_strategy": "steps",
+            "eval_steps": 4,
+            "eval_dataset": twins.sentences(16),
+            "bf16_full_eval": True,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_recorded_run_is_the_eager_run(tmp_path: Path, case: str) -> None:
+    make, given = CASES[case]
+    eager = train(tmp_path, "eager", make, **given)
+    recorded = train(tmp_path, "auto", make, **given)
+    assert_same(eager, recorded)
+
+
+def test_several_lengths_are_several_recordings(tmp_path: Path) -> None:
+    rows = twins.sentences(96, ragged=True)
+    given = {"train_dataset": rows, "data_collator": twins.pad, "max_steps": 24}
+    eager = train(tmp_path, "eager", twins.bert, **given)
+    recorded = train(tmp_path, "auto", twins.bert, **given)
+    assert_same(eager, recorded, exact=False)
+
+
+def test_recording_moves_no_random_number(tmp_path: Path) -> None:
+    offsets = []
+    for engine in ("eager", "auto"):
+        train(tmp_path, engine, lambda: twins.bert(dropout=0.1))
+        offsets.append(torch.cuda.default_generators[0].get_offset())
+    assert offsets[0] == offsets[1] > 0
+
+
+class Reads(nn.Module):
+    """A BERT that looks at a value on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = twins.bert()
+
+    def forward(self, **inputs: Any) -> Any:
+        outputs = self.inner(**inputs)
+        if outputs["loss"].item() > 1e9:
+            outputs["loss"] = outputs["loss"] * 0
+        return outputs
+
+
+def test_a_line_that_reads_a_value_is_named_and_the_run_goes_on(tmp_path: Path) -> None:
+    eager = train(tmp_path, "eager", Reads)
+    tried = train(tmp_path, "auto", Reads)
+    assert plan_of(tried).value == "eager"
+    assert 'outputs["loss"].item() > 1e9' in plan_of(tried).because
+    assert "test_recorded_on_cuda.py line" in plan_of(tried).because
+    for name, weight in eager.model.state_dict().items():
+        assert torch.equal(weight, tried.model.state_dict()[name]), name
+
+
+class Looks(TrainerCallback):
+    """Look into the middle of a step."""
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Look."""
+
+
+def test_a_callback_inside_a_step_is_named(tmp_path: Path) -> None:
+    trainer = train(tmp_path, "auto", twins.bert, callbacks=[Looks()])
+    assert plan_of(trainer).value == "eager"
+    assert "middle of a step" in plan_of(trainer).because
+
+
+def test_an_own_training_step_is_named(tmp_path: Path) -> None:
+    class Own(Trainer):
+        """A Trainer with a training_step of its own."""
+
+        def training_step(self, *args: Any, **kwargs: Any) -> Any:
+            return super().training_step(*args, **kwargs)
+
+    trainer = train(tmp_path, "auto", twins.bert, kind=lambda made: Own)
+    assert plan_of(trainer).value == "eager"
+    assert "training_step" in plan_of(trainer).because
+
+
+def test_a_bad_step_is_left_out_of_a_recorded_run(tmp_path: Path) -> None:
+    rows = twins.points(64)
+    rows[40]["x"] = [float("nan")] * len(rows[40]["x"])
+    given = {"train_dataset": rows, "on_nonfinite": "skip"}
+    eager = train(tmp_path, "eager", twins.regression, **given)
+    recorded = train(tmp_path, "auto", twins.regression, **given)
+    assert plan_of(recorded).value == "cuda_graph", plan_of(recorded).because
+    for name, weight in eager.model.state_dict().items():
+        assert torch.isfinite(weight).all()
+        assert torch.equal(weight, recorded.model.state_dict()[name]), name
+
+
+def test_memory_stays_near_the_eager_runs(tmp_path: Path) -> None:
+    big = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    peaks = []
+    for engine in ("eager", "auto"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        trainer = train(
+            tmp_path,
+            engine,
+            lambda: twins.bert(**big, max_position_embeddings=256),
+            train_dataset=unmasked(twins.sentences(64, length=128)),
+            bf16=True,
+        )
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        trainer.model.cpu()
+        del trainer
+    assert peaks[1] <= 1.15 * peaks[0]
+
+
+@pytest.mark.parametrize("accumulation", [1, 3])
+@pytest.mark.parametrize("precision", ["no", "bf16", "fp16"])
+def test_a_users_own_loop_gets_the_same_engine(
+    accumulation: int, precision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 1))
+    data = torch.randn(24, 16, 8)
+    results = []
+    for engine in ("eager", "auto"):
+        monkeypatch.setenv("ANYTRAIN_STEP", engine)
+        current.clear()
+        accelerator = Accelerator(
+            mixed_precision=precision, gradient_accumulation_steps=accumulation
+        )
+        model = copy.deepcopy(first)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=20)
+        loader = torch.utils.data.DataLoader(data, batch_size=None)
+        model, optimizer, loader, schedule = accelerator.prepare(model, optimizer, loader, schedule)
+        step = accelerator.step(lambda m, x: m(x).float().square().mean(), max_grad_norm=1.0)
+        torch.manual_seed(1)
+        losses = [step(batch).loss for batch in loader]
+        assert accelerator.plan.step.value == ("eager" if engine == "eager" else "cuda_graph")
+        results.append(([float(v) for v in losses], copy.deepcopy(model.state_dict())))
+    (losses, weights), (losses_again, weights_again) = results
+    assert losses == losses_again
+    for name, weight in weights.items():
+        assert torch.equal(weight, weights_again[name]), name
