@@ -1,7 +1,7 @@
 """A data loader that yields this rank's batches, on the device, and knows its last one.
 
-It looks one batch ahead, so that the loop learns of the end before it is there. The position it
-reports is that of the batch handed out, not of the ones read ahead.
+It reads ahead, so that the loop learns of the end before it is there. The position it reports is
+that of the batch handed out, not of the ones read ahead.
 """
 
 from __future__ import annotations
@@ -20,32 +20,16 @@ from torch.utils.data import DataLoader, IterableDataset
 from anytrain.core.clock import Ledger
 from anytrain.core.errors import Notice
 from anytrain.engine import rng
+from anytrain.engine.data.ahead import Ahead, Placement
 from anytrain.engine.data.dispatch import dispatch
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets, load
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.prepared.rebuild import rebuild, skipping
-from anytrain.engine.tree import map_tensors
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.parallel.world import World
 
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Put batches where they are computed."""
-
-    backend: Backend
-    device: torch.device
-    non_blocking: bool = False
-
-    def __call__(self, batch: Any) -> Any:
-        """Return the batch on the device."""
-        place, device, non_blocking = self.backend.place, self.device, self.non_blocking
-        return map_tensors(
-            lambda tensor: place(tensor, device, non_blocking),
-            batch,
-            movable=lambda thing: thing.to(device),
-        )
+__all__ = ["Placement", "PreparedLoader", "Walk"]
 
 
 @dataclass(slots=True)
@@ -182,35 +166,27 @@ class PreparedLoader(DataLoader[Any]):
         done = skip * each if skip is not None else resume["done"] if resume else 0
         self._begin(resume)
         walk.cursor.enter(self)
-        ledger = walk.ledger
-        entered, waiting = ledger.enter_walk(walk.cursor.updates), ledger.span("data")
+        ledger, batches = walk.ledger, None
+        entered = ledger.enter_walk(walk.cursor.updates)
         try:
-            with waiting:
-                batches, place = self._after(done, resume), walk.placement
-                current = next(batches, _NOTHING)
-            reached = walk.stream_state()
-            while current is not _NOTHING:
-                if place is not None:
-                    with ledger.span("transfer"):
-                        current = place(current)
-                with waiting:
-                    following = next(batches, _NOTHING)
-                if not walk.backend.is_idle(walk.device):
-                    ledger.hide("data")
-                if following is _NOTHING:
+            with ledger.span("data"):
+                batches = self._after(done, resume)
+            for current in batches:
+                if batches.is_last:
                     self._finish()
                 own["_done"] = done = done + each
-                own["_stream"], reached = reached, walk.stream_state()
+                own["_stream"] = batches.reached
                 yield current
                 if walk.cursor.stops is not None:
                     walk.cursor.between(self)
-                current = following
             self.iteration += 1
             self._rewind()
         except GeneratorExit:  # left early, by a break: the next walk begins at the start
             self._rewind()
             raise
         finally:
+            if batches is not None:
+                batches.close()
             walk.cursor.leave(self)
             ledger.leave_walk(entered, walk.cursor.updates)
 
@@ -246,26 +222,31 @@ class PreparedLoader(DataLoader[Any]):
         if walk.tickets is not None:
             walk.tickets.begin(self._seed or 0, self.iteration)
 
-    def _after(self, done: int, resume: dict[str, Any] | None) -> Iterator[Any]:
+    def _after(self, done: int, resume: dict[str, Any] | None) -> Ahead:
         """Return the epoch's batches less the first ones, in the order a checkpoint names.
 
         Making the iterator draws from torch's generator, so after a resume the generators are
         set to the epoch's start first, and back to what the checkpoint restored last.
         """
         if not done and resume is None:
-            return self._batches(self.base_dataloader)
+            return self._ahead(self._batches(self.base_dataloader))
         now = _process_generators()
         before = None if resume is None else self._take_order(resume["at_start"])
         base, drop = self._rest(done, resume)
         batches = self._batches(base)
         for _ in range(drop):
-            next(batches, _NOTHING)
-        first = next(batches, _NOTHING)  # draws the permutation
+            next(batches, None)
+        ahead = self._ahead(batches)
+        ahead.fill()  # draws the permutation, and what the walk before had drawn ahead
         if resume is not None:
             _set_process_generators(now)
         if before is not None:
             self.get_sampler().generator = before
-        return _chain(first, batches)
+        return ahead
+
+    def _ahead(self, batches: Iterator[Any]) -> Ahead:
+        walk = self.walk
+        return Ahead(batches, walk.placement, walk.stream_state, walk.ledger)
 
     def _take_order(self, at_start: dict[str, Any]) -> torch.Generator | None:
         """Set the generators as they were when the epoch's order was drawn.
@@ -451,9 +432,6 @@ class PreparedLoader(DataLoader[Any]):
         return PreparedLoader, (self.base_dataloader, self.walk, self._drop_last, self._seed)
 
 
-_NOTHING = object()
-
-
 def _process_generators() -> dict[str, Any]:
     """Return the process's own generators: samplers draw orders from any of them."""
     return {
@@ -467,12 +445,6 @@ def _set_process_generators(state: dict[str, Any]) -> None:
     random.setstate(state["python"])
     np.random.set_state(state["numpy"])
     torch.set_rng_state(state["torch"])
-
-
-def _chain(first: Any, rest: Iterator[Any]) -> Iterator[Any]:
-    if first is not _NOTHING:
-        yield first
-        yield from rest
 
 
 def _ticketed(batches: Any, tickets: Tickets | None) -> Any:

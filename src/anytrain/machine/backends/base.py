@@ -5,13 +5,23 @@ INVARIANT: a vendor's API is named in its own file and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Protocol
 
 import torch
 
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
+
+
+class Lane(Protocol):
+    """A way to the device beside what it computes: copies run on it meanwhile."""
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin to copy; return the copy, which nobody may read before it has arrived."""
+
+    def sent(self) -> Callable[[], None]:
+        """Return what lets the device wait for all that was sent before; the host never waits."""
 
 
 class Backend(Protocol):
@@ -42,6 +52,9 @@ class Backend(Protocol):
 
     def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
         """Return the tensor on the device, in a dtype the device has."""
+
+    def lane(self, device: torch.device) -> Lane | None:
+        """Return a way to copy while the device computes; None where there is none."""
 
     def end_step(self) -> None:
         """Mark the end of an optimizer step; torch_xla cuts its graph here."""

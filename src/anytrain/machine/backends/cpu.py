@@ -71,6 +71,9 @@ class Cpu:
         """Return the tensor in host memory; waits, since a half-copied batch can be read here."""
         return tensor.to(device)
 
+    def lane(self, device: torch.device) -> None:
+        """Return None: a batch is where it is computed."""
+
     def end_step(self) -> None:
         """Do nothing: the CPU ran each op as it came."""
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -19,6 +19,7 @@ from anytrain.core.errors import BadInput, DeviceBroken, WrongOrder
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
 from anytrain.machine.backends import trial
+from anytrain.machine.backends.base import Lane
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _SMI_LIMIT_S = 10
@@ -101,6 +102,10 @@ class Cuda:
         from_pinned = tensor.device.type == "cpu" and tensor.is_pinned()
         return tensor.to(device, non_blocking=non_blocking or from_pinned)
 
+    def lane(self, device: torch.device) -> Lane:
+        """Return a stream of its own for copies from pinned memory."""
+        return _SideStream(device)
+
     def end_step(self) -> None:
         """Do nothing: a stream needs no cut."""
 
@@ -168,6 +173,42 @@ class Cuda:
     def compilations(self) -> int | None:
         """Return None: nothing compiles by itself."""
         return None
+
+
+class _SideStream:
+    """Copies from pinned memory, on a stream beside the one that computes.
+
+    A copy's memory is the computing stream's, which uses it again in its own order. So a copy
+    begins when all that was computed before it is done, and memory in use never grows, however
+    far the host runs ahead.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+        self._is_open = False
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Begin to copy a plain tensor of the host's; move any other one at once."""
+        plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
+        if tensor.device.type != "cpu" or not plain or tensor.requires_grad:
+            return tensor.to(self._device)
+        copy = torch.empty_like(tensor, device=self._device)
+        if not self._is_open:
+            self._is_open = True
+            self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            # The host's allocator keeps the pinned memory until this stream is through with it.
+            copy.copy_(tensor if tensor.is_pinned() else tensor.pin_memory(), non_blocking=True)
+        return copy
+
+    def sent(self) -> Callable[[], None]:
+        """Return what lets the current stream wait for the copies."""
+        if not self._is_open:
+            return lambda: None
+        self._is_open = False
+        event = self._stream.record_event()
+        return lambda: torch.cuda.current_stream(self._device).wait_event(event)
 
 
 def _count() -> tuple[int, str]:

@@ -6,7 +6,7 @@ machine can be seen without that machine.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -14,6 +14,7 @@ import torch
 
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
+from anytrain.machine.backends.base import Lane
 
 _MODEST = Capabilities(
     backend="fake",
@@ -64,6 +65,10 @@ class Fake:
             return tensor.to(device, torch.float32)
         return tensor.to(device)
 
+    def lane(self, device: torch.device) -> Lane:
+        """Return a way on which nothing is there before it has arrived."""
+        return _SlowLane(self, device)
+
     def end_step(self) -> None:
         """Do nothing."""
 
@@ -102,3 +107,28 @@ class Fake:
     def compilations(self) -> int | None:
         """Return None: nothing compiles."""
         return None
+
+
+class _SlowLane:
+    """Copies that hold nothing but zeros until somebody waits for them."""
+
+    def __init__(self, backend: Fake, device: torch.device) -> None:
+        self._backend, self._device = backend, device
+        self._under_way: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return zeros for now."""
+        placed = self._backend.place(tensor, self._device, non_blocking=True)
+        copy = torch.zeros_like(placed)
+        self._under_way.append((copy, placed))
+        return copy
+
+    def sent(self) -> Callable[[], None]:
+        """Return what fills the copies."""
+        sent, self._under_way = self._under_way, []
+
+        def arrive() -> None:
+            for copy, placed in sent:
+                copy.copy_(placed)
+
+        return arrive

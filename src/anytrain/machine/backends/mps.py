@@ -112,6 +112,9 @@ class Mps:
         _tell_narrowed(tensor.dtype, narrower)
         return tensor.to(narrower).to(device)
 
+    def lane(self, device: torch.device) -> None:
+        """Return None: copies are in the order of what is computed."""
+
     def end_step(self) -> None:
         """Do nothing: Metal's queue needs no cut."""
 

@@ -129,6 +129,9 @@ class Tpu:
         """Return the tensor on the TPU."""
         return tensor.to(device, non_blocking=non_blocking)
 
+    def lane(self, device: torch.device) -> None:
+        """Return None: the runtime orders copies itself."""
+
     def end_step(self) -> None:
         """Do nothing: torch_tpu runs eagerly and has no step to mark."""
 

@@ -97,6 +97,9 @@ class Xla:
         """Return the tensor on the device; the transfer happens with the next graph."""
         return tensor.to(device)
 
+    def lane(self, device: torch.device) -> None:
+        """Return None: the runtime orders copies itself."""
+
     def end_step(self) -> None:
         """Cut the graph here, and start it."""
         _library().sync()
