@@ -9,6 +9,7 @@ from typing import Any
 import typer
 
 RUN = typer.Argument(help="A run's output_dir; an Accelerator's project_dir.")
+_SHOWN = 0.0005
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of a table.")
 
 
@@ -36,22 +37,24 @@ def _print(told: dict[str, Any]) -> None:
     from anytrain.insight.report.why import MEANING
 
     console = Console(highlight=False)
-    console.print(Text(_heading(told), style="bold"))
+    console.print(Text(_heading(told), style="bold"), soft_wrap=True)
     table = Table("time", "seconds", "share", "what")
     for column in table.columns[1:3]:
         column.justify = "right"
     for name, share in told["shares"].items():
+        if share < _SHOWN:
+            continue
         row = (name, f"{told['seconds'][name]:.1f}", f"{share:.1%}", MEANING.get(name, ""))
         table.add_row(*map(Text, row))
     console.print(table)
     for line in _facts(told):
-        console.print(Text(line))
+        console.print(Text(line), soft_wrap=True)
     finding = told["finding"]
     if finding is None:
         console.print(Text("Nothing takes more than its due."))
     else:
-        console.print(Text(f"{finding['share']:.0%} {MEANING[finding['name']]}."), style="bold")
-        console.print(Text(finding["remedy"]))
+        console.print(Text(f"{finding['share']:.0%} {MEANING[finding['name']]}.", style="bold"))
+        console.print(Text(finding["remedy"]), soft_wrap=True)
 
 
 def _heading(told: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ _OWN_FILES = (
     RECORD,
     "trainer_state.json",
     "metrics.jsonl",
+    "timesheet.jsonl",
     "result.json",
     "*_results.json",
     "predict_results*.txt",

@@ -30,7 +30,7 @@ def timesheet(
 def known(session: Session) -> Mapping[str, Any]:
     """Return what is known of a session when a run begins."""
     return {
-        "plan": {name: asdict(choice) for name, choice in session.plan.reasons().items()},
+        "plan": {name: asdict(choice) for name, choice in session.planned.reasons().items()},
         "device": str(session.device),
         "world_size": session.world.size,
         "num_cores": os.cpu_count(),

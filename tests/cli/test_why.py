@@ -1,0 +1,117 @@
+"""`anytrain why` on real runs, as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from launching import child_environment, run_command, script_file
+
+ENDLESS = """
+import sys, time
+import torch
+from anytrain import Trainer, TrainingArguments
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 64
+    def __getitem__(self, index):
+        time.sleep(0.005)
+        return {"x": torch.full((4,), index / 64.0), "labels": torch.tensor(index % 2)}
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 2)
+    def forward(self, x, labels=None):
+        logits = self.layer(x)
+        return {"loss": torch.nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+settings = TrainingArguments(
+    output_dir=sys.argv[1], report_to="none", use_cpu=True, max_steps=100_000, save_strategy="no"
+)
+Trainer(Model(), settings, train_dataset=Slow()).train()
+"""
+OWN_LOOP = """
+import sys, time
+import torch
+from anytrain import Accelerator
+
+accelerator = Accelerator(cpu=True, project_dir=sys.argv[1])
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=4)
+model, optimizer, data, test = accelerator.prepare(model, optimizer, data, data)
+for epoch in range(2):
+    for batch in data:
+        time.sleep(0.01)
+        accelerator.backward(model(batch).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+    for batch in test:
+        with torch.no_grad():
+            model(batch)
+        time.sleep(0.03)
+accelerator.save_state(sys.argv[1] + "/saved")
+"""
+WHY = [sys.executable, "-m", "anytrain", "why"]
+
+
+def why(folder: Path) -> dict[str, Any]:
+    told: dict[str, Any] = json.loads(run_command([*WHY, folder, "--json"]).stdout)
+    assert sum(told["shares"].values()) == pytest.approx(1, abs=0.02)
+    return told
+
+
+def test_a_killed_run_still_answers(tmp_path: Path) -> None:
+    with script_file(ENDLESS) as script:
+        process = subprocess.Popen(
+            [sys.executable, script, tmp_path],
+            env=child_environment(),
+            stdout=subprocess.DEVNULL,
+        )
+        try:
+            until = time.monotonic() + 60
+            record = tmp_path / "timesheet.jsonl"
+            while not record.exists() or len(record.read_text().splitlines()) < 4:
+                assert time.monotonic() < until
+                time.sleep(0.05)
+            assert why(tmp_path)["state"] == "running"
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+    told = why(tmp_path)
+    assert told["state"] == "killed"
+    assert told["steps"] > 0
+    assert told["finding"]["name"] == "data"
+
+
+def test_a_loop_of_ones_own_is_timed_too(tmp_path: Path) -> None:
+    began = time.time()
+    with script_file(OWN_LOOP) as script:
+        run_command([sys.executable, script, tmp_path])
+    took = time.time() - began
+    told = why(tmp_path)
+    assert 0.6 * took < told["wall_seconds"] <= took, "from the start of the process on"
+    assert (told["state"], told["step"]) == ("ended", 16)
+    assert told["finding"]["name"] == "evaluate"
+    assert told["seconds"]["step"] >= 0.16
+    assert 0.48 <= told["seconds"]["evaluate"] < told["seconds"]["step"] * 4
+    assert told["seconds"]["save"] > 0
+    shown = run_command([*WHY, tmp_path]).stdout
+    assert f"{tmp_path}: ended at step 16 after" in shown
+    assert told["finding"]["remedy"] in shown
+
+
+def test_a_folder_without_a_run_is_refused_in_words(tmp_path: Path) -> None:
+    told = run_command([*WHY, tmp_path], check=False)
+    assert told.returncode == 2
+    assert "There is no record of a run in" in told.stderr
+    assert "output_dir of a Trainer" in told.stderr

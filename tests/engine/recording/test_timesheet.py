@@ -1,0 +1,93 @@
+"""The record of a run's time: appended, torn lines left alone, read back life by life."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from anytrain.core import records
+from anytrain.core.clock import Ledger
+from anytrain.core.errors import BadInput, Notice
+from anytrain.core.records import TIMESHEET
+from anytrain.engine.recording.timesheet import Timesheet
+
+
+def sheet(folder: Path, ledger: Ledger | None = None, **standing: Any) -> Timesheet:
+    return Timesheet(
+        folder,
+        ledger or Ledger(),
+        begin=lambda: {"plan": {"step": {"value": "eager", "because": "default"}}, "step": 0},
+        standing=lambda: {"step": 5, **standing},
+    )
+
+
+def test_a_life_is_read_back(tmp_path: Path) -> None:
+    ledger = Ledger()
+    made = sheet(tmp_path, ledger)
+    made.start()
+    with ledger.span("step"):
+        pass
+    made.write()
+    (life,) = records.read(tmp_path)
+    assert (life.num_steps, life.state) == (5, "running")
+    assert life.choice("step") == ("eager", "default")
+    assert set(life.seconds) == {"start", "step"}
+    made.end("finished")
+    made.write()  # an evaluation after it
+    (life,) = records.read(tmp_path)
+    assert life.state == "finished"
+
+
+def test_lines_are_few(tmp_path: Path) -> None:
+    ledger = Ledger()
+    made = sheet(tmp_path, ledger)
+    for _ in range(1_000):
+        with ledger.span("step"):
+            pass
+        made.note()
+    assert len((tmp_path / TIMESHEET).read_text().splitlines()) == 2, "a begin and a time"
+
+
+def test_each_start_is_a_life_and_a_torn_line_is_left_alone(tmp_path: Path) -> None:
+    sheet(tmp_path).write()
+    with (tmp_path / TIMESHEET).open("a") as file:
+        file.write('{"kind": "time", "seco')
+    moved = [{"choice": "step", "value": "cuda_graph", "because": "8 steps alike", "step": 8}]
+    second = sheet(tmp_path, revisions=moved)
+    second.write()
+    second.write("failed")
+    lives = records.read(tmp_path)
+    assert [life.state for life in lives] == ["running", "failed"]
+    assert lives[1].revisions == moved, "each is written once"
+    assert lives[1].choice("step") == ("cuda_graph", "8 steps alike")
+
+
+def test_a_process_that_is_gone_was_killed(tmp_path: Path) -> None:
+    gone = psutil.Popen(["true"])
+    gone.wait()
+    for host, pid in ((socket.gethostname(), gone.pid), ("elsewhere", os.getpid())):
+        life = records.Life({"host": host, "pid": pid, "time": 1e12})
+        assert life.state == "killed"
+
+
+def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="no such folder"):
+        records.read(tmp_path / "nowhere")
+    with pytest.raises(BadInput, match=f"no {TIMESHEET}"):
+        records.read(tmp_path)
+    (tmp_path / TIMESHEET).write_text("{}\nno json\n")
+    with pytest.raises(BadInput, match="says nothing yet"):
+        records.read(tmp_path)
+
+
+def test_a_disk_that_fails_is_told_of_once_and_stops_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    made = sheet(tmp_path / "file")
+    with pytest.warns(Notice, match="Training goes on"):
+        made.write()
+    made.write()

@@ -1,0 +1,101 @@
+"""What is told of a run's time, from a record alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from anytrain.core.records import Life
+from anytrain.insight.report.why import Finding, judge, tell
+
+
+def found(seconds: dict[str, float], plan: dict[str, str] | None = None, **more: Any) -> Finding:
+    finding = judge(life(seconds, plan, **more))
+    assert finding is not None
+    return finding
+
+
+def life(seconds: dict[str, float], plan: dict[str, str] | None = None, **more: Any) -> Life:
+    chosen = {
+        "device": "cpu",
+        "precision": "bf16",
+        "step": "eager",
+        "shapes": "any",
+        **(plan or {}),
+    }
+    began = {
+        "plan": {name: {"value": v, "because": f"why {v}"} for name, v in chosen.items()},
+        "num_cores": 8,
+        "samples_per_step": 32,
+        "step": 10,
+    }
+    settings = {"settings": more.pop("settings", {})}
+    return Life({**began, **settings}, {"seconds": seconds, "step": 20, **more})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "name", "words"),
+    [
+        ({"start": 9, "data": 50, "step": 50}, "data", "dataloader_num_workers=4"),
+        ({"transfer": 10, "step": 90}, "transfer", "pinned"),
+        ({"evaluate": 50, "step": 50}, "evaluate", "batches"),
+        ({"save": 50, "step": 50}, "save", "save_state(blocking=False)"),
+        ({"record": 50, "step": 50}, "record", "longer run"),
+        ({"other": 50, "step": 50}, "other", "callbacks"),
+        ({"start": 80, "step": 20}, "start", "local folder"),
+    ],
+)
+def test_what_dominates_is_named_with_a_remedy(
+    seconds: dict[str, float], name: str, words: str
+) -> None:
+    finding = found(seconds)
+    assert finding.name == name
+    assert finding.share == pytest.approx(seconds[name] / sum(seconds.values()))
+    assert words in finding.remedy
+    assert not finding.is_step
+
+
+def test_a_remedy_knows_what_was_set() -> None:
+    slow = {"data": 50.0, "step": 50.0}
+    assert "4 workers do not keep up" in found(slow, workers=4).remedy
+    saving = {"save": 50.0, "step": 50.0}
+    assert "async_save" in found(saving, settings={"async_save": False}).remedy
+    often = {"async_save": True, "save_strategy": "steps", "save_steps": 5}
+    assert "every 5 steps" in found(saving, settings=often).remedy
+    often = {"eval_strategy": "steps", "eval_steps": 10, "per_device_eval_batch_size": 8}
+    remedy = found({"evaluate": 50.0, "step": 50.0}, settings=often).remedy
+    assert "every 10 steps" in remedy
+    assert "(now 8)" in remedy
+    shapes = ["32x16", "32x24"]
+    assert "2 shapes" in found({"record": 50.0, "step": 50.0}, shapes=shapes).remedy
+
+
+def test_an_eager_step_on_cuda_says_why_it_is_not_recorded() -> None:
+    finding = found({"step": 100.0}, {"device": "cuda:0", "step": "eager"})
+    assert finding.is_step
+    assert "why eager" in finding.remedy
+
+
+def test_a_revision_is_the_newest_word() -> None:
+    moved = life({"step": 100.0}, {"device": "cuda:0", "step": "cuda_graph"})
+    assert judge(moved) is None
+    moved.revisions.append(
+        {"choice": "step", "value": "eager", "because": "loss.item() in train.py:7", "step": 3}
+    )
+    finding = judge(moved)
+    assert finding is not None
+    assert "train.py:7" in finding.remedy
+
+
+def test_float32_on_a_cpu_and_batches_of_one_shape_can_be_faster() -> None:
+    assert "bf16" in found({"step": 100.0}, {"precision": "no"}).remedy
+    assert "length_buckets" in found({"step": 100.0}, shapes=["32x128"]).remedy
+
+
+def test_nothing_is_said_where_nothing_stands_out() -> None:
+    told = tell(life({"data": 2.0, "step": 98.0, "wait": 1.0}, {"shapes": "buckets"}))
+    assert told["finding"] is None
+    assert told["steps"] == 10
+    assert told["samples_per_second"] == pytest.approx(320 / 101)
+    assert sum(told["shares"].values()) == pytest.approx(1)
