@@ -6,6 +6,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,6 +17,7 @@ from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine import objective, rng
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.prepared import model as models
+from anytrain.engine.step.activations import Activations
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
@@ -142,6 +144,17 @@ def tell_split(batch_size: int, parts: int) -> None:
     )
 
 
+def tell_checkpointed(batch_size: int, number: int, total: int) -> None:
+    """Say that some activations are computed again from now on."""
+    which = "all" if number == total else str(number)
+    warnings.warn(
+        f"A batch of {batch_size} does not fit the memory: {which} of the model's {total} repeated "
+        "blocks are computed again in backward from now on. What a step learns stays the same.",
+        Notice,
+        stacklevel=7,
+    )
+
+
 def tell_nothing_done(step: int, max_steps: int) -> None:
     """Say that a training has not trained, unless it had nothing left to do."""
     if step < max_steps:
@@ -211,6 +224,10 @@ def model_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
         _checkpoint_activations(trainer.model, args)
     _share_special_tokens(trainer.model, trainer.processing_class)
     with ExitStack() as stack:
+        trainer._activations = None
+        if args.activation_checkpointing == "fit":
+            trainer._activations = _activations(trainer.model, args)
+            stack.callback(trainer._activations.restore)
         if args.neftune_noise_alpha is not None:
             stack.enter_context(_noise(trainer.model, float(args.neftune_noise_alpha)))
         yield
@@ -228,6 +245,18 @@ def _checkpoint_activations(model: nn.Module, args: TrainingArguments) -> None:
     takes = inspect.signature(enable).parameters
     direct = {name: options.pop(name) for name in list(options) if name in takes}
     enable(gradient_checkpointing_kwargs=options or None, **direct)
+
+
+def _activations(model: nn.Module, args: TrainingArguments) -> Activations:
+    found = Activations(model, partial(tell_checkpointed, args.train_batch_size))
+    if not found.num_blocks:
+        raise BadInput(
+            f"Cannot use activation_checkpointing with {type(model).__name__}.",
+            why="it repeats no block: no ModuleList or Sequential holds three or more modules of "
+            "one class with half of its parameters.",
+            fix="use torch.utils.checkpoint in its forward, or pass auto_find_batch_size=True.",
+        )
+    return found
 
 
 def _share_special_tokens(model: nn.Module, tokenizer: Any) -> None:

@@ -49,10 +49,13 @@ from anytrain.engine.loop import fit
 from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.recording.meter import Meter, Reading
+from anytrain.engine.step.activations import Activations
 
 
 class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransformers):
     """Train, evaluate and predict with a model, on whatever device and processes there are."""
+
+    _activations: Activations | None = None
 
     def __init__(
         self,
@@ -244,6 +247,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
                 args.auto_find_batch_size,
                 self._own_functions(),
                 self._obstacle(),
+                self._activations,
             ),
             count=count,
             tell=self._tell if handler.looks_inside() else None,

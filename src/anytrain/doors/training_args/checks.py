@@ -20,6 +20,7 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput, Unsupported
 from anytrain.core.plan import STEPS
 from anytrain.doors.training_args.choices import (
+    ACTIVATIONS,
     COMPILE_MODES,
     LOG_LEVELS,
     METRIC_EXTRAS,
@@ -85,6 +86,7 @@ _RANGES: dict[str, Range] = {
 _WORDS: dict[str, Iterable[str]] = {
     "precision": PRECISIONS,
     "on_nonfinite": ON_NONFINITE,
+    "activation_checkpointing": ACTIVATIONS,
     "step_engine": STEPS,
     "log_level": LOG_LEVELS,
     "log_level_replica": LOG_LEVELS,
@@ -106,6 +108,7 @@ def check(args: Any) -> None:
     _check_best(args)
     _check_loading(args)
     _check_buckets(args)
+    _check_activations(args)
     _check_reports(args)
     _check_saving(args)
     _check_processes(args)
@@ -256,6 +259,16 @@ def _check_loading(args: Any) -> None:
                 why="it is about processes that load data, and dataloader_num_workers is 0.",
                 fix=f"pass dataloader_num_workers=2, for example, or drop {name}.",
             )
+
+
+def _check_activations(args: Any) -> None:
+    if args.activation_checkpointing != "off" and args.gradient_checkpointing:
+        raise BadInput(
+            "Cannot use activation_checkpointing with gradient_checkpointing.",
+            why="each says which activations are computed again.",
+            fix="pass gradient_checkpointing=True for every block from the start, or "
+            'activation_checkpointing="fit" for as many as the memory needs.',
+        )
 
 
 def _check_buckets(args: Any) -> None:

@@ -179,6 +179,7 @@ TRANSPORTS = ("nccl", "gloo", "mpi", "xccl", "hccl", "cncl", "mccl")
 TOKEN_COUNTS = ("all", "non_padding", "no")
 METRIC_EXTRAS = ("inputs", "loss")
 ON_NONFINITE = ("stop", "skip", "rewind")
+ACTIVATIONS = ("off", "fit")
 PRECISIONS = ("no", "bf16", "fp16", "auto")
 COMPILE_MODES = (
     "default",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytrain.core.plan import STEPS
 from anytrain.doors.training_args.choices import (
+    ACTIVATIONS,
     LOG_LEVELS,
     ON_NONFINITE,
     PRECISIONS,
@@ -234,6 +235,9 @@ class Fields:
     )
     length_buckets: LengthBuckets = option(
         None, "Pad to a few lengths: auto, how many, or the lengths themselves (64,128,256)."
+    )
+    activation_checkpointing: str = option(
+        "off", "fit: keep fewer activations where the memory is full.", choices=list(ACTIVATIONS)
     )
     async_save: bool = option(True, "Write checkpoints behind the loop.")
     save_on_signal: bool = option(True, "Save and end between two steps when told to stop.")

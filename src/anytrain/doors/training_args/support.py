@@ -107,6 +107,10 @@ NOTES: dict[str, Support] = {
         "anytrain's own: auto chooses up to 8 lengths from the training data, a number that many. "
         "Batches are of one length each; `anytrain glue` takes auto by itself."
     ),
+    "activation_checkpointing": works(
+        "anytrain's own: with fit, every other repeated block, then all of them, are computed "
+        "again in backward once the memory is full, before auto_find_batch_size cuts the batch."
+    ),
     "async_save": works("anytrain's own."),
     "save_on_signal": works("anytrain's own."),
     "ddp_find_unused_parameters": works("Unset: True, and False with gradient_checkpointing."),

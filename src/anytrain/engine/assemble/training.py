@@ -18,6 +18,7 @@ from anytrain.engine.metrics import own_rows
 from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.step import purity
+from anytrain.engine.step.activations import Activations, Fit
 from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.eager import EagerStep, RecordedStep
 from anytrain.engine.step.guard import ScaledGuard
@@ -39,6 +40,8 @@ class StepOptions:
     """What of the user's code computes the loss."""
     obstacle: str | None = None
     """What of the user's own code keeps a step from being recorded; None where nothing does."""
+    activations: Activations | None = None
+    """What keeps fewer activations before a batch that does not fit is cut, or is an error."""
 
 
 def build_step(
@@ -66,11 +69,16 @@ def build_step(
         "tell": tell,
         "latch": Latch() if options.holds_bad else None,
     }
-    if not options.splits:
+    fit = None if options.activations is None else _fit(run, options.activations)
+    if not options.splits and (fit is None or session.world.size == 1):
+        parts["fit"] = fit
         watched = "a callback looks into the middle of a step" if tell is not None else None
         own = options.own_functions
         recordings = build_recordings(run, model, options.obstacle or watched, own)
         if recordings is not None:
+            if fit is not None:
+                fit.changed = recordings.forget
+                fit.is_recorded = lambda: recordings.is_recording
             settings = purity.settings(*options.own_functions)
             return RecordedUpdate(**parts, recordings=recordings, settings=settings)
         return Update(**parts)
@@ -85,7 +93,19 @@ def build_step(
         share_gradients=lambda: _average_gradients(optimizer, run),
         keep_rng=lambda: keep_rng(run),
         split=split,
+        spare=fit.more if fit is not None else _nothing_spared,
+        cuts=options.splits,
     )
+
+
+def _fit(run: Run, activations: Activations) -> Fit:
+    backend = run.session.backend
+    return Fit(activations, backend.is_out_of_memory, backend.release, lambda: keep_rng(run))
+
+
+def _nothing_spared() -> bool:
+    """Keep every activation."""
+    return False
 
 
 def build_own_step(

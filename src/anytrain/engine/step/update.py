@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
+from anytrain.core.errors import NothingFits
 from anytrain.core.events import EventKind
+from anytrain.engine.step.activations import Fit
 from anytrain.engine.step.recorded import Recordings
 from anytrain.engine.step.split import Parts, num_rows, split_rows
 
@@ -80,10 +83,15 @@ class Update:
     tell: Callable[[EventKind], Any] | None = None
     """Told the middle of a step; None where nobody looks there."""
     latch: Latch | None = field(default_factory=Latch)
+    fit: Fit | None = None
+    """What to do where the memory is full; None where that is an error."""
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one step's micro-batches."""
-        loss = self._gradients(batch)
+        if self.fit is None:
+            loss = self._gradients(batch)
+        else:
+            loss = self.fit.run(partial(self._gradients, batch), self.optimizer.zero_grad)
         self.judge.look(loss)
         norm = self.clip()
         if self.latch is not None and self.latch.held is not None:
@@ -154,6 +162,10 @@ class SplittingUpdate(Update):
     keep_rng: Callable[[], Callable[[], None]] = field(default=lambda: _nothing)
     split: Callable[[int], None] = field(default=lambda parts: None)
     """Told the new number of parts."""
+    spare: Callable[[], bool] = field(default=lambda: False)
+    """Asked first: keep fewer activations from here on; False where that is not possible."""
+    cuts: bool = True
+    """Whether the batch may be cut."""
 
     def _gradients(self, batch: Any) -> torch.Tensor:
         put_back = self.keep_rng()
@@ -169,6 +181,10 @@ class SplittingUpdate(Update):
             self.optimizer.zero_grad()
             self.release()
             put_back()
+            if self.spare():
+                continue
+            if not self.cuts:
+                raise _too_large()
             self.parts.more(self.most(rows))
             self.split(self.parts.number)
 
@@ -186,6 +202,15 @@ class SplittingUpdate(Update):
                 raise
             return None
         return total
+
+
+def _too_large() -> NothingFits:
+    return NothingFits(
+        "The device's memory is full, with every repeated block checkpointed.",
+        why="the batch does not fit, and nobody allowed to cut it.",
+        fix="pass auto_find_batch_size=True, which cuts it and keeps what a step learns from, or "
+        "a smaller batch size.",
+    )
 
 
 @dataclass(slots=True)

@@ -1,0 +1,110 @@
+"""The repeated block of a model, and another way to call it.
+
+A block's call is replaced in the slot that torch keeps for compiled modules. Hooks, parameters and
+`forward` stay as they are, and a pickled or copied block has its own call again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from anytrain.engine.tree import leaves
+
+MIN_BLOCKS = 3
+_PLAIN = (type(None), bool, int, float, str, torch.Tensor, torch.dtype, torch.device)
+
+
+def repeated(model: nn.Module) -> tuple[nn.Module, ...]:
+    """Return the blocks that a model repeats, in order; empty where it repeats none.
+
+    They are of one class, at least three stand side by side, and together they hold half of the
+    parameters that are no embedding's.
+
+    >>> model = nn.Sequential(nn.Embedding(9, 4), nn.Sequential(*(nn.Linear(4, 4) for _ in "abc")))
+    >>> len(repeated(model))
+    3
+    """
+    found: dict[type, list[nn.Module]] = defaultdict(list)
+    for module in model.modules():
+        if isinstance(module, (nn.ModuleList, nn.Sequential)):
+            counts = Counter(type(child) for child in module)
+            for child in module:
+                if counts[type(child)] >= MIN_BLOCKS:
+                    found[type(child)].append(child)
+    tables = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    best = max(found.values(), key=lambda blocks: _size(blocks, tables), default=[])
+    if 2 * _size(best, tables) < _size([model], tables) or not _size(best, tables):
+        return ()
+    return tuple(dict.fromkeys(best))
+
+
+def _size(modules: Iterable[nn.Module], without: set[int]) -> int:
+    held = {id(p): p.numel() for module in modules for p in module.parameters()}
+    return sum(number for key, number in held.items() if key not in without)
+
+
+class BlockCall:
+    """How a block is called while it trains; otherwise it is called as ever."""
+
+    __slots__ = ("block", "checkpointed", "compiled")
+
+    def __init__(self, block: nn.Module) -> None:
+        self.block = block
+        self.compiled: Callable[..., Any] | None = None
+        """The compiled forward of the block's class; it takes the block first."""
+        self.checkpointed = False
+        """Whether only its inputs are kept for backward."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the block."""
+        if not (self.block.training and torch.is_grad_enabled()):
+            return self.block._call_impl(*args, **kwargs)
+        if self.checkpointed and is_plain((args, kwargs)):
+            return checkpoint(partial(self._run, *args, **kwargs), use_reentrant=False)
+        return self._run(*args, **kwargs)
+
+    def _run(self, *args: Any, **kwargs: Any) -> Any:
+        if self.compiled is None or has_hooks(self.block):
+            return self.block._call_impl(*args, **kwargs)
+        return self.compiled(self.block, *args, **kwargs)
+
+
+def is_plain(tree: Any) -> bool:
+    """Whether a call with these arguments may be made twice: a cache among them would grow."""
+    return all(isinstance(leaf, _PLAIN) for leaf in leaves(tree))
+
+
+def has_hooks(block: nn.Module) -> bool:
+    """Whether somebody looks at the block's calls."""
+    return bool(
+        block._forward_hooks
+        or block._forward_pre_hooks
+        or block._backward_hooks
+        or block._backward_pre_hooks
+    )
+
+
+def change_call(block: nn.Module, **how: Any) -> None:
+    """Set how the block is called: `compiled=`, `checkpointed=`."""
+    call = block._compiled_call_impl
+    if not isinstance(call, BlockCall):
+        call = BlockCall(block)
+    for name, value in how.items():
+        setattr(call, name, value)
+    if call.compiled is None and not call.checkpointed:
+        block.__dict__.pop("_compiled_call_impl", None)
+    else:
+        block.__dict__["_compiled_call_impl"] = call
+
+
+def is_free(block: nn.Module) -> bool:
+    """Whether nobody else has replaced the block's call."""
+    call = block._compiled_call_impl
+    return call is None or isinstance(call, BlockCall)
