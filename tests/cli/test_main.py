@@ -11,7 +11,18 @@ import anytrain
 from launching import child_environment, run_command, run_script
 
 ANYTRAIN = [sys.executable, "-m", "anytrain"]
-COMMANDS = ("launch", "env", "config", "test", "glue", "demo", "checkpoint", "verify-resume")
+COMMANDS = (
+    "launch",
+    "env",
+    "config",
+    "test",
+    "glue",
+    "demo",
+    "why",
+    "checkpoint",
+    "verify-resume",
+    "bench",
+)
 
 
 def test_the_version_is_the_packages():
