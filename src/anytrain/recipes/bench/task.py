@@ -1,0 +1,174 @@
+"""What a contender is handed: the model, the rows, the clock. The same for all of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from anytrain.machine.backends import probe
+from anytrain.machine.backends.base import Backend
+from anytrain.recipes.bench import models
+from anytrain.recipes.bench.settings import Settings
+from anytrain.recipes.glue.encode import Encoded, Pad
+
+MAX_GRAD_NORM = 1.0
+_EVAL_BATCH = 64
+_ROWS_SORTED_TOGETHER = 50  # batches; as HF's group_by_length does
+
+
+class Watch(Protocol):
+    """Who is told of every step that is done."""
+
+    def __call__(self) -> None:
+        """Note one more step."""
+
+
+@dataclass
+class Trained:
+    """What a contender leaves behind."""
+
+    model: nn.Module
+    mean_loss: float
+    """The mean of the training loss over all steps."""
+    precision: str
+    plan: dict[str, str] = field(default_factory=dict)
+    """What was decided and why, where the library tells."""
+
+
+@dataclass
+class Task:
+    """One training: everything a contender needs, and nothing it may choose."""
+
+    settings: Settings
+    folder: Path
+    train: Encoded
+    precision: str
+    padding: str
+    seed: int
+    num_steps: int
+    batch_size: int
+    length: int
+    backend: Backend
+    device: torch.device
+    watch: Watch | None = None
+    seconds: float = 0.0
+
+    def model(self) -> nn.Module:
+        """Return the model with the weights that all begin with, on the CPU."""
+        return models.load(self.settings, self.folder)
+
+    def collator(self, multiple: int = 1) -> Pad:
+        """Return what makes a batch of rows; peers are given the same one."""
+        return Pad(token=0, length=self.length if self.padding == "max" else None,
+                   multiple=1 if self.padding == "max" else multiple)  # fmt: skip
+
+    def loader(self, multiple: int = 8) -> DataLoader[Any]:
+        """Return a shuffled loader for a loop that is written by hand."""
+        draw = torch.Generator().manual_seed(self.seed)
+        rows: dict[str, Any] = {"batch_size": self.batch_size, "shuffle": True, "generator": draw}
+        if self.padding == "sorted":
+            rows = {"batch_sampler": _LikeLengths(self.train, self.batch_size, self.seed)}
+        pin = self.device.type == "cuda"
+        return DataLoader(self.train, **rows, collate_fn=self.collator(multiple), pin_memory=pin)
+
+    def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
+        """Return the optimizer of the hand-written loops: as HF Trainer's default."""
+        rate = self.settings.learning_rate
+        return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=0.0, fused=True)
+
+    def schedule(self, optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LambdaLR:
+        """Return a rate that falls to zero over the run."""
+        return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 - n / self.num_steps)
+
+    def run(self, loader: Any, step: Callable[[Any], torch.Tensor]) -> float:
+        """Run a hand-written loop's steps under the clock; return the mean of their losses."""
+        total = torch.zeros((), device=self.device)
+        done = 0
+        with self.timed():
+            while done < self.num_steps:
+                for batch in loader:
+                    total += step(batch)
+                    self.told()
+                    done += 1
+                    if done == self.num_steps:
+                        break
+        return float(total) / done
+
+    def told(self) -> None:
+        """Tell the watch of a step that is done."""
+        if self.watch is not None:
+            self.watch()
+
+    @contextmanager
+    def timed(self) -> Iterator[None]:
+        """Measure the block; the device has done all of it at the end."""
+        self.backend.synchronize(self.device)
+        began = time.perf_counter()
+        yield
+        self.backend.synchronize(self.device)
+        self.seconds = time.perf_counter() - began
+
+
+@dataclass(frozen=True, slots=True)
+class _LikeLengths:
+    """Batches of rows of like length, in random order: what people write by hand."""
+
+    rows: Encoded
+    size: int
+    seed: int
+
+    def __iter__(self) -> Iterator[list[int]]:
+        random = np.random.default_rng(self.seed)
+        lengths = [len(self.rows[n]["input_ids"]) for n in range(len(self.rows))]
+        order = random.permutation(len(lengths)).tolist()
+        many = self.size * _ROWS_SORTED_TOGETHER
+        batches: list[list[int]] = []
+        for begin in range(0, len(order), many):
+            part = sorted(order[begin : begin + many], key=lengths.__getitem__)
+            batches += [part[n : n + self.size] for n in range(0, len(part), self.size)]
+        for place in random.permutation(len(batches)):
+            yield batches[place]
+
+    def __len__(self) -> int:
+        return -(-len(self.rows) // self.size)
+
+
+def place(settings: Settings) -> tuple[Backend, torch.device]:
+    """Return the device that all contenders take."""
+    backend = probe.get("cpu") if settings.cpu else probe.choose(None)
+    return backend, backend.device(0)
+
+
+@torch.no_grad()
+def evaluate(task: Task, model: nn.Module, rows: Encoded) -> dict[str, float]:
+    """Return loss, accuracy and F1 on rows held out: the same code and float32 for all."""
+    model = model.to(task.device).float().eval()
+    collate, causal = Pad(token=0), task.settings.head == "causal"
+    losses: list[float] = []
+    said: list[Any] = []
+    for begin in range(0, len(rows), _EVAL_BATCH if not causal else 8):
+        end = min(begin + (_EVAL_BATCH if not causal else 8), len(rows))
+        batch = collate([rows[n] for n in range(begin, end)])
+        batch = {name: tensor.to(task.device) for name, tensor in batch.items()}
+        out: Any = model(**batch)
+        losses += [float(out.loss)] * (end - begin)
+        if not causal:
+            said += out.logits.argmax(-1).tolist()
+    found = {"eval_loss": float(np.mean(losses))}
+    return found if causal else {**found, **_scores(said, rows.labels)}
+
+
+def _scores(said: Sequence[int], true: Sequence[int]) -> dict[str, float]:
+    given, right = np.asarray(said), np.asarray(true)
+    hits = float(((given == 1) & (right == 1)).sum())
+    named = float((given == 1).sum() + (right == 1).sum())
+    return {"accuracy": float((given == right).mean()), "f1": 2 * hits / named if named else 0.0}
