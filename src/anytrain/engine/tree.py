@@ -33,6 +33,8 @@ def map_tensors(
     """
     if isinstance(tree, torch.Tensor):
         return function(tree)
+    if type(tree) is dict and not skip_keys:  # nearly every batch: none of the questions below
+        return {key: map_tensors(function, value, movable=movable) for key, value in tree.items()}
     if movable is not None and hasattr(tree, "to") and not _is_plain(tree):
         return movable(tree)
     if isinstance(tree, Mapping):

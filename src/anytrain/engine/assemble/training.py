@@ -12,7 +12,7 @@ from torch import nn
 
 from anytrain.core.events import EventKind
 from anytrain.engine import objective
-from anytrain.engine.assemble.run import Run, unscale, veto
+from anytrain.engine.assemble.run import Run, unscale
 from anytrain.engine.data.feed import Feed
 from anytrain.engine.metrics import own_rows
 from anytrain.engine.optim.schedules import follows_metric
@@ -21,7 +21,7 @@ from anytrain.engine.step import purity
 from anytrain.engine.step.activations import Activations, Fit
 from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.eager import EagerStep, RecordedStep
-from anytrain.engine.step.guard import ScaledGuard
+from anytrain.engine.step.guard import ScaledGuard, is_finite
 from anytrain.engine.step.recorded import Recordings
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.update import Latch, Micro, RecordedUpdate, SplittingUpdate, Update
@@ -62,7 +62,7 @@ def build_step(
         "no_sync": _shared_each_batch
         if session.cursor.accumulation.sync_each_batch
         else session.world.no_sync,
-        "clip": Clip(optimizer, options.max_grad_norm),
+        "clip": Clip(optimizer, options.max_grad_norm, sees_all=tell is None),
         "optimizer": optimizer,
         "schedulers": tuple(s for s in run.schedulers if not follows_metric(s)),
         "judge": Judge(run, optimizer),
@@ -180,9 +180,11 @@ def _obstacle(run: Run) -> str | None:
 class Clip:
     """Bound the gradient's norm and return it, on the device; a bound of 0 only measures."""
 
-    def __init__(self, optimizer: PreparedOptimizer, max_norm: float) -> None:
+    def __init__(self, optimizer: PreparedOptimizer, max_norm: float, *, sees_all: bool) -> None:
         self._optimizer = optimizer
         self._max_norm = max_norm
+        self._sees_all = sees_all
+        """Whether nobody changes a gradient afterwards: the guard need not look again."""
 
     def __call__(self) -> torch.Tensor | None:
         """Clip, and let the guard know the norm."""
@@ -192,7 +194,7 @@ class Clip:
             norm = torch.nn.utils.clip_grad_norm_(found, self._max_norm)
         else:
             norm = torch.nn.utils.get_total_norm([p.grad for p in found if p.grad is not None])
-        veto([self._optimizer], norm)
+        self._optimizer.guard.veto(norm, is_whole=self._sees_all)
         return norm
 
 
@@ -205,19 +207,27 @@ class Judge:
     def __init__(self, run: Run, optimizer: PreparedOptimizer) -> None:
         self._world, self._optimizer = run.session.world, optimizer
         self._is_scaled = isinstance(optimizer.guard, ScaledGuard)
-        self._lost: torch.Tensor | None = None
+        # Alone on a CPU a value is read as soon as it is there; elsewhere that would be a wait.
+        alone = run.session.world.size == 1 and run.session.device.type == "cpu"
+        self._reads = alone and not optimizer.guard.decides_on_device
+        self._lost: torch.Tensor | bool = False
 
     def look(self, loss: torch.Tensor) -> None:
         """Keep the update of a loss that is not finite from happening, whatever its gradient."""
+        if self._reads:
+            self._lost = not is_finite(loss)
+            if self._lost:
+                self._optimizer.guard.veto(loss)
+            return
         self._lost = self._world.reduce((~torch.isfinite(loss)).float(), "max")
         self._optimizer.guard.veto(torch.where(self._lost > 0, float("inf"), 0.0))
 
-    def verdict(self) -> torch.Tensor:
+    def verdict(self) -> torch.Tensor | bool:
         """Return 1 for a bad step, else 0, once the update is through."""
-        assert self._lost is not None
-        if self._is_scaled:
-            return self._lost
-        return torch.maximum(self._lost, self._optimizer.guard.skipped)
+        guard = self._optimizer.guard
+        if isinstance(self._lost, bool):
+            return self._lost or (not self._is_scaled and guard.was_skipped())
+        return self._lost if self._is_scaled else torch.maximum(self._lost, guard.skipped)
 
 
 def count_items(run: Run, model: nn.Module) -> Callable[[tuple[Any, ...]], torch.Tensor]:

@@ -88,6 +88,8 @@ class DropColumns:
         return self.collate([self._kept(feature) for feature in features])
 
     def _kept(self, feature: Any) -> Any:
+        if type(feature) is dict and feature.keys() <= self.keep:
+            return dict(feature)  # a copy: collators take labels out
         if not isinstance(feature, Mapping):
             return feature
         kept = {key: value for key, value in feature.items() if key in self.keep}

@@ -191,7 +191,7 @@ def _is_plain(dataset: Any) -> bool:
     if type(dataset) is Table:
         return all(_is_plain(column) for column in dataset.columns.values())
     if type(dataset).__module__ == "datasets.arrow_dataset":  # its transform may draw
-        return getattr(dataset, "format", {}).get("type", "custom") != "custom"
+        return bool(dataset.format["type"] != "custom")
     return type(dataset) in _CONTAINERS or getattr(dataset, "draws_nothing", False) is True
 
 

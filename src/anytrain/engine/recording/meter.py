@@ -26,17 +26,21 @@ class Reading:
 
 
 class Meter:
-    """Device tensors of the steps since the last log point."""
+    """Device tensors of the steps since the last log point, added up in place."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
+        self._loss = torch.zeros((), device=device)
+        self._num_bad = torch.zeros((), device=device)
+        self._before_bad = torch.zeros((), device=device)
+        """How many steps there were before the first bad one."""
         self._restart()
 
     def _restart(self) -> None:
         self.num_steps = 0
-        self._loss = torch.zeros((), device=self._device)
-        self._num_bad = torch.zeros((), device=self._device)
-        self._first_bad = torch.full((), -1.0, device=self._device)
+        self._loss.zero_()
+        self._num_bad.zero_()
+        self._before_bad.zero_()
         self._norm: torch.Tensor | None = None
         self._rate: torch.Tensor | float = 0.0
 
@@ -45,14 +49,29 @@ class Meter:
         loss: torch.Tensor,
         grad_norm: torch.Tensor | None,
         rate: torch.Tensor | float,
-        bad: torch.Tensor,
+        bad: torch.Tensor | bool,
     ) -> None:
-        """Take one step's tensors in; nobody waits."""
+        """Take one step in; nobody waits."""
+        self.sum_up(loss, bad)
+        self.count(grad_norm, rate)
+
+    def sum_up(self, loss: torch.Tensor, bad: torch.Tensor | bool) -> None:
+        """Add one step to the sums: the device's part, which a recording may hold."""
         # A step that was left out has no part in the mean; it is counted instead.
-        self._loss = self._loss + torch.where(bad > 0, 0.0, loss)
-        self._num_bad = self._num_bad + bad
-        is_first = (self._first_bad < 0) & (bad > 0)
-        self._first_bad = torch.where(is_first, float(self.num_steps), self._first_bad)
+        if not isinstance(bad, bool):
+            self._loss.add_(torch.where(bad > 0, 0.0, loss))
+            self._num_bad.add_(bad)
+            self._before_bad.add_(self._num_bad == 0)
+        elif not bad:
+            self._loss.add_(loss)
+        else:
+            self._num_bad.add_(1)
+            self._before_bad.copy_(
+                torch.where(self._num_bad == 1, self.num_steps, self._before_bad)
+            )
+
+    def count(self, grad_norm: torch.Tensor | None, rate: torch.Tensor | float) -> None:
+        """Count one step: the host's part."""
         self._norm, self._rate = grad_norm, rate
         self.num_steps += 1
 
@@ -62,21 +81,24 @@ class Meter:
 
     def first_bad(self) -> int:
         """Return the first bad step since the last log point, from 0; waits for the device."""
-        return int(self._first_bad.item())
+        return int(self._first_bad().item())
+
+    def _first_bad(self) -> torch.Tensor:
+        return torch.where(self._num_bad > 0, self._before_bad, -1.0)
 
     def forget_bad(self) -> None:
         """Go on as if the bad steps had not been: they were answered. Waits for the device."""
         self.num_steps -= self.num_bad()
-        self._num_bad = torch.zeros_like(self._num_bad)
-        self._first_bad = torch.full_like(self._first_bad, -1.0)
+        self._num_bad.zero_()
+        self._before_bad.fill_(self.num_steps)
 
     def state_dict(self, world: World) -> dict[str, Any]:
         """Return what was added up since the last log point, each rank's losses among it."""
         rate = self._rate if isinstance(self._rate, float) else float(self._rate)
         return {
             "num_steps": self.num_steps,
-            "losses": world.gather(self._loss.reshape(1)),
-            "bad": torch.stack((self._num_bad, self._first_bad)),
+            "losses": world.gather(self._loss.clone().reshape(1)),  # it goes on changing
+            "bad": torch.stack((self._num_bad, self._first_bad())),
             "rate": rate,
         }
 
@@ -85,8 +107,10 @@ class Meter:
         self._restart()
         self.num_steps, self._rate = state["num_steps"], state["rate"]
         losses = state["losses"].to(self._device)
-        self._loss = losses[world.rank] if len(losses) == world.size else losses.mean()
-        self._num_bad, self._first_bad = state["bad"].to(self._device).unbind()
+        self._loss.copy_(losses[world.rank] if len(losses) == world.size else losses.mean())
+        num_bad, first_bad = state["bad"].to(self._device).unbind()
+        self._num_bad.copy_(num_bad)
+        self._before_bad.copy_(torch.where(num_bad > 0, first_bad, float(self.num_steps)))
 
     def read(self, world: World) -> Reading | None:
         """Return the reading and begin anew; None where no step was taken. Waits for the device."""
@@ -95,7 +119,7 @@ class Meter:
         loss = world.reduce(self._loss, "mean")
         nothing = torch.full((), -1.0, device=self._device)
         told = torch.stack(
-            [loss, self._num_bad, self._first_bad, self._scalar(self._norm, nothing)]
+            [loss, self._num_bad, self._first_bad(), self._scalar(self._norm, nothing)]
         )
         mean, num_bad, first_bad, norm = (float(value) for value in told.tolist())
         reading = Reading(

@@ -8,6 +8,7 @@ and nobody waits; elsewhere one flag is read, which on the CPU waits for nothing
 from __future__ import annotations
 
 import copy
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -26,8 +27,8 @@ class Guard(Protocol):
     def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
         """Run the update where the gradient is finite."""
 
-    def veto(self, norm: torch.Tensor) -> None:
-        """Take a gradient norm computed elsewhere into account."""
+    def veto(self, norm: torch.Tensor, *, is_whole: bool = False) -> None:
+        """Take a norm computed elsewhere into account; one that is whole has seen all gradients."""
 
     def forget(self) -> None:
         """Drop the norms of an update that did not come."""
@@ -67,11 +68,14 @@ class HostGuard:
         self._found = torch.zeros((), device=device)
         self._one = torch.ones((), device=device)
         self._veto: torch.Tensor | None = None
+        self._is_whole = False
         self._last = False
         self._count = 0
 
-    def veto(self, norm: torch.Tensor) -> None:
-        """Take a gradient norm computed elsewhere into account."""
+    def veto(self, norm: torch.Tensor, *, is_whole: bool = False) -> None:
+        """Take a norm computed elsewhere into account."""
+        is_first = self._veto is None
+        self._is_whole = is_whole or (self._is_whole and not is_first)
         self._veto = norm if self._veto is None else self._veto + norm
 
     def forget(self) -> None:
@@ -82,17 +86,20 @@ class HostGuard:
         """Run the update where the gradient is finite."""
         if closure is not None:
             return self._update_by_closure(optimizer, closure)
-        if self._is_bad(gradients(optimizer)):
+        if self._is_bad(optimizer):
             self._note()
             return None
         self._last = False
         return optimizer.step()
 
-    def _is_bad(self, grads: list[torch.Tensor]) -> bool:
+    def _is_bad(self, optimizer: torch.optim.Optimizer) -> bool:
         veto, self._veto = self._veto, None
-        if veto is not None and not torch.isfinite(veto):
-            return True
-        return has_nonfinite(grads, self._found, self._one)
+        if veto is not None:
+            if not is_finite(veto):
+                return True
+            if self._is_whole:
+                return False
+        return has_nonfinite(gradients(optimizer), self._found, self._one)
 
     def _update_by_closure(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
         result, undone = update_or_undo(optimizer, closure, self._found, self._one)
@@ -134,8 +141,8 @@ class DeviceGuard:
         self._total = torch.zeros((), device=device)
         self._veto: torch.Tensor | None = None
 
-    def veto(self, norm: torch.Tensor) -> None:
-        """Take a gradient norm computed elsewhere into account."""
+    def veto(self, norm: torch.Tensor, *, is_whole: bool = False) -> None:
+        """Take a norm computed elsewhere into account; the gradients are looked at anyway."""
         self._veto = norm if self._veto is None else self._veto + norm
 
     def forget(self) -> None:
@@ -205,9 +212,9 @@ class ScaledGuard:
         self._inner.veto(torch.where(self._scratch > 0, float("inf"), 0.0))
         self._unscaled = used  # the next backward has another scale: it must be undone anew
 
-    def veto(self, norm: torch.Tensor) -> None:
-        """Take a gradient norm computed elsewhere into account."""
-        self._inner.veto(norm)
+    def veto(self, norm: torch.Tensor, *, is_whole: bool = False) -> None:
+        """Take a norm computed elsewhere into account."""
+        self._inner.veto(norm, is_whole=is_whole)
 
     def forget(self) -> None:
         """Drop the norms and scales of an update that did not come."""
@@ -291,6 +298,11 @@ def mark_nonfinite(grads: list[torch.Tensor], found: torch.Tensor, factor: torch
             there = found.to(group[0].device)
             torch._amp_foreach_non_finite_check_and_unscale_(group, there, factor.to(there.device))
             found.copy_(torch.maximum(found, there.to(found.device)))
+
+
+def is_finite(value: torch.Tensor) -> bool:
+    """Whether one value is finite; reads it, which on the CPU waits for nothing."""
+    return math.isfinite(value.item())
 
 
 def has_nonfinite(grads: list[torch.Tensor], found: torch.Tensor, one: torch.Tensor) -> bool:

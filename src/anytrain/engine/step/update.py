@@ -35,17 +35,20 @@ class Judge(Protocol):
     def look(self, loss: torch.Tensor) -> None:
         """Keep the update of a loss that is not finite from happening."""
 
-    def verdict(self) -> torch.Tensor:
+    def verdict(self) -> torch.Tensor | bool:
         """Return 1 for a bad step, else 0, once the update is through."""
 
 
 class StepOutput(NamedTuple):
-    """What a step leaves behind, as device tensors: reading one is the only wait."""
+    """What a step leaves behind, as device tensors: reading one is the only wait.
+
+    On the CPU, where nothing waits, the verdict is read already.
+    """
 
     loss: torch.Tensor
     grad_norm: torch.Tensor | None
     rate: torch.Tensor | float
-    bad: torch.Tensor
+    bad: torch.Tensor | bool
     """1 where the loss or the gradient was not finite, else 0."""
 
 
@@ -55,8 +58,12 @@ class Latch:
 
     held: torch.Tensor | None = None
 
-    def close(self, bad: torch.Tensor) -> None:
+    def close(self, bad: torch.Tensor | bool) -> None:
         """Hold from here on if the step was bad; in place, so that a recording finds it again."""
+        if isinstance(bad, bool):  # on the CPU, whose values can be read at once
+            if bad:
+                self.held = torch.full((), torch.inf)
+            return
         held = torch.where(bad > 0, float("inf"), 0.0)
         if self.held is None:
             self.held = held
