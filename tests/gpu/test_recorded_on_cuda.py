@@ -66,8 +66,13 @@ def assert_same(eager: Any, recorded: Any, *, exact: bool = True) -> None:
             torch.testing.assert_close(weight, weights[name], rtol=2e-2, atol=2e-3)
 
 
+def bert(dropout: float = 0.0, **more: Any) -> nn.Module:
+    """Return a BERT whose attention takes the same kernels inside a recording and outside."""
+    return twins.bert(dropout=dropout, attn_implementation="eager", **more)
+
+
 def frozen() -> nn.Module:
-    model = twins.bert()
+    model = bert()
     for parameter in model.bert.embeddings.parameters():
         parameter.requires_grad_(False)
     return model
@@ -76,37 +81,37 @@ def frozen() -> nn.Module:
 def adapted() -> nn.Module:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["query", "value"], task_type="SEQ_CLS", r=4)
-    return peft.get_peft_model(twins.bert(), config)
+    return peft.get_peft_model(bert(), config)
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
-    "plain": (twins.bert, {}),
-    "dropout": (lambda: twins.bert(dropout=0.1), {}),
-    "bf16": (lambda: twins.bert(dropout=0.1), {"bf16": True}),
-    "fp16": (twins.bert, {"fp16": True}),
-    "accumulation": (twins.bert, {"gradient_accumulation_steps": 2}),
-    "no clipping": (twins.bert, {"max_grad_norm": 0}),
-    "cosine": (twins.bert, {"lr_scheduler_type": "cosine", "warmup_steps": 3}),
-    "constant": (twins.bert, {"lr_scheduler_type": "constant"}),
-    "decay": (twins.bert, {"weight_decay": 0.1}),
-    "sgd": (twins.bert, {"optim": "sgd"}),
-    "checkpointing": (twins.bert, {"gradient_checkpointing": True}),
+    "plain": (bert, {}),
+    "dropout": (lambda: bert(dropout=0.1), {}),
+    "bf16": (lambda: bert(dropout=0.1), {"bf16": True}),
+    "fp16": (bert, {"fp16": True}),
+    "accumulation": (bert, {"gradient_accumulation_steps": 2}),
+    "no clipping": (bert, {"max_grad_norm": 0}),
+    "cosine": (bert, {"lr_scheduler_type": "cosine", "warmup_steps": 3}),
+    "constant": (bert, {"lr_scheduler_type": "constant"}),
+    "decay": (bert, {"weight_decay": 0.1}),
+    "sgd": (bert, {"optim": "sgd"}),
+    "checkpointing": (bert, {"gradient_checkpointing": True}),
     "checkpointing and dropout": (
-        lambda: twins.bert(dropout=0.1),
+        lambda: bert(dropout=0.1),
         {"gradient_checkpointing": True},
     ),
     "tied": (lambda: twins.gpt2(dropout=0.1), {"train_dataset": unmasked(twins.texts(64))}),
     "frozen": (frozen, {}),
     "lora": (adapted, {}),
-    "skip": (twins.bert, {"on_nonfinite": "skip"}),
-    "smoothing": (twins.bert, {"label_smoothing_factor": 0.1}),
-    "short last batch": (twins.bert, {"train_dataset": unmasked(twins.sentences(60))}),
+    "skip": (bert, {"on_nonfinite": "skip"}),
+    "smoothing": (bert, {"label_smoothing_factor": 0.1}),
+    "short last batch": (bert, {"train_dataset": unmasked(twins.sentences(60))}),
     "evaluated": (
-        twins.bert,
+        bert,
         {"eval_strategy": "steps", "eval_steps": 3, "eval_dataset": twins.sentences(16)},
     ),
     "evaluated in bf16": (
-        twins.bert,
+        bert,
         {
             "eval_strategy": "steps",
             "eval_steps": 4,
@@ -133,10 +138,25 @@ def test_several_lengths_are_several_recordings(tmp_path: Path) -> None:
     assert_same(eager, recorded, exact=False)
 
 
+@pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=["fp32", "bf16"])
+@pytest.mark.parametrize("case", ["plain", "accumulation", "tied", "lora", "frozen", "decay"])
+def test_shortcuts_change_results_by_rounding_alone(
+    tmp_path: Path, case: str, precision: dict[str, Any]
+) -> None:
+    torch.use_deterministic_algorithms(False)
+    make, given = CASES[case]
+    eager = train(tmp_path, "eager", make, **given, **precision)
+    recorded = train(tmp_path, "auto", make, **given, **precision)
+    assert recorded._step.shortcuts is not None
+    for one, other in zip(eager.state.log_history, recorded.state.log_history, strict=True):
+        if "loss" in one:
+            assert other["loss"] == pytest.approx(one["loss"], rel=5e-3 if precision else 1e-4)
+
+
 def test_recording_moves_no_random_number(tmp_path: Path) -> None:
     offsets = []
     for engine in ("eager", "auto"):
-        train(tmp_path, engine, lambda: twins.bert(dropout=0.1))
+        train(tmp_path, engine, lambda: bert(dropout=0.1))
         offsets.append(torch.cuda.default_generators[0].get_offset())
     assert offsets[0] == offsets[1] > 0
 

@@ -15,14 +15,16 @@ from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run, unscale
 from anytrain.engine.data.feed import Feed
 from anytrain.engine.metrics import own_rows
+from anytrain.engine.optim import fused
 from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.step import purity
 from anytrain.engine.step.activations import Activations, Fit
 from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.eager import EagerStep, RecordedStep
-from anytrain.engine.step.guard import ScaledGuard, is_finite
+from anytrain.engine.step.guard import DeviceGuard, ScaledGuard, is_finite
 from anytrain.engine.step.recorded import Recordings
+from anytrain.engine.step.shortcuts import Shortcuts
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.update import Latch, Micro, RecordedUpdate, SplittingUpdate, Update
 
@@ -79,8 +81,12 @@ def build_step(
             if fit is not None:
                 fit.changed = recordings.forget
                 fit.is_recorded = lambda: recordings.is_recording
-            settings = purity.settings(*options.own_functions)
-            return RecordedUpdate(**parts, recordings=recordings, settings=settings)
+            return RecordedUpdate(
+                **parts,
+                recordings=recordings,
+                settings=purity.settings(*own),
+                shortcuts=_shortcuts(run, model, options.max_grad_norm),
+            )
         return Update(**parts)
     world, backend = session.world, session.backend
     return SplittingUpdate(
@@ -106,6 +112,17 @@ def _fit(run: Run, activations: Activations) -> Fit:
 def _nothing_spared() -> bool:
     """Keep every activation."""
     return False
+
+
+def _shortcuts(run: Run, model: nn.Module, max_norm: float) -> Shortcuts | None:
+    """Return what does parts of a recorded step in fewer launches, where it computes the same."""
+    session, optimizer = run.session, run.optimizers[0]
+    exact = torch.are_deterministic_algorithms_enabled()
+    plain = isinstance(optimizer.guard, DeviceGuard) and fused.fits(optimizer.optimizer)
+    if exact or not plain:
+        return None
+    rounds = session.precision.name == "bf16"
+    return Shortcuts(model, optimizer.optimizer, max_norm, rounds=rounds, device=session.device)
 
 
 def build_own_step(

@@ -69,13 +69,13 @@ class RecordedStep(EagerStep):
     settings: Callable[[], tuple[Any, ...]] = field(kw_only=True)
     accumulates: bool = field(kw_only=True)
     """Whether gradients outlive a batch: then they keep their place."""
+    _ends: bool = True
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one batch; the update comes when the accumulated step is complete."""
         ends = self.ends_update()
-        found = self.recordings.find(
-            lambda tree: self.run(tree, ends), batch, ends, self.settings(), self._undo
-        )
+        self._ends = ends
+        found = self.recordings.find(self, batch, ends, self.settings())
         if found is None:
             with self.recordings.observed():
                 return self.run(batch, ends)
@@ -107,7 +107,19 @@ class RecordedStep(EagerStep):
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=not self.accumulates)
 
-    def _undo(self) -> None:
+    def compute(self, tree: Any) -> StepOutput:
+        """Do the device's part of a step."""
+        return self.run(tree, self._ends)
+
+    def prepare(self) -> None:
+        """Make nothing: all that a recording needs is there."""
+
+    def settle(self) -> None:
+        """Fill in nothing: all was known."""
+
+    def undo(self) -> bool:
+        """Clear up what a recording that failed has left behind; another try would fail too."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
             optimizer.guard.forget()
+        return False

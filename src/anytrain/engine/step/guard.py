@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -153,18 +153,22 @@ class DeviceGuard:
         """Run the update; the device leaves everything alone where the gradient is not finite."""
         if closure is not None:
             return self._update_by_closure(optimizer, closure)
-        grads = gradients(optimizer)
-        mark_nonfinite(grads, self._found, self._one)
-        if self._veto is not None:
-            self._found.copy_(torch.maximum(self._found, (~torch.isfinite(self._veto)).float()))
-            self._veto = None
-        self._total.add_(self._found)
+        self.decide(gradients(optimizer))
         fused: Any = optimizer
         fused.grad_scale, fused.found_inf = None, self._found
         try:
             return optimizer.step()
         finally:
             del fused.grad_scale, fused.found_inf
+
+    def decide(self, grads: Sequence[torch.Tensor] = ()) -> torch.Tensor:
+        """Return 1 where the update must be skipped, by these gradients and the norms, else 0."""
+        mark_nonfinite(list(grads), self._found, self._one)
+        if self._veto is not None:
+            self._found.copy_(torch.maximum(self._found, (~torch.isfinite(self._veto)).float()))
+            self._veto = None
+        self._total.add_(self._found)
+        return self._found
 
     def _update_by_closure(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
         """Undo an update that went wrong: its gradients exist only inside it."""

@@ -45,6 +45,22 @@ class Recorder(Protocol):
         """Give back memory that only running op by op needs."""
 
 
+class Work(Protocol):
+    """A step, as a recording sees it."""
+
+    def compute(self, tree: Any) -> Any:
+        """Do the device's part of the step on these inputs."""
+
+    def prepare(self) -> None:
+        """Make what must be there before a recording begins."""
+
+    def settle(self) -> None:
+        """Fill in what is known once the step is recorded."""
+
+    def undo(self) -> bool:
+        """Clear up what a recording that failed has left; say if it is worth another try."""
+
+
 @dataclass(slots=True)
 class Recording:
     """A step of one shape."""
@@ -92,17 +108,11 @@ class Recordings:
         """Why nothing is recorded any more."""
 
     def find(
-        self,
-        compute: Callable[[Any], Any],
-        tree: Any,
-        kind: Hashable,
-        settings: Hashable,
-        undo: Callable[[], None],
+        self, work: Work, tree: Any, kind: Hashable, settings: Hashable
     ) -> tuple[Recording, list[torch.Tensor]] | None:
         """Return the recording for inputs like these; None where they must run op by op.
 
-        Each `kind` of step runs op by op a few times first. `undo` clears up what a recording that
-        fails has left behind.
+        Each `kind` of step runs op by op a few times first.
         """
         if self.stopped is not None:
             return None
@@ -115,7 +125,7 @@ class Recordings:
         self._check_facts()
         found = self._known.get(key)
         if found is None and self._may_record(key):
-            found = self._make(key, compute, skeleton, tensors, undo)
+            found = self._make(key, work, skeleton, tensors)
         return None if found is None else (found, tensors)
 
     @contextmanager
@@ -178,30 +188,29 @@ class Recordings:
         return False
 
     def _make(
-        self,
-        key: Hashable,
-        compute: Callable[[Any], Any],
-        skeleton: Any,
-        tensors: list[torch.Tensor],
-        undo: Callable[[], None],
+        self, key: Hashable, work: Work, skeleton: Any, tensors: list[torch.Tensor]
     ) -> Recording | None:
         inputs = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
         before = _Remains(self._model, self._optimizers)
-        self.is_recording = True
         try:
             with self._span:
+                work.prepare()
+                self.is_recording = True
                 replay, outputs = self._recorder.record(
-                    lambda: compute(put_together(skeleton, inputs)),
+                    lambda: work.compute(put_together(skeleton, inputs)),
                     self._draws.get(key) or Draws(),
                 )
+                work.settle()
             missed = before.missed()
         except Exception as error:  # noqa: BLE001  whatever stopped it, the step runs op by op
             missed = describe(error)
         finally:
             self.is_recording = False
         if missed is not None:
-            undo()
+            may_work = work.undo()
             before.restore()
+            if may_work:
+                return self._make(key, work, skeleton, tensors)
             self._give_up(key, missed)
             return None
         if not self._known:

@@ -18,6 +18,7 @@ from anytrain.core.errors import NothingFits
 from anytrain.core.events import EventKind
 from anytrain.engine.step.activations import Fit
 from anytrain.engine.step.recorded import Recordings
+from anytrain.engine.step.shortcuts import Shortcuts
 from anytrain.engine.step.split import Parts, num_rows, split_rows
 
 
@@ -96,11 +97,11 @@ class Update:
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one step's micro-batches."""
         if self.fit is None:
-            loss = self._gradients(batch)
+            loss = self.gradients(batch)
         else:
-            loss = self.fit.run(partial(self._gradients, batch), self.optimizer.zero_grad)
+            loss = self.fit.run(partial(self.gradients, batch), self.optimizer.zero_grad)
         self.judge.look(loss)
-        norm = self.clip()
+        norm = self.clipped()
         if self.latch is not None and self.latch.held is not None:
             self.optimizer.guard.veto(self.latch.held)
         self._told("pre_optimizer_step")
@@ -124,7 +125,12 @@ class Update:
         for scheduler in self.schedulers:
             scheduler.step()
 
-    def _gradients(self, batch: Any) -> torch.Tensor:
+    def clipped(self) -> torch.Tensor | None:
+        """Bound the gradient's norm, and return it."""
+        return self.clip()
+
+    def gradients(self, batch: Any) -> torch.Tensor:
+        """Compute the gradients of all micro-batches; return the step's loss."""
         *early, (last, last_items) = batch.weighed(batch.num_items)
         total: torch.Tensor | None = None
         for inputs, items in early:
@@ -174,7 +180,8 @@ class SplittingUpdate(Update):
     cuts: bool = True
     """Whether the batch may be cut."""
 
-    def _gradients(self, batch: Any) -> torch.Tensor:
+    def gradients(self, batch: Any) -> torch.Tensor:
+        """Compute the gradients in as many parts as it takes; return the step's loss."""
         put_back = self.keep_rng()
         assert self.count is not None
         items = self.count(batch.micro) if batch.num_items is None else batch.num_items
@@ -227,20 +234,15 @@ class RecordedUpdate(Update):
     recordings: Recordings = field(kw_only=True)
     settings: Callable[[], tuple[Any, ...]] = field(default=tuple, kw_only=True)
     """The values that the user's own functions look up, which a recording holds fast."""
+    shortcuts: Shortcuts | None = field(default=None, kw_only=True)
+    """What does parts of a recorded step in fewer launches; None where torch does them."""
+    _batch: Any = None
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one step's micro-batches."""
-
-        def compute(tree: Any) -> StepOutput:
-            return Update.__call__(self, batch._replace(micro=tree[0], num_items=tree[1]))
-
-        found = self.recordings.find(
-            compute,
-            (batch.micro, batch.num_items),
-            batch.is_last_spare,
-            self.settings(),
-            self._undo,
-        )
+        self._batch = batch
+        inputs = (batch.micro, batch.num_items)
+        found = self.recordings.find(self, inputs, batch.is_last_spare, self.settings())
         if found is None:
             with self.recordings.observed():
                 return Update.__call__(self, batch)
@@ -251,13 +253,57 @@ class RecordedUpdate(Update):
         self.optimizer.count_update()
         return output
 
+    def compute(self, tree: Any) -> StepOutput:
+        """Do the device's part of a step."""
+        micro, num_items = tree
+        return Update.__call__(self, self._batch._replace(micro=micro, num_items=num_items))
+
+    def prepare(self) -> None:
+        """Make what must be there before a recording begins."""
+        if self.shortcuts is not None and not self.shortcuts.are_there:
+            self.shortcuts = None
+        if self.shortcuts is not None:
+            self.shortcuts.prepare(is_whole=len(self._batch.micro) == 1)
+
+    def settle(self) -> None:
+        """Fill in what is known once the step is recorded."""
+        if self.shortcuts is not None:
+            self.shortcuts.settle()
+
+    def undo(self) -> bool:
+        """Clear up what a recording that failed has left behind; without shortcuts it may work."""
+        self.optimizer.zero_grad()
+        self.optimizer.guard.forget()
+        shortcuts, self.shortcuts = self.shortcuts, None
+        if shortcuts is not None:
+            shortcuts.clear()
+        return shortcuts is not None
+
+    def gradients(self, batch: Any) -> torch.Tensor:
+        """Compute the gradients of all micro-batches; return the step's loss."""
+        if self.shortcuts is None or not self.recordings.is_recording:
+            return Update.gradients(self, batch)
+        with self.shortcuts.forward():
+            return Update.gradients(self, batch)
+
+    def clipped(self) -> torch.Tensor | None:
+        """Bound the gradient's norm, and return it."""
+        if self.shortcuts is None or not self.recordings.is_recording:
+            return Update.clipped(self)
+        norm = self.shortcuts.measure()
+        self.optimizer.guard.veto(norm)
+        return norm
+
     def update(self) -> None:
         """Update the weights; of a recording this is the device's part alone."""
-        if self.recordings.is_recording:
+        if not self.recordings.is_recording:
+            Update.update(self)
+        elif self.shortcuts is not None:
+            self.shortcuts.update(self.optimizer.guard.decide())
+            self.shortcuts.clear()
+        else:
             with capturable(self.optimizer.optimizer):
                 self.optimizer.guard.update(self.optimizer.optimizer, None)
-        else:
-            Update.update(self)
 
     def schedule(self) -> None:
         """Move the learning rates on; of a recording this is the device's part alone."""
@@ -266,10 +312,6 @@ class RecordedUpdate(Update):
                 scheduler.follow()
         else:
             Update.schedule(self)
-
-    def _undo(self) -> None:
-        self.optimizer.zero_grad()
-        self.optimizer.guard.forget()
 
 
 @contextmanager

@@ -1,0 +1,100 @@
+"""Parts of a recorded step in fewer launches than torch needs.
+
+They compute what torch computes, in another order of additions, so results agree to rounding. In
+deterministic mode they are left out, and a recorded step is the eager one to the bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import nn
+
+from anytrain.engine.optim import fused
+from anytrain.engine.optim.fused import FusedAdam
+from anytrain.engine.step import halves
+from anytrain.engine.step.halves import Halves
+from anytrain.machine.backends.cuda_kernels import Kernels
+
+
+class NoShortcut(Exception):
+    """A gradient lies where the kernels cannot read it."""
+
+
+class Shortcuts:
+    """Weights rounded once a step, and one pass over gradients to measure and one to update."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        max_norm: float,
+        *,
+        rounds: bool,
+        device: torch.device,
+    ) -> None:
+        self._model, self._optimizer, self._max_norm = model, optimizer, max_norm
+        self._rounds = rounds and halves.fits(model)
+        self._kernels = Kernels(device)
+        self._copies: Halves | None = None
+        self._halves: Halves | None = None
+        """The copies that the recording at hand works with."""
+        self._adam: FusedAdam | None = None
+        self._made: list[tuple[FusedAdam, Halves | None]] = []
+        """What recordings read from as long as they are there."""
+
+    @property
+    def are_there(self) -> bool:
+        """Whether the kernels could be compiled."""
+        return self._kernels.are_there()
+
+    def prepare(self, *, is_whole: bool) -> None:
+        """Make the tables of one recording; `is_whole` says if one micro-batch is the step.
+
+        Of several micro-batches gradients are added up, which bfloat16 is too coarse for.
+        """
+        self._adam = FusedAdam(self._kernels, self._optimizer)
+        self._halves = self._rounded() if self._rounds and is_whole else None
+        self._made.append((self._adam, self._halves))
+
+    def _rounded(self) -> Halves:
+        if self._copies is None or self._copies.is_stale():
+            self._copies = Halves(self._kernels, self._model)
+        return self._copies
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Return what the forward and backward passes run in."""
+        return nullcontext() if self._halves is None else self._halves.used()
+
+    def measure(self) -> torch.Tensor:
+        """Return the norm of the gradients."""
+        assert self._adam is not None
+        find: Callable[[torch.Tensor], torch.Tensor | None] = (
+            (lambda parameter: parameter.grad) if self._halves is None else self._halves.gradient
+        )
+        found = []
+        for parameter, _ in self._adam.parameters:
+            gradient = find(parameter)
+            if gradient is not None and not fused.can_read(gradient, parameter):
+                gradient = gradient.contiguous()
+                if not fused.can_read(gradient, parameter):
+                    raise NoShortcut(f"a gradient of shape {tuple(gradient.shape)}")
+            found.append(gradient)
+        return self._adam.measure(found, self._max_norm)
+
+    def update(self, skipped: torch.Tensor) -> None:
+        """Update the weights, unless `skipped` is 1."""
+        assert self._adam is not None
+        self._adam.update(skipped)
+
+    def settle(self) -> None:
+        """Fill the tables in."""
+        assert self._adam is not None
+        self._adam.settle()
+
+    def clear(self) -> None:
+        """Let go of the gradients."""
+        if self._halves is not None:
+            self._halves.clear()

@@ -1,0 +1,137 @@
+"""Our own kernels compute what torch's do."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from anytrain.engine.optim.fused import FusedAdam, fits
+from anytrain.engine.step.halves import Halves
+from anytrain.machine.backends.cuda_kernels import Kernels, column_sums, scratch_for
+
+pytestmark = pytest.mark.gpu
+SHAPES = [(3,), (1000, 77), (16384,), (16385,), (2, 3, 5), (512, 2048), ()]
+
+
+@pytest.fixture(scope="module")
+def kernels() -> Kernels:
+    found = Kernels(torch.device("cuda", 0))
+    assert found.are_there(), found.problem
+    return found
+
+
+def parameters() -> list[nn.Parameter]:
+    torch.manual_seed(0)
+    return [nn.Parameter(torch.randn(shape, device="cuda")) for shape in SHAPES]
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
+@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("bound", [0.0, 1.0])
+def test_an_update_is_torchs(kernels: Kernels, kind: Any, half: bool, bound: float) -> None:
+    mine, theirs = parameters(), parameters()
+    rate = torch.tensor(1e-2, device="cuda")
+
+    def build(held: list[nn.Parameter]) -> Any:
+        groups = [
+            {"params": held[::2], "weight_decay": 0.1},
+            {"params": held[1::2], "betas": (0.8, 0.95)},
+        ]
+        return kind(groups, lr=rate, fused=True)
+
+    optimizers = [build(mine), build(theirs)]
+    for step in range(5):
+        grads = [torch.randn_like(p) * (step + 1) for p in mine]
+        if half:
+            grads = [g.bfloat16() for g in grads]
+        for parameter, grad in zip(theirs, grads, strict=True):
+            parameter.grad = grad.float()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in theirs])  # type: ignore[misc]
+        if bound:
+            torch.nn.utils.clip_grad_norm_(theirs, bound)
+        optimizers[1].step()
+        if step == 0:  # the state comes from torch
+            for parameter, grad in zip(mine, grads, strict=True):
+                parameter.grad = grad.float()
+            if bound:
+                torch.nn.utils.clip_grad_norm_(mine, bound)
+            optimizers[0].step()
+            optimizers[0].zero_grad()
+            continue
+        assert fits(optimizers[0])
+        fused = FusedAdam(kernels, optimizers[0])
+        by_parameter = {id(p): g for p, g in zip(mine, grads, strict=True)}
+        ordered = [by_parameter[id(p)] for p, _ in fused.parameters]
+        fused._gradients = ordered
+        fused.settle()
+        measured = fused.measure(ordered, bound)
+        torch.testing.assert_close(measured, norm, rtol=1e-5, atol=0)
+        fused.update(torch.zeros((), device="cuda"))
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+        for name in ("exp_avg", "exp_avg_sq", "step"):
+            torch.testing.assert_close(
+                optimizers[0].state[one][name], optimizers[1].state[other][name]
+            )
+
+
+def test_a_skipped_update_changes_nothing(kernels: Kernels) -> None:
+    held = parameters()
+    optimizer = torch.optim.AdamW(held, fused=True)
+    for parameter in held:
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    before = copy.deepcopy((held, optimizer.state_dict()["state"]))
+    fused = FusedAdam(kernels, optimizer)
+    grads = [torch.full_like(p, torch.nan) for p in held]
+    fused._gradients = list(grads)
+    fused.settle()
+    assert torch.isnan(fused.measure(list(grads), 1.0))
+    fused.update(torch.ones((), device="cuda"))
+    for one, other in zip(held, before[0], strict=True):
+        assert torch.equal(one, other)
+    for number, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(state[name], before[1][number][name]) for name in state)
+
+
+@pytest.mark.parametrize("shape", [(4096, 768), (1536, 3072), (7, 8), (100, 264), (20000, 16)])
+def test_rows_add_up_always_in_the_same_order(kernels: Kernels, shape: tuple[int, int]) -> None:
+    torch.manual_seed(0)
+    matrix = torch.randn(shape, device="cuda").bfloat16()
+    scratch = scratch_for(shape[1], matrix.device)
+    first = column_sums(kernels, matrix, scratch)
+    expected = matrix.double().sum(0)
+    torch.testing.assert_close(first.double(), expected, rtol=1e-2, atol=1e-2 * shape[0] ** 0.5)
+    for _ in range(20):
+        assert torch.equal(column_sums(kernels, matrix, scratch), first)
+
+
+def test_layers_on_rounded_weights_are_autocasts(kernels: Kernels) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 24), nn.Linear(24, 2)
+    ).cuda()
+    inputs = torch.randn(32, 64, device="cuda")
+
+    def run() -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            loss = model(inputs).float().square().mean()
+        loss.backward()
+        return loss.detach()
+
+    expected = run()
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    halves = Halves(kernels, model)
+    with halves.used():
+        found = run()
+    assert torch.equal(found, expected)
+    for name, parameter in model.named_parameters():
+        gradient = halves.gradient(parameter)
+        assert gradient is not None
+        torch.testing.assert_close(gradient.float(), grads[name], rtol=2e-2, atol=1e-4)
+    assert all("forward" not in vars(module) for module in model.modules())
