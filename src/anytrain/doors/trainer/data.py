@@ -140,16 +140,20 @@ class Data(Shapes):
             options["collate_fn"] = self._to_buckets(
                 collate, given, batch_size, sampler, is_training=is_training
             )
-        made: DataLoader[Any] = self._prepared(DataLoader(dataset, **options))
+        if args.packing and is_training:
+            options["collate_fn"] = self._packed(collate, given, batch_size)
+        free = is_training and not args.is_told("dataloader_num_workers")
+        made: DataLoader[Any] = self._prepared(DataLoader(dataset, **options), auto_workers=free)
         return made
 
-    def _prepared(self, loader: Any) -> Any:
+    def _prepared(self, loader: Any, *, auto_workers: bool = False) -> Any:
         """Return a loader dealt to this rank; what the user has dealt out himself stays so."""
         if isinstance(loader, PreparedLoader):
             return loader
         if not isinstance(loader, DataLoader):
             return given_loader(loader, self._run.session)
-        return prepare_loader(loader, self._run.session, self._run.options.loaders, place=True)
+        session, options = self._run.session, self._run.options.loaders
+        return prepare_loader(loader, session, options, place=True, auto_workers=auto_workers)
 
     def _get_train_sampler(self, train_dataset: Any = None) -> Sampler[Any] | None:
         """Return the order of training: by train_sampling_strategy."""

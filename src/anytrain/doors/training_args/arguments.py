@@ -31,8 +31,22 @@ class TrainingArguments(Setters, Processes, Record, OldFields, Fields):
     0.0001
     """
 
+    def __new__(cls, *given: Any, **named: Any) -> TrainingArguments:
+        """Note which arguments are given: a value that is not may be chosen by the run."""
+        made = super().__new__(cls)
+        made.__dict__["_told"] = {*list(cls.__dataclass_fields__)[: len(given)], *named}
+        return made
+
     def __post_init__(self) -> None:
         self.check()
+
+    def is_told(self, name: str) -> bool:
+        """Whether somebody has given this argument, if only its default."""
+        return name in self.__dict__["_told"]
+
+    def forget_untold(self, told: set[str]) -> None:
+        """Say that no other arguments were given: a parser fills all of them in."""
+        self.__dict__["_told"] &= told
 
     def check(self) -> None:
         """Convert, complete and check every argument; a second time changes nothing.
@@ -48,6 +62,8 @@ class TrainingArguments(Setters, Processes, Record, OldFields, Fields):
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
+        if self.__dict__.get("_settled"):
+            self.__dict__["_told"].add(name)
         # An old name that is assigned later must not be lost in silence.
         if value is not None and name in legacy.RULES and self.__dict__.get("_settled"):
             legacy.answer(self, name)

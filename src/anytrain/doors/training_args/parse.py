@@ -8,7 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, ArgumentTypeError
+from argparse import (
+    ArgumentDefaultsHelpFormatter,
+    ArgumentParser,
+    ArgumentTypeError,
+    Namespace,
+)
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING, Field, field as make_field, fields, is_dataclass
 from enum import Enum
@@ -16,10 +21,12 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
 from anytrain.core.errors import AnytrainError, BadInput, BadType
+from anytrain.doors.training_args.arguments import TrainingArguments
 from anytrain.doors.training_args.choices import nearest
 from anytrain.doors.training_args.convert import Unreadable, converted, members, one, to_bool
 
 _PASSED_ON = ("help", "nargs", "const", "metavar")
+_NOT_GIVEN = object()
 
 
 def HfArg(  # noqa: N802 -- HF's name
@@ -95,7 +102,8 @@ class HfArgumentParser(ArgumentParser):
             more, given = _files_by_flag(args_file_flag, given)
             files += more
         words = [word for file in files if file.exists() for word in file.read_text().split()]
-        namespace, remaining = self.parse_known_args([*words, *given])
+        words += given
+        namespace, remaining = self.parse_known_args(words)
         if remaining and not return_remaining_strings:
             raise self._unknown(remaining, "argument")
         filled: list[Any] = []
@@ -103,9 +111,17 @@ class HfArgumentParser(ArgumentParser):
         for kind in self.dataclass_types:
             names = [f.name for f in fields(kind) if f.init]
             filled.append(kind(**{name: told.pop(name) for name in names}))
+            if isinstance(filled[-1], TrainingArguments):
+                filled[-1].forget_untold(self._given(words, names))
         if told:
             filled.append(namespace)
         return (*filled, remaining) if return_remaining_strings else tuple(filled)
+
+    def _given(self, words: list[str], names: list[str]) -> set[str]:
+        """Return which of these the words hold; a parser leaves alone what it finds filled in."""
+        marks = Namespace(**dict.fromkeys(names, _NOT_GIVEN))
+        self.parse_known_args(words, marks)
+        return {name for name in names if getattr(marks, name) is not _NOT_GIVEN}
 
     def parse_dict(self, args: dict[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
         """Return the dataclasses filled from a dict."""

@@ -26,9 +26,10 @@ from anytrain.engine.data.seeded import (
     draws_nothing,
 )
 from anytrain.engine.data.shard import BatchSamplerShard, IterableDatasetShard, check_split
-from anytrain.engine.data.workers import PatientWorker
+from anytrain.engine.data.workers import AutoWorkers, PatientWorker
 from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk
 from anytrain.engine.prepared.rebuild import rebuild
+from anytrain.machine.backends.cpu import num_cores
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,12 @@ def prepare_loader(
     *,
     place: bool,
     slice_fn: Callable[..., Any] | None = None,
+    auto_workers: bool = False,
 ) -> PreparedLoader:
-    """Return the loader dealt to this rank, its batches placed on the device."""
+    """Return the loader dealt to this rank, its batches placed on the device.
+
+    With `auto_workers`, a loader without workers may get some once loading holds the run up.
+    """
     world = session.world
     streams = isinstance(loader.dataset, IterableDataset)
     dispatching = _dispatching(options, place, streams)
@@ -87,10 +92,23 @@ def prepare_loader(
         tickets=tickets,
         stream=_stream(base),
         given=loader,
+        workers=_auto_workers(base, session) if auto_workers and not dispatching else None,
     )
     # Shared here, where every rank is: later a single rank may look at a batch alone.
     seed = world.broadcast_object(torch.initial_seed()) if tickets is not None else None
     return PreparedLoader(base, walk, drop_last, seed)
+
+
+def _auto_workers(loader: DataLoader[Any], session: Session) -> AutoWorkers | None:
+    """Return what chooses a number of workers; None where there is nothing to choose."""
+    indexed = loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
+    if loader.num_workers or not indexed or type(loader) is not DataLoader:
+        return None
+
+    def tell(value: str, because: str) -> None:
+        session.revise("workers", value, because, session.cursor.updates)
+
+    return AutoWorkers(num_cores() // session.environment.place.local_size, tell)
 
 
 def given_loader(batches: Any, session: Session) -> PreparedLoader:

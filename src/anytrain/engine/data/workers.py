@@ -10,7 +10,7 @@ import math
 import pickle
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import median
 from time import perf_counter
 from types import FrameType
@@ -18,13 +18,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import DataLoader
 
 PATIENCE_S = 60
 _LEAST_BATCHES = 20
 _LEAST_SHARE = 0.05  # of the time between two batches
 _LEAST_WAIT_S = 0.001  # a batch that comes from a worker costs about a third of this
 _LEAST_SAVED_S = 1.0  # in an epoch; starting workers costs about a tenth of it
+_NO_GAIN = 0.98  # of the time that a batch took before: a smaller gain may be chance
 _MOST_WORKERS = 8
 _MOST_BYTES = 256 << 20
 
@@ -92,31 +93,94 @@ def wanted(waits: Waits, num_cores: int) -> tuple[int, str] | None:
     return min(number, most), told
 
 
-def obstacle(dataset: Any, collate: Any, sampler: Any) -> str | None:
-    """Return what keeps workers from loading these samples just as this process would."""
+def obstacle(loader: DataLoader[Any], batch_sampler: Any) -> str | None:
+    """Return what keeps workers from loading just what this process would."""
     if not sys.platform.startswith("linux"):
         return "workers that begin as a copy of this process are safe on Linux alone"
-    if isinstance(dataset, IterableDataset):
-        return "a stream is read in one process"
-    while getattr(sampler, "batch_sampler", None) is not None:
-        sampler = sampler.batch_sampler
-    inner = getattr(sampler, "sampler", None) or sampler
-    if not _draws_at_once(inner):  # it may draw as it goes, from generators that the model uses
-        return f"the order comes from a {type(inner).__name__}"
+    unknown = next((part for part in _chain(batch_sampler) if not _is_known(part)), None)
+    if unknown is not None:  # it may draw as it goes, from the generators that the model uses
+        return f"the order comes from a {type(unknown).__name__}"
     try:
-        _Probe(_Counted(), protocol=pickle.HIGHEST_PROTOCOL).dump((dataset, collate))
-    except Exception as error:  # noqa: BLE001  # a dataset may raise anything when it is asked for its state
-        return f"it cannot be sent to another process ({error})"
+        content = (loader.dataset, loader.collate_fn)
+        _Probe(_Counted(), protocol=pickle.HIGHEST_PROTOCOL).dump(content)
+    except Exception as error:  # noqa: BLE001  a dataset may raise anything here
+        return f"the data cannot be sent to another process ({error})"
     return None
 
 
-def _draws_at_once(sampler: Any) -> bool:
-    """Whether the sampler draws a whole epoch's order when it begins, or from a generator alone."""
-    known = isinstance(sampler, RandomSampler | SequentialSampler)
-    kind = type(sampler).__module__.split(".")[0]
-    return (known and kind in ("torch", "anytrain")) or (
-        kind == "anytrain" and isinstance(sampler, Sampler)
-    )
+def _chain(sampler: Any) -> Iterator[Any]:
+    """Yield a batch sampler and what it takes its batches or samples from."""
+    while sampler is not None:
+        yield sampler
+        below = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if below is None else below
+
+
+def _is_known(sampler: Any) -> bool:
+    """Whether it draws an epoch's order when that begins, or from a generator of its own."""
+    return type(sampler).__module__.split(".")[0] in ("torch", "anytrain")
+
+
+class AutoWorkers:
+    """How many workers load an epoch: chosen from how the epoch before was waited for.
+
+    INVARIANT: who loads a sample changes neither it nor the order. A choice that fails, or that
+    does not pay, is taken back.
+    """
+
+    def __init__(self, num_cores: int, tell: Callable[[str, str], None]) -> None:
+        self.waits = Waits()
+        self.number = 0
+        self._num_cores, self._tell = num_cores, tell
+        self._before: float | None = None
+        self._is_settled = False
+
+    def choose(self, loader: DataLoader[Any], batch_sampler: Any) -> int:
+        """Return the number of workers for the epoch that begins."""
+        if not self._is_settled and self.number:
+            self._judge(self.waits.period)
+        elif not self._is_settled:
+            self._consider(loader, batch_sampler)
+        self.waits.begin()
+        return self.number
+
+    def give_up(self, because: str) -> None:
+        """Load in this process from now on."""
+        self.number, self._is_settled = 0, True
+        self._tell("0", because)
+
+    def _consider(self, loader: DataLoader[Any], batch_sampler: Any) -> None:
+        found = wanted(self.waits, self._num_cores)
+        if found is None:
+            return
+        number, because = found
+        reason = obstacle(loader, batch_sampler)
+        if reason is not None:
+            self.give_up(f"{because}, but {reason}")
+            return
+        self.number, self._before = number, self.waits.period
+        self._tell(str(number), because)
+
+    def _judge(self, period: float | None) -> None:
+        if period is None or self._before is None:
+            return
+        was, now = f"{self._before * 1000:.1f} ms", f"{period * 1000:.1f} ms"
+        if period > _NO_GAIN * self._before:
+            self.give_up(f"a batch took {now} with {self.number} workers, and {was} without")
+        self._is_settled = True
+
+
+def with_workers(loader: DataLoader[Any], number: int) -> dict[str, Any]:
+    """Return the options that let workers load a loader's batches.
+
+    They begin as copies of this process: nothing is imported again, so a script needs no guard.
+    """
+    return {
+        "num_workers": number,
+        "worker_init_fn": PatientWorker(loader.worker_init_fn),
+        "multiprocessing_context": "fork",
+        "timeout": PATIENCE_S,  # one that hangs must not hang the run
+    }
 
 
 class _Counted:

@@ -10,7 +10,9 @@ import copy
 import random
 import warnings
 from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,7 @@ from anytrain.engine.data.ahead import Ahead, Placement
 from anytrain.engine.data.dispatch import dispatch
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets, load
 from anytrain.engine.data.shard import BatchSamplerShard
+from anytrain.engine.data.workers import AutoWorkers, with_workers
 from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.prepared.rebuild import rebuild, skipping
 from anytrain.machine.backends.base import Backend
@@ -53,6 +56,8 @@ class Walk:
     """A stream that can tell and take its place; None where there is none."""
     given: Any = None
     """The loader that the user prepared."""
+    workers: AutoWorkers | None = None
+    """Chooses how many processes load; None keeps to the loader's own number."""
 
     def stream_state(self) -> dict[str, Any] | None:
         """Return where the stream is, if it can tell."""
@@ -229,24 +234,58 @@ class PreparedLoader(DataLoader[Any]):
         set to the epoch's start first, and back to what the checkpoint restored last.
         """
         if not done and resume is None:
-            return self._ahead(self._batches(self.base_dataloader))
-        now = _process_generators()
-        before = None if resume is None else self._take_order(resume["at_start"])
-        base, drop = self._rest(done, resume)
-        batches = self._batches(base)
-        for _ in range(drop):
-            next(batches, None)
-        ahead = self._ahead(batches)
-        ahead.fill()  # draws the permutation, and what the walk before had drawn ahead
-        if resume is not None:
-            _set_process_generators(now)
-        if before is not None:
-            self.get_sampler().generator = before
+            return self._ahead(self._whole())
+        with self._drawing_again(None if resume is None else resume["at_start"]):
+            base, drop = self._rest(done, resume)
+            batches = self._batches(base)
+            for _ in range(drop):
+                next(batches, None)
+            ahead = self._ahead(batches)
+            ahead.fill()  # draws the permutation, and what the walk before had drawn ahead
         return ahead
 
     def _ahead(self, batches: Iterator[Any]) -> Ahead:
         walk = self.walk
-        return Ahead(batches, walk.placement, walk.stream_state, walk.ledger)
+        waits = None if walk.workers is None else walk.workers.waits
+        return Ahead(batches, walk.placement, walk.stream_state, walk.ledger, waits)
+
+    def _whole(self) -> Iterator[Any]:
+        """Return a whole epoch's batches, from workers where they were waited for too long."""
+        base, auto = self.base_dataloader, self.walk.workers
+        number = 0 if auto is None else auto.choose(base, self.batch_sampler)
+        if auto is None or not number:
+            return self._batches(base)
+        options = with_workers(base, number)
+        return self._from_workers(rebuild(base, batch_sampler=base.batch_sampler, **options), auto)
+
+    def _from_workers(self, base: DataLoader[Any], auto: AutoWorkers) -> Iterator[Any]:
+        """Yield what workers load; should they fail, load the rest of the epoch here."""
+        done = 0
+        try:
+            for batch in self._batches(base):
+                done += self._per_batch
+                yield batch
+            return
+        except Exception as error:  # noqa: BLE001  nobody asked for workers: their errors are ours
+            said = str(error).strip().splitlines()
+            auto.give_up(f"workers failed: {said[0] if said else type(error).__name__}")
+        with self._drawing_again(self._at_start):
+            rest = self._batches(self._rest(done, None)[0])
+            first = list(islice(rest, 1))  # draws the permutation
+        yield from first
+        yield from rest
+
+    @contextmanager
+    def _drawing_again(self, at_start: dict[str, Any] | None) -> Iterator[None]:
+        """Let the block draw what was drawn when an epoch began, and nobody notice it after."""
+        if at_start is None:
+            yield
+            return
+        now, before = _process_generators(), self._take_order(at_start)
+        yield
+        _set_process_generators(now)
+        if before is not None:
+            self.get_sampler().generator = before
 
     def _take_order(self, at_start: dict[str, Any]) -> torch.Generator | None:
         """Set the generators as they were when the epoch's order was drawn.

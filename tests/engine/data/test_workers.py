@@ -1,0 +1,160 @@
+"""Workers come where loading holds a run up, load the same, and go where they do no good."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, get_worker_info
+
+from anytrain.core.plan import wish
+from anytrain.engine.assemble import loaders
+from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
+from anytrain.engine.assemble.session import Session, session
+from anytrain.engine.data import workers
+from anytrain.engine.data.workers import AutoWorkers, Waits, obstacle, wanted
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
+
+
+class Slow(Dataset):  # type: ignore[type-arg]
+    """Samples that take a while and hold noise; `fails` is one that workers cannot load."""
+
+    def __init__(self, seconds: float = 0.001, fails: int = -1, count: int = 120) -> None:
+        self.seconds, self.fails, self.count = seconds, fails, count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[int, float, int]:
+        time.sleep(self.seconds)
+        if get_worker_info() is not None and index == self.fails:
+            os._exit(9)
+        return index, torch.rand(()).item(), os.getpid()
+
+
+@pytest.fixture
+def easily(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a short wait be enough, and cores be there."""
+    monkeypatch.setattr(workers, "_LEAST_SAVED_S", 0.01)
+    monkeypatch.setattr(workers, "_NO_GAIN", 1e9)
+    monkeypatch.setattr(loaders, "num_cores", lambda: 4)
+
+
+def walked(data: Dataset[Any], *, auto: bool, epochs: int = 3) -> tuple[list[Any], Session]:
+    """Return what the epochs' batches held, with who loaded them; the model draws in between."""
+    torch.manual_seed(1)
+    run = session(_cpu())
+    loader = prepare_loader(
+        DataLoader(data, batch_size=4, shuffle=True), run, LoaderOptions(), place=True,
+        auto_workers=auto,
+    )  # fmt: skip
+    seen: list[Any] = []
+    for _ in range(epochs):
+        own = os.getpid()
+        batches = []
+        for index, noise, process in loader:
+            here = set(process.tolist()) == {own}
+            batches.append((index.tolist(), noise.tolist(), torch.rand(()).item(), here))
+        seen.append(batches)
+    return seen, run
+
+
+def _cpu() -> Any:
+    from anytrain.core.plan import Wishes
+
+    return Wishes(device=wish("cpu", "argument"))
+
+
+def content(epochs: list[Any]) -> list[Any]:
+    return [[batch[:3] for batch in batches] for batches in epochs]
+
+
+@pytest.mark.usefixtures("easily")
+def test_a_slow_dataset_gets_workers_at_the_next_epoch_and_nothing_else_changes() -> None:
+    alone, _ = walked(Slow(), auto=False)
+    seen, run = walked(Slow(), auto=True)
+    assert content(seen) == content(alone)
+    assert [all(batch[3] for batch in batches) for batches in seen] == [True, False, False]
+    (revision,) = run.revisions
+    assert revision.choice == "workers"
+    assert revision.value == run.plan.workers.value == "3"
+    assert "a batch were spent loading it" in revision.because
+
+
+@pytest.mark.usefixtures("easily")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_workers_that_die_are_replaced_by_this_process() -> None:
+    alone, _ = walked(Slow(), auto=False)
+    seen, run = walked(Slow(fails=50), auto=True)
+    assert content(seen) == content(alone)
+    assert all(batch[3] for batch in seen[2])
+    assert [revision.value for revision in run.revisions] == ["3", "0"]
+    assert "workers failed" in run.plan.workers.because
+
+
+def test_workers_that_do_not_help_are_sent_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(workers, "_LEAST_SAVED_S", 0.01)
+    monkeypatch.setattr(workers, "_NO_GAIN", 0.0)
+    monkeypatch.setattr(loaders, "num_cores", lambda: 4)
+    seen, run = walked(Slow(), auto=True, epochs=4)
+    assert [all(b[3] for b in batches) for batches in seen] == [True, False, True, True]
+    assert "with 3 workers, and" in run.plan.workers.because
+
+
+def test_a_quick_dataset_and_a_small_machine_stay_as_they_are() -> None:
+    seen, run = walked(Slow(seconds=0), auto=True)
+    assert all(batch[3] for batches in seen for batch in batches)
+    assert run.revisions == []
+    assert wanted(waited(0.02, 0.03), num_cores=2) is None
+
+
+def waited(wait: float, period: float) -> Waits:
+    waits = Waits()
+    waits._periods, waits.total = [period] * 100, wait * 100
+    return waits
+
+
+def test_the_number_follows_from_wait_and_step() -> None:
+    def number(wait: float, period: float, num_cores: int = 16) -> int | None:
+        found = wanted(waited(wait, period), num_cores)
+        return None if found is None else found[0]
+
+    assert number(0.02, 0.06) == 2
+    assert number(0.04, 0.05) == 5
+    assert number(0.05, 0.05) == 8
+    assert number(0.05, 0.05, num_cores=4) == 3
+    assert number(0.02, 0.5) is None  # 4 % of the step
+    assert number(0.0005, 0.001) is None  # bringing it over would take as long
+
+
+def test_what_workers_could_not_do_alike_is_named(tmp_path: Any) -> None:
+    def judged(data: Any, sampler: Any = None, collate: Any = None) -> str | None:
+        order = sampler or BatchSampler(RandomSampler(data), 2, drop_last=False)
+        return obstacle(DataLoader(data, batch_sampler=order, collate_fn=collate), order)
+
+    class Own(RandomSampler):
+        pass
+
+    data = [1, 2, 3]
+    assert judged(data) is None
+    assert judged([torch.zeros(10_000_000)]) is None
+    assert "cannot be sent" in str(judged(data, collate=lambda rows: rows))
+    with (tmp_path / "open").open("w") as file:
+        assert "cannot be sent" in str(judged([file, 1]))
+    assert "the order comes from a Own" in str(judged(data, BatchSampler(Own(data), 2, False)))
+
+
+def test_an_obstacle_is_told_once() -> None:
+    told: list[tuple[str, str]] = []
+    auto = AutoWorkers(8, lambda value, because: told.append((value, because)))
+    loader: DataLoader[Any] = DataLoader([1], collate_fn=lambda rows: rows)
+    for _ in range(3):
+        auto.waits._periods, auto.waits.total = [0.05] * 100, 2.0
+        assert auto.choose(loader, loader.batch_sampler) == 0
+    assert len(told) == 1
+    assert "20.0 ms of 50.0 ms a batch were spent loading it, but the data cannot" in told[0][1]
