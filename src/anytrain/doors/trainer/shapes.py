@@ -12,10 +12,12 @@ from torch.utils.data import IterableDataset, RandomSampler, Sampler, Sequential
 from anytrain.core.errors import BadInput
 from anytrain.doors.trainer.outputs import has_length
 from anytrain.doors.trainer.reports import Reports
+from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.buckets import Bucketed, Numbers, choose, padding_share
 from anytrain.engine.data.columns import base_model
 from anytrain.engine.data.grouped import lengths_of
+from anytrain.engine.data.packing import Packed, packed_lengths, why_rows_mix
 from anytrain.engine.data.padding import ToBuckets
 from anytrain.engine.data.seeded import hold, put_back
 from anytrain.engine.data.table import as_rows
@@ -106,15 +108,12 @@ class Shapes(Reports):
             dataset, is_training=is_training
         ):
             rows = None
-        pad = getattr(tokenizer, "pad_token_id", None)
-        if pad is None:
-            pad = getattr(getattr(self.model, "config", None), "pad_token_id", None) or 0
         return ToBuckets(
             collate,
             buckets.inputs,
             fills={
-                self._input_name: pad,
-                "decoder_input_ids": pad,
+                self._input_name: self._pad_token,
+                "decoder_input_ids": self._pad_token,
                 "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
             },
             left=getattr(tokenizer, "padding_side", "right") == "left",
@@ -124,6 +123,43 @@ class Shapes(Reports):
             rows=rows,
             fills_unlabelled=not is_training,
         )
+
+    def _packed(self, collate: Callable[[list[Any]], Any], dataset: Any, batch_size: int) -> Packed:
+        """Return the collator with its batches in one row each, where the model can read that."""
+        why = self._unpackable()
+        if why is not None:
+            raise BadInput(
+                f"Cannot use packing=True with {type(base_model(self.model)).__name__}.",
+                why=f"{why}.",
+                fix="leave packing out; length_buckets='auto' pads less, too.",
+            )
+        lengths: tuple[int, ...] = ()
+        told = "rows of a batch in one"
+        if _can_be_read(dataset):
+            counted = self._lengths_of(dataset)
+            lengths = packed_lengths(counted, batch_size)
+            told += f" of {', '.join(map(str, lengths))} tokens: no row is padded"
+        self._session.revise("shapes", "packed", told, step=0)
+        return Packed(collate, lengths, {self._input_name: self._pad_token})
+
+    def _unpackable(self) -> str | None:
+        """Say why rows cannot lie in one; None where they can."""
+        precision = self._session.precision
+        if not objective.shifts_labels(base_model(self.model)):
+            return "it is no causal language model, whose loss is by token"
+        if self.args.world_size > 1 and not self.args.dataloader_drop_last:
+            return (
+                "a last round that is filled up with repeats cannot be told from others once it "
+                "is in one row; dataloader_drop_last=True leaves that round out"
+            )
+        return why_rows_mix(self.model, precision.autocast, is_exact=not precision.is_mixed)
+
+    @property
+    def _pad_token(self) -> int:
+        pad = getattr(self.processing_class, "pad_token_id", None)
+        if pad is None:
+            pad = getattr(getattr(self.model, "config", None), "pad_token_id", None)
+        return pad if isinstance(pad, int) else 0
 
     @property
     def _input_name(self) -> str:

@@ -108,6 +108,7 @@ def check(args: Any) -> None:
     _check_best(args)
     _check_loading(args)
     _check_buckets(args)
+    _check_packing(args)
     _check_activations(args)
     _check_reports(args)
     _check_saving(args)
@@ -289,6 +290,22 @@ def _check_buckets(args: Any) -> None:
             why="each says in which order samples come.",
             fix="pass one of them.",
         )
+
+
+def _check_packing(args: Any) -> None:
+    if not args.packing:
+        return
+    against = {
+        "length_buckets": "it pads rows to a few lengths, and a packed batch is one row",
+        "neftune_noise_alpha": "its noise is by the length of a row, and all rows lie in one",
+    }
+    for name, why in against.items():
+        if getattr(args, name) is not None:
+            raise BadInput(
+                f"Cannot use packing=True with {name}={getattr(args, name)!r}.",
+                why=f"{why}.",
+                fix="pass one of them.",
+            )
 
 
 _TRACKERS = (*LIBRARIES, "jsonl", "csv")

@@ -239,5 +239,8 @@ class Fields:
     activation_checkpointing: str = option(
         "off", "fit: keep fewer activations where the memory is full.", choices=list(ACTIVATIONS)
     )
+    packing: bool = option(
+        False, "Put a batch's rows into one, without padding: for causal language models."
+    )
     async_save: bool = option(True, "Write checkpoints behind the loop.")
     save_on_signal: bool = option(True, "Save and end between two steps when told to stop.")

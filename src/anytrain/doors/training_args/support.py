@@ -111,6 +111,10 @@ NOTES: dict[str, Support] = {
         "anytrain's own: with fit, every other repeated block, then all of them, are computed "
         "again in backward once the memory is full, before auto_find_batch_size cuts the batch."
     ),
+    "packing": works(
+        "anytrain's own: in training, rows lie one after the other in a single long one, and are "
+        "computed as if apart. Refused where the model's attention would mix them."
+    ),
     "async_save": works("anytrain's own."),
     "save_on_signal": works("anytrain's own."),
     "ddp_find_unused_parameters": works("Unset: True, and False with gradient_checkpointing."),

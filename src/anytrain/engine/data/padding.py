@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from bisect import bisect_left
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -58,7 +58,7 @@ class ToBuckets:
 
     def _padded(self, batch: Any, inputs: Tensor) -> Any:
         width = inputs.shape[-1]
-        wanted = self.length_for(width)
+        wanted = fitting(self.lengths, width, self.limit)
         if wanted > width and _MASK not in batch:
             raise BadInput(
                 "Cannot pad a batch to length_buckets.",
@@ -75,19 +75,6 @@ class ToBuckets:
             elif value.shape[: inputs.ndim] == inputs.shape and _is_counted(name, value):
                 batch[name] = self._longer(name, value, wanted - width, inputs.ndim - 1)
         return batch
-
-    def length_for(self, width: int) -> int:
-        """Return how long a batch of this width is made.
-
-        >>> some = ToBuckets(list, (16, 32), limit=100)
-        >>> [some.length_for(width) for width in (9, 32, 33, 99, 101)]
-        [16, 32, 64, 100, 101]
-        """
-        place = bisect_left(self.lengths, width)
-        if place < len(self.lengths):
-            return self.lengths[place]
-        coarse = -(-width // _COARSE) * _COARSE
-        return coarse if self.limit is None else max(width, min(coarse, self.limit))
 
     def _target_length(self, length: int, width: int) -> int:
         """Return how long targets are beside inputs of this length: one width for each."""
@@ -138,6 +125,19 @@ class ToBuckets:
     def can_hide(self, batch: Any) -> bool:
         """Whether rows of this batch can be masked, so that it keeps its shape."""
         return self.rows is not None and isinstance(batch, Mapping) and self._can_mask(batch)
+
+
+def fitting(lengths: Sequence[int], width: int, limit: int | None = None) -> int:
+    """Return the next of some ascending lengths; beyond them a multiple of 64, up to `limit`.
+
+    >>> [fitting((16, 32), width, limit=100) for width in (9, 32, 33, 99, 101)]
+    [16, 32, 64, 100, 101]
+    """
+    place = bisect_left(lengths, width)
+    if place < len(lengths):
+        return lengths[place]
+    coarse = -(-width // _COARSE) * _COARSE
+    return coarse if limit is None else max(width, min(coarse, limit))
 
 
 def _is_counted(name: str, value: Tensor) -> bool:
