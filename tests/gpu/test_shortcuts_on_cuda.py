@@ -29,54 +29,51 @@ def parameters() -> list[nn.Parameter]:
     return [nn.Parameter(torch.randn(shape, device="cuda")) for shape in SHAPES]
 
 
+def optimizer_of(kind: Any, held: list[nn.Parameter], rate: torch.Tensor) -> Any:
+    """Return an optimizer of two groups that has made one update."""
+    groups = [
+        {"params": held[::2], "weight_decay": 0.1},
+        {"params": held[1::2], "betas": (0.8, 0.95)},
+    ]
+    optimizer = kind(groups, lr=rate, fused=True)
+    for parameter in held:
+        parameter.grad = torch.ones_like(parameter)
+    optimizer.step()
+    optimizer.zero_grad()
+    return optimizer
+
+
+def update(kernels: Kernels, optimizer: Any, grads: dict[int, torch.Tensor], bound: float) -> Any:
+    """Update by our kernels; return the norm they measured."""
+    fused = FusedAdam(kernels, optimizer)
+    ordered: list[torch.Tensor | None] = [grads[id(p)] for p, _ in fused.parameters]
+    fused._gradients = ordered
+    fused.settle()
+    norm = fused.measure(ordered, bound)
+    fused.update(torch.zeros((), device="cuda"))
+    return norm
+
+
 @pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.Adam])
-@pytest.mark.parametrize("half", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bound", [0.0, 1.0])
-def test_an_update_is_torchs(kernels: Kernels, kind: Any, half: bool, bound: float) -> None:
+def test_an_update_is_torchs(kernels: Kernels, kind: Any, dtype: Any, bound: float) -> None:
     mine, theirs = parameters(), parameters()
     rate = torch.tensor(1e-2, device="cuda")
-
-    def build(held: list[nn.Parameter]) -> Any:
-        groups = [
-            {"params": held[::2], "weight_decay": 0.1},
-            {"params": held[1::2], "betas": (0.8, 0.95)},
-        ]
-        return kind(groups, lr=rate, fused=True)
-
-    optimizers = [build(mine), build(theirs)]
+    own, other = optimizer_of(kind, mine, rate), optimizer_of(kind, theirs, rate)
+    assert fits(own)
     for step in range(5):
-        grads = [torch.randn_like(p) * (step + 1) for p in mine]
-        if half:
-            grads = [g.bfloat16() for g in grads]
+        grads = [(torch.randn_like(p) * (step + 1)).to(dtype) for p in mine]
+        measured = update(kernels, own, {id(p): g for p, g in zip(mine, grads, strict=True)}, bound)
         for parameter, grad in zip(theirs, grads, strict=True):
             parameter.grad = grad.float()
-        norm = torch.nn.utils.get_total_norm([p.grad for p in theirs])  # type: ignore[misc]
-        if bound:
-            torch.nn.utils.clip_grad_norm_(theirs, bound)
-        optimizers[1].step()
-        if step == 0:  # the state comes from torch
-            for parameter, grad in zip(mine, grads, strict=True):
-                parameter.grad = grad.float()
-            if bound:
-                torch.nn.utils.clip_grad_norm_(mine, bound)
-            optimizers[0].step()
-            optimizers[0].zero_grad()
-            continue
-        assert fits(optimizers[0])
-        fused = FusedAdam(kernels, optimizers[0])
-        by_parameter = {id(p): g for p, g in zip(mine, grads, strict=True)}
-        ordered = [by_parameter[id(p)] for p, _ in fused.parameters]
-        fused._gradients = ordered
-        fused.settle()
-        measured = fused.measure(ordered, bound)
+        norm = torch.nn.utils.clip_grad_norm_(theirs, bound or float("inf"))
+        other.step()
         torch.testing.assert_close(measured, norm, rtol=1e-5, atol=0)
-        fused.update(torch.zeros((), device="cuda"))
-    for one, other in zip(mine, theirs, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-6)
+    for one, same in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, same, rtol=1e-5, atol=1e-6)
         for name in ("exp_avg", "exp_avg_sq", "step"):
-            torch.testing.assert_close(
-                optimizers[0].state[one][name], optimizers[1].state[other][name]
-            )
+            torch.testing.assert_close(own.state[one][name], other.state[same][name])
 
 
 def test_a_skipped_update_changes_nothing(kernels: Kernels) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 
@@ -64,7 +65,7 @@ class CudaGraphs:
             graph.register_generator_state(twin)
         before = self._generator.clone_state()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream), self._drawing_from(twins):
+        with torch.cuda.stream(self._stream), self._drawing_from(twins), _NumbersOnDevice():
             graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 results = work()
@@ -125,3 +126,21 @@ class CudaGraphs:
         finally:
             checkpoint.get_device_states, checkpoint.set_device_states = kept[:2]
             torch.random.fork_rng = kept[2]
+
+
+class _NumbersOnDevice(TorchFunctionMode):
+    """Make tensors of single numbers on the device: from the host they would have to be copied.
+
+    Code that models run at every step is full of `torch.tensor(0.0, device=...)`.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        number = args[0] if args else kwargs.get("data")
+        if func in (torch.tensor, torch.as_tensor) and isinstance(number, (bool, int, float)):
+            device = kwargs.get("device")
+            if device is not None and torch.device(device).type == "cuda":
+                return torch.full((), number, dtype=kwargs.get("dtype"), device=device)
+        return func(*args, **kwargs)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 _NAMES = ("squares", "norm", "adam", "count", "halve", "column_sums")
+_PREFIX = "step_"  # CUDA has functions of its own of such names
 _CHUNK = 16384
 _THREADS = 256
 _COLUMNS = 256
@@ -39,10 +40,11 @@ class Kernels:
 
             torch.cuda.set_device(self._device)
             source = resources.files("anytrain.machine.backends").joinpath("cuda_step.cu")
-            binary, _ = _utils._nvrtc_compile(source.read_text(), _NAMES[0])
-            self._found = _utils._cuda_load_module(binary, list(_NAMES))  # type: ignore[assignment]
+            names = [_PREFIX + name for name in _NAMES]
+            binary, _ = _utils._nvrtc_compile(source.read_text(), names[0])
+            self._found = _utils._cuda_load_module(binary, names)  # type: ignore[assignment]
         except Exception as error:  # noqa: BLE001  torch's own kernels do it all too, slower
-            self.problem = str(error).strip().splitlines()[0] if str(error) else repr(error)
+            self.problem = str(error)
 
     def are_there(self) -> bool:
         """Whether they can be used; waits for the compiler."""
@@ -52,7 +54,7 @@ class Kernels:
     def launch(self, name: str, grid: tuple[int, int], args: Sequence[Any]) -> None:
         """Start a kernel on the current stream."""
         assert self._found is not None
-        self._found[name](grid=(*grid, 1), block=(_THREADS, 1, 1), args=list(args))
+        self._found[_PREFIX + name](grid=(*grid, 1), block=(_THREADS, 1, 1), args=list(args))
 
 
 def chunks_of(counts: Sequence[int], device: torch.device) -> torch.Tensor:

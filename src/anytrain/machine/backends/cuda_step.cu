@@ -48,7 +48,7 @@ __device__ inline float block_sum(float value) {
 }
 
 // The sum of squares of each chunk of the gradients.
-extern "C" __global__ void squares(const i64* rows, const int* chunks, float* sums) {
+extern "C" __global__ void step_squares(const i64* rows, const int* chunks, float* sums) {
   const i64* row = rows + ROW * chunks[2 * blockIdx.x];
   i64 begin = (i64)chunks[2 * blockIdx.x + 1] * CHUNK;
   i64 end = min(begin + CHUNK, row[COUNT]);
@@ -69,7 +69,7 @@ extern "C" __global__ void squares(const i64* rows, const int* chunks, float* su
 }
 
 // The norm, and by how much gradients are to be scaled to keep it within a bound (0: no bound).
-extern "C" __global__ void norm(const float* sums, int count, double bound, float* result) {
+extern "C" __global__ void step_norm(const float* sums, int count, double bound, float* result) {
   __shared__ double parts[THREADS];
   double sum = 0;
   for (int i = threadIdx.x; i < count; i += THREADS) sum += sums[i];
@@ -88,7 +88,7 @@ extern "C" __global__ void norm(const float* sums, int count, double bound, floa
 }
 
 // Adam and AdamW, as torch's fused ones compute them; nothing happens where `skipped` is not 0.
-extern "C" __global__ void adam(const i64* rows, const int* chunks, const double* groups,
+extern "C" __global__ void step_adam(const i64* rows, const int* chunks, const double* groups,
                                 const i64* rates, const float* scale, const float* skipped) {
   if (*skipped != 0.0f) return;
   const i64* row = rows + ROW * chunks[2 * blockIdx.x];
@@ -148,13 +148,13 @@ extern "C" __global__ void adam(const i64* rows, const int* chunks, const double
 }
 
 // Count the update of each tensor, unless it was skipped.
-extern "C" __global__ void count(const i64* rows, int tensors, const float* skipped) {
+extern "C" __global__ void step_count(const i64* rows, int tensors, const float* skipped) {
   int tensor = blockIdx.x * THREADS + threadIdx.x;
   if (tensor < tensors) *(float*)rows[ROW * tensor + STEP] += 1.0f - *skipped;
 }
 
 // Round tensors to bfloat16: from WEIGHT to GRADIENT.
-extern "C" __global__ void halve(const i64* rows, const int* chunks) {
+extern "C" __global__ void step_halve(const i64* rows, const int* chunks) {
   const i64* row = rows + ROW * chunks[2 * blockIdx.x];
   const float* from = (const float*)row[WEIGHT];
   u16* to = (u16*)row[GRADIENT];
@@ -171,7 +171,7 @@ extern "C" __global__ void halve(const i64* rows, const int* chunks) {
 // Add up the rows of a bfloat16 matrix, 256 columns a block. Blocks that share columns leave their
 // sums in `parts`; the last of them adds these up, in one order, so that the result is always the
 // same. `done` counts the blocks, and is 0 again afterwards.
-extern "C" __global__ void column_sums(const u16* matrix, u16* result, float* parts, u32* done,
+extern "C" __global__ void step_column_sums(const u16* matrix, u16* result, float* parts, u32* done,
                                        int height, int width, int slices) {
   __shared__ float sums[8][256];
   __shared__ bool is_last;
