@@ -143,7 +143,7 @@ class DataTrainingArguments:
         default=128, metadata={"help": "Longest input in tokens; what is longer is cut."}
     )
     overwrite_cache: bool = field(
-        default=False, metadata={"help": "Accepted; rows are tokenized anew each time anyway."}
+        default=False, metadata={"help": "Tokenize rows anew, though a run before kept them."}
     )
     pad_to_max_length: bool | None = field(
         default=None,
