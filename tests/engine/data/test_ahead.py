@@ -27,7 +27,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 
 
 def ahead_of(batches: Iterator[Any], backend: Any, reached: Callable[[], Any] = int) -> Ahead:
-    return Ahead(batches, Placement(backend, HOST), reached, Ledger())
+    return Ahead(batches, Placement(backend, HOST), Ledger(), reached)
 
 
 @pytest.mark.parametrize(("backend", "depth"), [(Cpu(), 1), (Fake(), 2)])
@@ -64,7 +64,7 @@ def test_what_was_left_is_waited_for_before_its_memory_is_free() -> None:
 
     placement = Placement(Fake(), HOST)
     placement._lane = Slow()
-    walk = Ahead(iter([torch.ones(1)] * 9), placement, int, Ledger())
+    walk = Ahead(iter([torch.ones(1)] * 9), placement, Ledger())
     next(walk)
     assert len(arrived) == 1
     walk.close()
@@ -87,7 +87,7 @@ def test_a_tokenizers_batch_keeps_its_class_and_what_it_holds_besides() -> None:
 
 def test_the_wait_for_a_batch_is_in_the_ledger() -> None:
     ledger = Ledger()
-    walk = Ahead(iter([torch.ones(1)] * 3), Placement(Cpu(), HOST), int, ledger)
+    walk = Ahead(iter([torch.ones(1)] * 3), Placement(Fake(), HOST), ledger)
     list(walk)
     assert ledger.span("data").uses == 4
     assert ledger.span("transfer").uses == 3

@@ -21,20 +21,6 @@ from anytrain.machine.backends.base import Backend, Lane
 _NOTHING = object()
 
 
-def place(batch: Any, send: Callable[[torch.Tensor], torch.Tensor], device: torch.device) -> Any:
-    """Return the batch with each tensor sent, and each other thing that can move moved."""
-
-    def move(thing: Any) -> Any:
-        if not isinstance(thing, UserDict):
-            return thing.to(device)
-        own = copy.copy(thing)  # a tokenizer's batch: its own `.to` would wait for every copy
-        for key, value in thing.items():
-            own[key] = place(value, send, device)
-        return own
-
-    return map_tensors(send, batch, movable=move)
-
-
 class Placement:
     """Put batches where they are computed."""
 
@@ -45,7 +31,20 @@ class Placement:
     def __call__(self, batch: Any) -> Any:
         """Return the batch on the device, once it is there."""
         put, device, non_blocking = self.backend.place, self.device, self.non_blocking
-        return place(batch, lambda tensor: put(tensor, device, non_blocking), device)
+        return self.send(batch, lambda tensor: put(tensor, device, non_blocking))
+
+    def send(self, batch: Any, send: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+        """Return the batch with each tensor sent, and each other thing that can move moved."""
+
+        def move(thing: Any) -> Any:
+            if not isinstance(thing, UserDict):
+                return thing.to(self.device)
+            own = copy.copy(thing)  # a tokenizer's batch: its own `.to` would wait for every copy
+            for key, value in thing.items():
+                own[key] = self.send(value, send)
+            return own
+
+        return map_tensors(send, batch, movable=move)
 
     @property
     def lane(self) -> Lane | None:
@@ -75,8 +74,8 @@ class Ahead:
         self,
         batches: Iterator[Any],
         placement: Placement | None,
-        reached: Callable[[], Any],
         ledger: Ledger,
+        reached: Callable[[], Any] | None = None,
         waits: Waits | None = None,
     ) -> None:
         self._batches, self._placement, self._reached = batches, placement, reached
@@ -86,13 +85,11 @@ class Ahead:
         self._is_read = False
         self._ledger, self._waits = ledger, waits
         self._waiting, self._sending = ledger.span("data"), ledger.span("transfer")
+        self._runs_behind = placement is not None and placement.device.type != "cpu"
         self.reached: Any = None
         """Where the stream stood after the batch that was handed out last."""
-
-    @property
-    def is_last(self) -> bool:
+        self.is_last = False
         """Whether nothing follows the batch that was handed out last."""
-        return not self._coming
 
     def fill(self) -> None:
         """Read as far as a walk has read that stands between two batches."""
@@ -103,16 +100,19 @@ class Ahead:
         return self
 
     def __next__(self) -> Any:
-        self.fill()
-        if not self._coming:
+        coming = self._coming
+        if len(coming) < self._depth:
+            self.fill()
+        if not coming:
             raise StopIteration
-        batch, self.reached, arrive = self._coming.popleft()
+        batch, self.reached, arrive = coming.popleft()
         if arrive is None and self._placement is not None:
-            with self._sending:
-                batch = self._placement(batch)
-        self._read()
+            batch = self._placed(batch)
+        if not self._is_read:
+            self._read()
         if arrive is not None:
             arrive()
+        self.is_last = not coming
         return batch
 
     def close(self) -> None:
@@ -123,33 +123,41 @@ class Ahead:
                 arrive()
 
     def _read(self) -> None:
-        if self._is_read:
-            return
-        batch = self._wait()
+        """Read one more batch and send it off; what waiting for it cost goes to the ledger."""
+        with self._waiting:
+            batch = next(self._batches, _NOTHING)
+        if self._runs_behind or self._waits is not None:
+            self._count()
         if batch is _NOTHING:
             self._is_read = True
             return
-        reached, arrive = self._reached(), None
-        if self._lane is not None and self._placement is not None:
+        reached = None if self._reached is None else self._reached()
+        arrive = None
+        if self._lane is not None:
             with self._sending:
-                batch, arrive = self._send(batch, self._lane, self._placement.device)
+                batch, arrive = self._sent(batch, self._lane)
         self._coming.append(Coming(batch, reached, arrive))
 
-    def _send(self, batch: Any, lane: Lane, device: torch.device) -> tuple[Any, Callable[[], None]]:
-        try:
-            return place(batch, lane.send, device), lane.sent()
-        except BaseException:
-            lane.sent()()  # the part that was sent is dropped, but not before it has arrived
-            raise
-
-    def _wait(self) -> Any:
-        """Return the next batch; what its reading cost goes to the ledger."""
-        with self._waiting:
-            batch = next(self._batches, _NOTHING)
+    def _count(self) -> None:
+        """Tell a wait that held the device up from one that it was too busy to notice."""
         seconds, place = self._waiting.last, self._placement
         if place is not None and not place.backend.is_idle(place.device):
             self._ledger.hide("data")
             seconds = 0.0
         if self._waits is not None:
             self._waits.add(seconds)
-        return batch
+
+    def _placed(self, batch: Any) -> Any:
+        assert self._placement is not None
+        if not self._runs_behind:  # it is where it is computed
+            return self._placement(batch)
+        with self._sending:
+            return self._placement(batch)
+
+    def _sent(self, batch: Any, lane: Lane) -> tuple[Any, Callable[[], None]]:
+        assert self._placement is not None
+        try:
+            return self._placement.send(batch, lane.send), lane.sent()
+        except BaseException:
+            lane.sent()()  # the part that was sent is dropped, but not before it has arrived
+            raise

@@ -247,7 +247,8 @@ class PreparedLoader(DataLoader[Any]):
     def _ahead(self, batches: Iterator[Any]) -> Ahead:
         walk = self.walk
         waits = None if walk.workers is None else walk.workers.waits
-        return Ahead(batches, walk.placement, walk.stream_state, walk.ledger, waits)
+        reached = None if walk.stream is None else walk.stream_state
+        return Ahead(batches, walk.placement, walk.ledger, reached, waits)
 
     def _whole(self) -> Iterator[Any]:
         """Return a whole epoch's batches, from workers where they were waited for too long."""
