@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +16,10 @@ import needs
 
 # Children inherit it too: two gloo processes with two threads each would fight over two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a user's own runs have kept must not answer for a test, nor a test's for them.
+_CACHE = tempfile.mkdtemp(prefix="anytrain-cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE
+atexit.register(shutil.rmtree, _CACHE, ignore_errors=True)
 
 
 @pytest.fixture(autouse=True)

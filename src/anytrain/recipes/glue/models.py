@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from anytrain.core.errors import BadInput, Notice
 from anytrain.recipes.glue.arguments import ModelArguments, overrides
 from anytrain.recipes.glue.labels import Labels, adopt
@@ -58,6 +56,8 @@ def prepare(
 
 def build(asked: ModelArguments, parts: Parts) -> Any:
     """Return the model: with its trained weights, or new where it is made from scratch."""
+    import torch
+
     kind = _transformers().AutoModelForSequenceClassification
     if asked.is_new:
         trust = asked.trust_remote_code

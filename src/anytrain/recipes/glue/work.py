@@ -1,16 +1,26 @@
-"""The working half of a job: a Trainer with its model and data, used step by step."""
+"""The working half of a job: a Trainer with its model and data, used step by step.
+
+Rows are tokenized in a thread of their own while the model's classes are imported: the one runs
+outside of Python, the other inside.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from anytrain.doors.trainer import Trainer
-from anytrain.doors.trainer.outputs import get_last_checkpoint, set_seed
 from anytrain.recipes import folder
 from anytrain.recipes.glue import models, predict, scores
-from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length
+from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length, token_cache
 from anytrain.recipes.glue.job import Checked, Metrics
 from anytrain.recipes.glue.table import Table
+
+if TYPE_CHECKING:
+    from anytrain.doors.trainer import Trainer
+
+T = TypeVar("T")
 
 
 class Work:
@@ -19,8 +29,6 @@ class Work:
     def __init__(self, checked: Checked) -> None:
         self.checked, self.job = checked, checked.job
         asked, training = self.job.data, self.job.training
-        # The head of the model is drawn at random: before it, so that a seed gives one model.
-        set_seed(int(training.seed))
         parts = models.prepare(
             self.job.model, checked.labels, task=asked.task_name, trained=training.do_train
         )
@@ -29,17 +37,33 @@ class Work:
         self.length = fitting_length(
             asked.max_seq_length, parts.tokenizer, parts.config, pairs=checked.pairs
         )
-        data = checked.data
-        self.train_set = self._rows(data.train, asked.max_train_samples) if data.train else None
-        self.eval_sets = [(n, self._rows(t, asked.max_eval_samples)) for n, t in data.evaluated]
-        self.trainer = self._trainer(models.build(self.job.model, parts))
+        self._cache = token_cache(fresh=asked.overwrite_cache)
+        rows = _beside(self._tokenized)
+        model = self._model(parts)
+        self.train_set, self.eval_sets = rows.result()
+        self.trainer = self._trainer(model)
+
+    def _tokenized(self) -> tuple[Encoded | None, list[tuple[str | None, Encoded]]]:
+        """Return the rows to learn from, and the named sets to evaluate."""
+        asked, data = self.job.data, self.checked.data
+        train = self._rows(data.train, asked.max_train_samples) if data.train else None
+        return train, [(n, self._rows(t, asked.max_eval_samples)) for n, t in data.evaluated]
 
     def _rows(self, table: Table, most: int | None, *, labelled: bool = True) -> Encoded:
         labels = self.labels if labelled else None
-        task = self.job.data.task
-        return encode(table.first(most), task, labels, self.tokenizer, self.length)
+        task, rows = self.job.data.task, table.first(most)
+        return encode(rows, task, labels, self.tokenizer, self.length, self._cache)
+
+    def _model(self, parts: models.Parts) -> Any:
+        from anytrain.doors.trainer.outputs import set_seed
+
+        # The head of the model is drawn at random: a seed gives one model.
+        set_seed(int(self.job.training.seed))
+        return models.build(self.job.model, parts)
 
     def _trainer(self, model: Any) -> Trainer:
+        from anytrain.doors.trainer import Trainer
+
         # F1 looks for the task's second label, wherever this model keeps it.
         task = self.job.data.task
         names = [name.lower() for name in self.labels.names]
@@ -73,6 +97,9 @@ class Work:
         size = sum(parameter.numel() for parameter in trainer.model.parameters())
         rows = [f"{len(self.train_set):,} rows to learn from"] if self.train_set else []
         rows += [f"{len(some):,} to evaluate" for _, some in self.eval_sets]
+        sets = [some for some in (self.train_set, *dict(self.eval_sets).values()) if some]
+        if sets and all(some.was_kept for some in sets):
+            rows.append("tokenized by a run before")
         count = trainer.accelerator.num_processes
         where = f"{trainer.accelerator.device}" + (f", {count} processes" if count > 1 else "")
         # "no" is HF's word for plain float32.
@@ -85,6 +112,8 @@ class Work:
 
     def train(self) -> Metrics:
         """Train to the end, from the newest checkpoint where the run was cut short."""
+        from anytrain.doors.trainer.outputs import get_last_checkpoint
+
         trainer, way = self.trainer, self.checked.way
         self._begin()
         resume: Any = self.job.training.resume_from_checkpoint
@@ -146,3 +175,18 @@ class Work:
             trainer.create_model_card(**told)
         if job.training.do_train and trainer.is_world_process_zero():
             folder.finish(job.folder)
+
+
+def _beside(work: Callable[[], T]) -> Future[T]:
+    """Begin work in a thread; what it returns or raises is there when it is asked for."""
+    promised: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            promised.set_result(work())
+        except BaseException as error:  # noqa: BLE001  raised again where the result is taken
+            promised.set_exception(error)
+
+    # A daemon: nobody who stops the command waits for it.
+    threading.Thread(target=run, name="tokenize", daemon=True).start()
+    return promised
