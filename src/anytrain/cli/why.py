@@ -73,8 +73,6 @@ def _facts(told: dict[str, Any]) -> list[str]:
         found.append(f"peak memory: {told['peak_bytes'] / 2**30:.2f} GiB")
     if told["shapes"]:
         found.append(f"shapes: {len(told['shapes'])} ({', '.join(told['shapes'][:8])})")
-    if told["padding"] is not None:
-        found.append(f"padding: {told['padding']:.0%} of what is computed")
     if told["hidden_seconds"] >= 0.05:
         found.append(
             f"{told['hidden_seconds']:.1f} s of waiting for data cost nothing: the device was busy"

@@ -93,6 +93,18 @@ def test_float32_on_a_cpu_and_batches_of_one_shape_can_be_faster() -> None:
     assert "length_buckets" in found({"step": 100.0}, shapes=["32x128"]).remedy
 
 
+def test_a_step_that_gets_no_processor_says_so() -> None:
+    starved = life({"step": 100.0}, {"precision": "no"}, time=1100.0, cpu_seconds=52.0)
+    starved.began |= {"time": 1000.0, "cpu_seconds": 2.0}
+    finding = judge(starved)
+    assert finding is not None
+    assert "0.5 of a core" in finding.remedy
+    starved.last["cpu_seconds"] = 150.0
+    fed = judge(starved)
+    assert fed is not None
+    assert "bf16" in fed.remedy
+
+
 def test_nothing_is_said_where_nothing_stands_out() -> None:
     told = tell(life({"data": 2.0, "step": 98.0, "wait": 1.0}, {"shapes": "buckets"}))
     assert told["finding"] is None

@@ -100,6 +100,7 @@ class Timesheet:
     def _now(self) -> dict[str, Any]:
         return {
             "time": round(time.time(), 3),
+            "cpu_seconds": round(time.process_time(), 3),
             "seconds": {name: round(s, 6) for name, s in self._ledger.totals().items()},
             "hidden": round(self._ledger.hidden, 6),
             **self._standing(),
@@ -108,8 +109,14 @@ class Timesheet:
     def _open(self) -> None:
         """Begin a life."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        here = {"time": round(time.time(), 3), "pid": os.getpid(), "host": socket.gethostname()}
-        append(self.path, to_json({"kind": "begin", **here, **self._begin()}))
+        here = {
+            "kind": "begin",
+            "time": round(time.time(), 3),
+            "cpu_seconds": round(time.process_time(), 3),
+            "pid": os.getpid(),
+            "host": socket.gethostname(),
+        }
+        append(self.path, to_json({**here, **self._begin()}))
         self._has_begun = True
 
     def _complain(self, error: OSError) -> None:

@@ -34,6 +34,8 @@ _TOO_MUCH = {
 }
 _STEP = ("step", "wait")
 _SLOW_START, _SLOW_START_S = 0.5, 5.0
+# A process that computes all the time has a core at least, unless somebody takes it away.
+_STARVED, _TELLING_S = 0.8, 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,6 @@ def tell(life: Life) -> dict[str, Any]:
         "samples_per_second": rate,
         "peak_bytes": life.last.get("peak_bytes"),
         "shapes": life.last.get("shapes"),
-        "padding": life.last.get("padding"),
         "device": life.began.get("device"),
         "plan": {name: life.choice(name) for name in life.began.get("plan", {})},
         "revisions": life.revisions,
@@ -201,6 +202,12 @@ def _for_the_step(life: Life) -> str | None:
     step, because = life.choice("step")
     if device.startswith("cuda") and step == "eager":
         return f"Each kernel is launched from Python, for the step is not recorded: {because}."
+    cores = _cores_had(life)
+    if device.startswith("cpu") and cores is not None and cores < _STARVED:
+        return (
+            f"It got {cores:.1f} of a core while it ran: other programs take the processor, or a "
+            "limit does. Stop what runs beside it, or lift the limit."
+        )
     if life.choice("precision")[0] == "no" and device.startswith(("cpu", "cuda")):
         return (
             "The step computes in float32: bf16=True (mixed_precision='bf16') is faster where "
@@ -210,6 +217,16 @@ def _for_the_step(life: Life) -> str | None:
     if len(shapes) == 1 and life.choice("shapes")[0] == "any":
         return f"Every batch is padded to one shape ({shapes[0]}): pad less with {_BUCKETS}."
     return None
+
+
+def _cores_had(life: Life) -> float | None:
+    """Return how many cores the process was given on average; None where it is too soon."""
+    began, last = life.began, life.last
+    if "cpu_seconds" not in began or "cpu_seconds" not in last:
+        return None
+    seconds = float(last["time"]) - float(began["time"])
+    spent = float(last["cpu_seconds"]) - float(began["cpu_seconds"])
+    return spent / seconds if seconds > _TELLING_S else None
 
 
 _BUCKETS = 'length_buckets="auto"'
