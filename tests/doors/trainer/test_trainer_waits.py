@@ -17,9 +17,14 @@ from equivalence import twins
 
 READS = ("item", "tolist", "__bool__", "__float__", "__int__", "__index__", "cpu", "numpy")
 HOUSE = "/src/anytrain/"
-# On a CPU the guard reads its flag where the optimizer has no fused step; it waits for nothing.
+# On a CPU the guard reads its flag, and clipping the norm; it waits for nothing.
 # Labels in host memory are looked at there. A sampler's order is drawn on the host.
-ALLOWED = ("engine/step/guard.py", "engine/objective.py _has_counted", "engine/data/")
+ALLOWED = (
+    "engine/step/guard.py",
+    "engine/step/clip.py",
+    "engine/objective.py _has_counted",
+    "engine/data/",
+)
 
 
 class Steps(TrainerCallback):

@@ -15,10 +15,11 @@ def value(number: float) -> torch.Tensor:
     return torch.tensor(number)
 
 
-def filled(*losses: float, bad: tuple[int, ...] = ()) -> Meter:
+def filled(*losses: float, bad: tuple[int, ...] = (), is_read: bool = False) -> Meter:
     meter = Meter(CPU)
     for number, loss in enumerate(losses):
-        meter.add(value(loss), value(loss * 10), 0.1 * number, value(float(number in bad)))
+        verdict = number in bad if is_read else value(float(number in bad))
+        meter.add(value(loss), value(loss * 10), 0.1 * number, verdict)
     return meter
 
 
@@ -46,6 +47,31 @@ def test_bad_steps_are_counted_and_have_no_part_in_the_mean() -> None:
     reading = meter.read(Solo())
     assert reading is not None
     assert (reading.num_bad, reading.first_bad, reading.loss) == (2, 1, 2.0)
+
+
+@pytest.mark.parametrize("bad", [(), (0,), (1, 2), (3,), (0, 1, 2, 3)])
+def test_a_verdict_that_is_read_already_gives_the_same_reading(bad: tuple[int, ...]) -> None:
+    losses = (1.0, 2.5, 4.0, 0.3)
+    read, unread = (filled(*losses, bad=bad, is_read=is_read) for is_read in (True, False))
+    assert read.first_bad() == unread.first_bad()
+    assert repr(read.read(Solo())) == repr(unread.read(Solo()))
+
+
+@pytest.mark.parametrize("is_read", [True, False])
+def test_answered_bad_steps_are_forgotten_and_the_next_one_is_found(is_read: bool) -> None:
+    meter = filled(1.0, 2.0, 3.0, 3.0, bad=(2, 3), is_read=is_read)
+    meter.forget_bad()
+    assert (meter.num_steps, meter.num_bad(), meter.first_bad()) == (2, 0, -1)
+    meter.add(value(1.0), None, 0.1, False if is_read else value(0.0))
+    meter.add(value(1.0), None, 0.1, True if is_read else value(1.0))
+    assert (meter.num_bad(), meter.first_bad()) == (1, 3)
+
+
+def test_what_was_saved_does_not_change_with_later_steps() -> None:
+    meter = filled(1.0, 2.0)
+    saved = meter.state_dict(Solo())
+    meter.add(value(5.0), None, 0.1, False)
+    assert saved["losses"].tolist() == [3.0]
 
 
 def test_a_saved_meter_goes_on_adding() -> None:

@@ -235,3 +235,49 @@ def test_clipping_by_value_does_not_hide_an_overflow() -> None:
         optimizer.step()
         assert optimizer.step_was_skipped
         assert torch.equal(before, model.weight)
+
+
+@pytest.mark.parametrize("kind", GUARDS)
+@pytest.mark.parametrize("norm", [1.0, float("nan"), float("inf")])
+def test_a_norm_of_all_gradients_decides(kind: str, norm: float) -> None:
+    guard = GUARDS[kind]()
+    model, optimizer, _ = parts(guard)
+    model(torch.ones(1, 4)).sum().backward()
+    before = model.weight.clone()
+    guard.veto(torch.tensor(norm), is_whole=True)
+    optimizer.step()
+    assert guard.was_skipped() is (norm != 1.0)
+    assert torch.equal(before, model.weight) is (norm != 1.0)
+
+
+@pytest.mark.parametrize("kind", GUARDS)
+@pytest.mark.parametrize("earlier", ["used", "forgotten"])
+def test_a_norm_of_all_gradients_speaks_for_one_update(kind: str, earlier: str) -> None:
+    guard = GUARDS[kind]()
+    model, optimizer, _ = parts(guard)
+    guard.veto(torch.tensor(1.0), is_whole=True)
+    if earlier == "used":
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    else:
+        guard.forget()
+    model(torch.full((1, 4), torch.nan)).sum().backward()
+    guard.veto(torch.tensor(1.0))  # of some of the gradients
+    optimizer.step()
+    assert guard.was_skipped()
+
+
+def test_an_optimizer_clears_gradients_its_own_way_where_it_has_one() -> None:
+    class Keeps(torch.optim.SGD):
+        def zero_grad(self, set_to_none: bool = True) -> None:
+            self.asked = set_to_none
+
+    weight = nn.Parameter(torch.ones(2))
+    weight.grad = torch.ones(2)
+    own = Keeps([weight], lr=0.1)
+    PreparedOptimizer(own, Cursor(Accumulation()), HostGuard(CPU), Solo()).zero_grad()
+    assert own.asked
+    assert weight.grad is not None
+    plain = torch.optim.SGD([weight], lr=0.1)
+    PreparedOptimizer(plain, Cursor(Accumulation()), HostGuard(CPU), Solo()).zero_grad()
+    assert weight.grad is None

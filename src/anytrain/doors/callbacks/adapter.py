@@ -69,7 +69,10 @@ class Callbacks(EventCalls):
 
         `extra` goes to the callbacks by name: `logs=` with "log", `metrics=` with "evaluate".
         """
-        self.control = self.pass_through(kind, args, state, self.control, extra)
+        if self._listening(kind):
+            self.control = self.pass_through(kind, args, state, self.control, extra)
+        elif kind in CLEARED_BY:
+            CLEARED_BY[kind](self.control)
         return standing(self.control)
 
     def pass_through(

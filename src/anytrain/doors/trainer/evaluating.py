@@ -246,11 +246,12 @@ class Evaluating(Data):
                 why=f"no column of the data set is one that the model takes ({known}).",
                 fix="rename the columns, or pass remove_unused_columns=False.",
             )
+        device = session.device
+        if type(inputs) is dict and all(_is_there(value, device) for value in inputs.values()):
+            return dict(inputs)  # a copy: losses take labels out
         return map_tensors(
             lambda tensor: (
-                tensor
-                if tensor.device == session.device
-                else session.backend.place(tensor, session.device, False)
+                tensor if tensor.device == device else session.backend.place(tensor, device, False)
             ),
             inputs,
         )
@@ -279,6 +280,10 @@ class Evaluating(Data):
         num_steps = math.ceil(num_samples / (self.args.eval_batch_size * self.args.world_size))
         speed = speed_metrics(prefix, began, num_samples=num_samples, num_steps=num_steps)
         return {**(output.metrics or {}), **speed}
+
+
+def _is_there(value: Any, device: torch.device) -> bool:
+    return isinstance(value, torch.Tensor) and value.device == device
 
 
 class Scores:

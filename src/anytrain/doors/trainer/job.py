@@ -28,7 +28,7 @@ class TrainerJob:
         # An epoch that was left, or a stream's, ends where its last step did.
         if kind == "step_end":
             state.epoch = progress.epochs
-        return trainer._tell(kind)
+        return trainer.callback_handler.tell(kind, trainer.args, state)
 
     def log(self) -> None:
         """Read what the steps left behind: the one wait for the device."""

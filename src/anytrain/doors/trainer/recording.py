@@ -44,6 +44,8 @@ class Recording(Reports):
     _tokens: torch.Tensor | int | None
     current_flos: float
     _flos_of: dict[Any, float]
+    _counted_input: str
+    """The name of what a batch's size is counted by."""
     _began: float
     _tokens_before: int
     _trial: Any
@@ -85,6 +87,7 @@ class Recording(Reports):
 
     def _begin_records(self) -> None:
         """Record a training: its journal goes on from its step, its trackers are its own."""
+        self._counted_input = getattr(self.model, "main_input_name", "input_ids")
         if self._trackers is not None and not self._has_recorded_training:
             _left_open.discard(self._trackers)  # evaluations that came first are the run's too
         _finish_left_open()
@@ -165,10 +168,9 @@ class Recording(Reports):
 
     def _count_inputs(self, micro: tuple[Any, ...]) -> None:
         """Count a step's operations by shapes, and its tokens on the device: nobody waits."""
-        name = getattr(self.model, "main_input_name", "input_ids")
         counts_tokens = self.args.include_num_input_tokens_seen != "no"
         for batch in micro:
-            main = batch.get(name) if isinstance(batch, Mapping) else None
+            main = batch.get(self._counted_input) if isinstance(batch, Mapping) else None
             key = main.shape if isinstance(main, torch.Tensor) else None
             if key not in self._flos_of:
                 self._flos_of[key] = self.floating_point_ops(batch)

@@ -20,6 +20,7 @@ from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.step import purity
 from anytrain.engine.step.activations import Activations, Fit
+from anytrain.engine.step.clip import bound
 from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.eager import EagerStep, RecordedStep
 from anytrain.engine.step.guard import DeviceGuard, ScaledGuard, is_finite
@@ -64,7 +65,12 @@ def build_step(
         "no_sync": _shared_each_batch
         if session.cursor.accumulation.sync_each_batch
         else session.world.no_sync,
-        "clip": Clip(optimizer, options.max_grad_norm, sees_all=tell is None),
+        "clip": Clip(
+            optimizer,
+            options.max_grad_norm,
+            sees_all=tell is None,
+            can_read=_reads_at_once(run, optimizer),
+        ),
         "optimizer": optimizer,
         "schedulers": tuple(s for s in run.schedulers if not follows_metric(s)),
         "judge": Judge(run, optimizer),
@@ -194,12 +200,20 @@ def _obstacle(run: Run) -> str | None:
     return None
 
 
+def _reads_at_once(run: Run, optimizer: PreparedOptimizer) -> bool:
+    """Whether values are in host memory, and the host decides by them."""
+    return run.session.device.type == "cpu" and not optimizer.guard.decides_on_device
+
+
 class Clip:
     """Bound the gradient's norm and return it, on the device; a bound of 0 only measures."""
 
-    def __init__(self, optimizer: PreparedOptimizer, max_norm: float, *, sees_all: bool) -> None:
+    def __init__(
+        self, optimizer: PreparedOptimizer, max_norm: float, *, sees_all: bool, can_read: bool
+    ) -> None:
         self._optimizer = optimizer
         self._max_norm = max_norm
+        self._can_read = can_read
         self._sees_all = sees_all
         """Whether nobody changes a gradient afterwards: the guard need not look again."""
 
@@ -207,10 +221,7 @@ class Clip:
         """Clip, and let the guard know the norm."""
         found = [p for group in self._optimizer.param_groups for p in group["params"]]
         unscale([self._optimizer])
-        if self._max_norm > 0:
-            norm = torch.nn.utils.clip_grad_norm_(found, self._max_norm)
-        else:
-            norm = torch.nn.utils.get_total_norm([p.grad for p in found if p.grad is not None])
+        norm = bound(found, self._max_norm, can_read=self._can_read)
         self._optimizer.guard.veto(norm, is_whole=self._sees_all)
         return norm
 
@@ -225,8 +236,7 @@ class Judge:
         self._world, self._optimizer = run.session.world, optimizer
         self._is_scaled = isinstance(optimizer.guard, ScaledGuard)
         # Alone on a CPU a value is read as soon as it is there; elsewhere that would be a wait.
-        alone = run.session.world.size == 1 and run.session.device.type == "cpu"
-        self._reads = alone and not optimizer.guard.decides_on_device
+        self._reads = run.session.world.size == 1 and _reads_at_once(run, optimizer)
         self._lost: torch.Tensor | bool = False
 
     def look(self, loss: torch.Tensor) -> None:
@@ -296,7 +306,9 @@ def _shared_each_batch(model: nn.Module) -> AbstractContextManager[None]:
 def keep_rng(run: Run) -> Callable[[], None]:
     """Take down torch's generators, the host's and the device's; return what puts them back."""
     session = run.session
-    host, device = torch.get_rng_state(), session.backend.rng_state(session.device)
+    host, device = torch.get_rng_state(), None
+    if session.device.type != "cpu":
+        device = session.backend.rng_state(session.device)
 
     def put_back() -> None:
         torch.set_rng_state(host)

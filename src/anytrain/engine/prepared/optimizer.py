@@ -44,7 +44,13 @@ class PreparedOptimizer(Optimizer):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear gradients, if this batch ends an accumulated step."""
-        if self._cursor.sync:
+        if not self._cursor.sync:
+            return
+        if set_to_none and type(self.optimizer).zero_grad is Optimizer.zero_grad:
+            for group in self.optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        else:
             self.optimizer.zero_grad(set_to_none=set_to_none)
 
     @property
