@@ -26,6 +26,7 @@ from torch.utils.data import (
 
 from anytrain.engine.data.collate import collate as stacked
 from anytrain.engine.data.columns import DropColumns
+from anytrain.engine.data.padding import ToBuckets
 from anytrain.engine.data.table import Table
 
 _MASK = 2**64 - 1
@@ -196,7 +197,7 @@ def _is_plain(dataset: Any) -> bool:
 
 
 def _collates_plainly(collate: Any) -> bool:
-    while type(collate) is DropColumns:
+    while type(collate) in (DropColumns, ToBuckets):  # they add nothing that is drawn
         collate = collate.collate
     if collate in (default_collate, stacked):
         return True
