@@ -179,14 +179,11 @@ class Bucketed(BatchSampler):
         """Return how long each sample of the epoch is made, in its order, batch by batch."""
         buckets = np.asarray(self.order_layout()["buckets"])
         order = self._order()
-        found = np.empty(len(order), dtype=np.int64)
-        for start in range(0, len(order), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            longest = self.lengths[order[part]].max()
-            found[part] = max(
-                longest, buckets[min(np.searchsorted(buckets, longest), len(buckets) - 1)]
-            )
-        return found
+        begins = np.arange(0, len(order), self.batch_size)
+        longest = np.maximum.reduceat(self.lengths[order], begins)
+        place = np.searchsorted(buckets, longest).clip(max=len(buckets) - 1)
+        made: Numbers = np.maximum(longest, buckets[place]).repeat(self.batch_size)[: len(order)]
+        return made
 
 
 def _shuffled(samples: Numbers, draw: torch.Generator) -> Numbers:
