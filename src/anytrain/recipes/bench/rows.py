@@ -109,7 +109,7 @@ def _real(settings: Settings, part: str) -> tuple[Columns, Array]:
     tokenizer = AutoTokenizer.from_pretrained(settings.model)
     first, second, truth = (table.columns[name] for name in ("sentence1", "sentence2", "label"))
     found = tokenizer(first, second, truncation=True, max_length=settings.length)
-    columns = {
+    columns: Columns = {
         name: [np.asarray(row, dtype=np.int32) for row in rows] for name, rows in found.items()
     }
     return columns, np.asarray(labels.numbers(truth, table.origin))

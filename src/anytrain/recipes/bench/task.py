@@ -128,7 +128,7 @@ class _LikeLengths:
 
     def __iter__(self) -> Iterator[list[int]]:
         random = np.random.default_rng(self.seed)
-        lengths = [len(self.rows[n]["input_ids"]) for n in range(len(self.rows))]
+        lengths = self.rows.lengths.tolist()
         order = random.permutation(len(lengths)).tolist()
         many = self.size * _ROWS_SORTED_TOGETHER
         batches: list[list[int]] = []
