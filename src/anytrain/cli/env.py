@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import platform
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from importlib import metadata
 
 import typer
@@ -87,12 +87,14 @@ def _add_plan(report: Report) -> None:
     from anytrain.core.errors import AnytrainError
     from anytrain.core.facts import JobFacts
     from anytrain.core.plan import resolve
-    from anytrain.machine.backends import probe
+    from anytrain.machine.backends import probe, speed
 
     try:
         here = environment.read()
         backend = probe.choose(here.wishes.device)
         machine = backend.capabilities(backend.device(here.place.local_rank))
+        if speed.is_wanted(here.wishes, machine):
+            machine = replace(machine, bf16_gain=speed.bf16_gain(machine.name))
         plan = resolve(here.wishes, machine, JobFacts(), here.place.size)
     except AnytrainError as error:
         report.error = f"{type(error).__name__}: {error}"

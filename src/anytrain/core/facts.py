@@ -29,6 +29,14 @@ class NotFound:
 
 
 @dataclass(frozen=True, slots=True)
+class Gain:
+    """How many times as fast as in float32 a step was, and the day it was measured."""
+
+    factor: float
+    day: str
+
+
+@dataclass(frozen=True, slots=True)
 class Capabilities:
     """What one device can truly do, found by trying."""
 
@@ -44,6 +52,8 @@ class Capabilities:
     """Whether torch's fused optimizers run here, which skip a bad step on the device."""
     slow_dtypes: tuple[str, ...] = ()
     """Of the dtypes, those that are made up from others: they work and gain nothing."""
+    bf16_gain: Gain | None = None
+    """What bfloat16 gains, where it was measured; None where nobody needed to know."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
+from anytrain.core.facts import Gain
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
+from anytrain.machine.backends import speed
 from equivalence import twins
 
 
@@ -79,3 +82,26 @@ def test_an_evaluation_in_bf16_gives_the_weights_back_as_they_were(tmp_path: Pat
     seen.clear()
     trainer.train()
     assert seen == {torch.float32}
+
+
+def test_a_checkpoints_precision_beats_a_figure_that_was_measured_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figure = iter((2.0, 0.5))
+    monkeypatch.setattr(speed, "bf16_gain", lambda _: Gain(next(figure), "2026-11-15"))
+    first = build(
+        tmp_path,
+        model=twins.bert(),
+        precision="auto",
+        save_strategy="steps",
+        save_steps=1,
+        max_steps=1,
+    )
+    first.train()
+    assert first.accelerator.plan.precision.value == "bf16"
+    second = build(tmp_path, model=twins.bert(), precision="auto", max_steps=2)
+    assert second.accelerator.plan.precision.value == "no"
+    second.train(resume_from_checkpoint=True)
+    found = second.accelerator.plan.precision
+    assert found.value == "bf16"
+    assert "checkpoint" in found.because

@@ -26,7 +26,7 @@ from anytrain.engine import precision as precisions
 from anytrain.engine.assemble.uncaught import explain_uncaught
 from anytrain.engine.precision import Precision
 from anytrain.engine.prepared.cursor import Accumulation, Cursor
-from anytrain.machine.backends import probe
+from anytrain.machine.backends import probe, speed
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.parallel import torch_dist
 from anytrain.machine.parallel.world import World
@@ -85,8 +85,11 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
     machine = backend.capabilities(device)
     plan = resolve(wishes, machine, JobFacts(), env.place.size)
     world = _world(env, backend, device, wishes, options.process_group)
-    if world.size != env.place.size:  # the script made its process group by hand
-        plan = resolve(wishes, machine, JobFacts(), world.size)
+    if speed.is_wanted(wishes, machine):  # one rank measures, so that all decide alike
+        gain = speed.bf16_gain(machine.name) if world.rank == 0 else None
+        machine = replace(machine, bf16_gain=world.broadcast_object(gain))
+    # Again: of what was measured, and of a process group that the script made by hand.
+    plan = resolve(wishes, machine, JobFacts(), world.size)
     steps = options.accumulation
     cursor = Cursor(
         Accumulation(
