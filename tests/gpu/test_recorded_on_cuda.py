@@ -81,7 +81,9 @@ def frozen() -> nn.Module:
 def adapted() -> nn.Module:
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["query", "value"], task_type="SEQ_CLS", r=4)
-    return peft.get_peft_model(bert(), config)
+    model = bert()
+    torch.manual_seed(0)
+    return peft.get_peft_model(model, config)
 
 
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {

@@ -66,7 +66,7 @@ class Bench:
 
     settle = prepare
 
-    def undo(self) -> bool:
+    def undo(self, because: str) -> bool:
         self.undone += 1
         return False
 

@@ -246,6 +246,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
                 args.on_nonfinite != "skip",
                 args.auto_find_batch_size,
                 self._own_functions(),
+                self._meter.sum_up,
                 self._obstacle(),
                 self._activations,
             ),

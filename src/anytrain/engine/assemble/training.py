@@ -41,6 +41,8 @@ class StepOptions:
     """Whether a step that does not fit the memory is cut in parts."""
     own_functions: tuple[Callable[..., Any], ...] = ()
     """What of the user's code computes the loss."""
+    sum_up: Callable[[Any, Any], None] | None = None
+    """What adds a step's loss to the meter's sums."""
     obstacle: str | None = None
     """What of the user's own code keeps a step from being recorded; None where nothing does."""
     activations: Activations | None = None
@@ -91,6 +93,7 @@ def build_step(
                 **parts,
                 recordings=recordings,
                 settings=purity.settings(*own),
+                sum_up=options.sum_up,
                 shortcuts=_shortcuts(run, model, options.max_grad_norm),
             )
         return Update(**parts)

@@ -58,6 +58,7 @@ class FusedAdam:
         self._chunks = chunks_of([p.numel() for p, _ in self.parameters], device)
         self._sums = torch.zeros(len(self._chunks), device=device)
         self._result = torch.zeros(2, device=device)
+        self._found = torch.zeros(len(self.parameters), 4, device=device)
         self._unused = torch.zeros((), device=device)
         self._groups = torch.tensor([_settings(group) for group in groups], dtype=torch.float64)
         self._groups = self._groups.to(device)
@@ -74,20 +75,17 @@ class FusedAdam:
 
     def update(self, skipped: torch.Tensor) -> None:
         """Update every parameter that has a gradient, unless `skipped` is 1."""
-        self._kernels.launch(
+        launch, rows, groups = self._kernels.launch, self._rows, self._groups
+        count = len(self.parameters)
+        blocks = -(-count // 256)
+        launch("rates", (blocks, 1), [rows, count, groups, self._rates, self._found])
+        scale = self._result[1:]
+        launch(
             "adam",
             (len(self._chunks), 1),
-            [
-                self._rows,
-                self._chunks,
-                self._groups,
-                self._rates,
-                self._result[1:],
-                skipped,
-            ],
+            [rows, self._chunks, groups, self._found, scale, skipped],
         )
-        blocks = -(-len(self.parameters) // 256)
-        self._kernels.launch("count", (blocks, 1), [self._rows, len(self.parameters), skipped])
+        launch("count", (blocks, 1), [rows, count, skipped])
 
     def settle(self) -> None:
         """Tell the kernels where everything lies."""

@@ -50,9 +50,11 @@ class Meter:
         grad_norm: torch.Tensor | None,
         rate: torch.Tensor | float,
         bad: torch.Tensor | bool,
+        is_summed: bool = False,
     ) -> None:
-        """Take one step in; nobody waits."""
-        self.sum_up(loss, bad)
+        """Take one step in, which may have been summed up by itself; nobody waits."""
+        if not is_summed:
+            self.sum_up(loss, bad)
         self.count(grad_norm, rate)
 
     def sum_up(self, loss: torch.Tensor, bad: torch.Tensor | bool) -> None:

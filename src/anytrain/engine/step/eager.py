@@ -117,7 +117,7 @@ class RecordedStep(EagerStep):
     def settle(self) -> None:
         """Fill in nothing: all was known."""
 
-    def undo(self) -> bool:
+    def undo(self, because: str) -> bool:
         """Clear up what a recording that failed has left behind; another try would fail too."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()

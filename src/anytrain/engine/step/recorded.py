@@ -57,7 +57,7 @@ class Work(Protocol):
     def settle(self) -> None:
         """Fill in what is known once the step is recorded."""
 
-    def undo(self) -> bool:
+    def undo(self, because: str) -> bool:
         """Clear up what a recording that failed has left; say if it is worth another try."""
 
 
@@ -207,7 +207,7 @@ class Recordings:
         finally:
             self.is_recording = False
         if missed is not None:
-            may_work = work.undo()
+            may_work = work.undo(missed)
             before.restore()
             if may_work:
                 return self._make(key, work, skeleton, tensors)

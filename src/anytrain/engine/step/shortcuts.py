@@ -37,7 +37,7 @@ class Shortcuts:
     ) -> None:
         self._model, self._optimizer, self._max_norm = model, optimizer, max_norm
         self._rounds = rounds and halves.fits(model)
-        self._kernels = Kernels(device)
+        self._kernels = Kernels(device, halves.norm_widths(model) if self._rounds else ())
         self._copies: Halves | None = None
         self._halves: Halves | None = None
         """The copies that the recording at hand works with."""

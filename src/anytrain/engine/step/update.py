@@ -51,6 +51,8 @@ class StepOutput(NamedTuple):
     rate: torch.Tensor | float
     bad: torch.Tensor | bool
     """1 where the loss or the gradient was not finite, else 0."""
+    is_summed: bool = False
+    """Whether the step has added itself to the meter's sums."""
 
 
 @dataclass(slots=True)
@@ -234,8 +236,14 @@ class RecordedUpdate(Update):
     recordings: Recordings = field(kw_only=True)
     settings: Callable[[], tuple[Any, ...]] = field(default=tuple, kw_only=True)
     """The values that the user's own functions look up, which a recording holds fast."""
+    sum_up: Callable[[torch.Tensor, torch.Tensor | bool], None] | None = field(
+        default=None, kw_only=True
+    )
+    """Adds a step to the meter's sums, as part of the recording."""
     shortcuts: Shortcuts | None = field(default=None, kw_only=True)
     """What does parts of a recorded step in fewer launches; None where torch does them."""
+    without_shortcuts: str = field(default="", kw_only=True)
+    """Why there are none any more."""
     _batch: Any = None
 
     def __call__(self, batch: Any) -> StepOutput:
@@ -256,7 +264,12 @@ class RecordedUpdate(Update):
     def compute(self, tree: Any) -> StepOutput:
         """Do the device's part of a step."""
         micro, num_items = tree
-        return Update.__call__(self, self._batch._replace(micro=micro, num_items=num_items))
+        batch = self._batch._replace(micro=micro, num_items=num_items)
+        output: StepOutput = Update.__call__(self, batch)
+        if self.sum_up is None:
+            return output
+        self.sum_up(output.loss, output.bad)
+        return output._replace(is_summed=True)
 
     def prepare(self) -> None:
         """Make what must be there before a recording begins."""
@@ -270,13 +283,14 @@ class RecordedUpdate(Update):
         if self.shortcuts is not None:
             self.shortcuts.settle()
 
-    def undo(self) -> bool:
+    def undo(self, because: str) -> bool:
         """Clear up what a recording that failed has left behind; without shortcuts it may work."""
         self.optimizer.zero_grad()
         self.optimizer.guard.forget()
         shortcuts, self.shortcuts = self.shortcuts, None
         if shortcuts is not None:
             shortcuts.clear()
+            self.without_shortcuts = because
         return shortcuts is not None
 
     def gradients(self, batch: Any) -> torch.Tensor:

@@ -6,28 +6,40 @@ one launch: torch's own need several, and a pass over the gradients for each que
 
 from __future__ import annotations
 
+import hashlib
+import os
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib import resources
 from typing import Any
 
 import torch
 
-_NAMES = ("squares", "norm", "adam", "count", "halve", "column_sums")
+from anytrain.core import environment
+
+_NAMES = ("squares", "norm", "rates", "adam", "count", "halve", "column_sums", "fold")
 _PREFIX = "step_"  # CUDA has functions of its own of such names
 _CHUNK = 16384
 _THREADS = 256
 _COLUMNS = 256
-_BLOCKS = 264
+_BLOCKS = 144
+_SLICES = 32
+_NORM_BLOCKS = 264
 """Enough blocks to fill a large GPU twice."""
 ROW = 8
+NORM_PART = 128
+"""A layer norm's width is a multiple of this, up to 8 of them."""
 
 
 class Kernels:
-    """The kernels of one GPU; they are compiled behind the run that will want them."""
+    """The kernels of one GPU; they are compiled behind the run that will want them.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    `norms` are the widths of the layer norms they are for, in parts of 128.
+    """
+
+    def __init__(self, device: torch.device, norms: Sequence[int] = ()) -> None:
+        self._device, self._norms = device, sorted(set(norms))
         self._found: dict[str, Any] | None = None
         self.problem: str | None = None
         """Why they are not there."""
@@ -35,16 +47,35 @@ class Kernels:
         self._thread.start()
 
     def _compile(self) -> None:
+        both = [f"norm_{way}_{parts}" for parts in self._norms for way in ("forward", "backward")]
+        names = [_PREFIX + name for name in (*_NAMES, *both)]
         try:
             from torch.cuda import _utils
 
             torch.cuda.set_device(self._device)
-            source = resources.files("anytrain.machine.backends").joinpath("cuda_step.cu")
-            names = [_PREFIX + name for name in _NAMES]
-            binary, _ = _utils._nvrtc_compile(source.read_text(), names[0])
+            binary = self._binary(names[0])
             self._found = _utils._cuda_load_module(binary, names)  # type: ignore[assignment]
         except Exception as error:  # noqa: BLE001  torch's own kernels do it all too, slower
             self.problem = str(error)
+
+    def _binary(self, name: str) -> bytes:
+        """Return the compiled kernels, from the user's cache where they were made before."""
+        from torch.cuda import _utils
+
+        source = resources.files("anytrain.machine.backends").joinpath("cuda_step.cu").read_text()
+        source += "".join(f"NORMS({parts})\n" for parts in self._norms)
+        chip = torch.cuda.get_device_capability(self._device)
+        key = hashlib.sha256(f"{source}{chip}{torch.version.cuda}".encode()).hexdigest()[:24]
+        kept = environment.cache_folder() / "kernels" / f"{key}.cubin"
+        with suppress(OSError):
+            return kept.read_bytes()
+        binary, _ = _utils._nvrtc_compile(source, name)
+        with suppress(OSError):  # a cache that cannot be written is no error
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            made = kept.with_suffix(f".{os.getpid()}")
+            made.write_bytes(binary)
+            made.replace(kept)
+        return binary
 
     def are_there(self) -> bool:
         """Whether they can be used; waits for the compiler."""
@@ -55,6 +86,10 @@ class Kernels:
         """Start a kernel on the current stream."""
         assert self._found is not None
         self._found[_PREFIX + name](grid=(*grid, 1), block=(_THREADS, 1, 1), args=list(args))
+
+    def knows_norm(self, width: int) -> bool:
+        """Whether layer norms of this width are among the kernels."""
+        return width % NORM_PART == 0 and width // NORM_PART in self._norms
 
 
 def chunks_of(counts: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -69,7 +104,7 @@ def column_sums(kernels: Kernels, matrix: torch.Tensor, scratch: tuple[Any, Any]
     """Return the sum of a bfloat16 matrix's rows; its width is a multiple of 8."""
     height, width = matrix.shape
     blocks = -(-width // _COLUMNS)
-    slices = max(1, min(-(-_BLOCKS // blocks), height // 16))
+    slices = max(1, min(-(-_BLOCKS // blocks), _SLICES, height // 16))
     parts, done = scratch
     result = matrix.new_empty(width)
     kernels.launch(
@@ -83,3 +118,42 @@ def scratch_for(width: int, device: torch.device) -> tuple[torch.Tensor, torch.T
     blocks = -(-width // _COLUMNS)
     parts = torch.empty((_BLOCKS + blocks) * _COLUMNS, device=device)
     return parts, torch.zeros(blocks, dtype=torch.int32, device=device)
+
+
+def norm_forward(
+    kernels: Kernels, inputs: torch.Tensor, weight: Any, bias: Any, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return a layer norm's result, the same rounded to bfloat16, and each row's mean and scale."""
+    width = inputs.shape[-1]
+    rows = inputs.numel() // width
+    result, rounded = torch.empty_like(inputs), torch.empty_like(inputs, dtype=torch.bfloat16)
+    means, scales = inputs.new_empty(rows), inputs.new_empty(rows)
+    args = [inputs, weight, bias, result, rounded, means, scales, rows, float(epsilon)]
+    lines = _THREADS // 32
+    kernels.launch(f"norm_forward_{width // NORM_PART}", (-(-rows // lines), 1), args)
+    return result, rounded, means, scales
+
+
+def norm_backward(
+    kernels: Kernels,
+    saved: tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor],
+    whole: torch.Tensor | None,
+    rounded: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the gradients of a layer norm's input, weight and bias.
+
+    `saved` are the input, the weight, and the rows' means and scales; the gradient of the result
+    comes whole, rounded to bfloat16, or in both parts.
+    """
+    inputs, weight, means, scales = saved
+    width = inputs.shape[-1]
+    rows = inputs.numel() // width
+    blocks = min(_NORM_BLOCKS, -(-rows // (_THREADS // 32)))
+    given = (1 if whole is not None else 0) + (2 if rounded is not None else 0)
+    result, parts = torch.empty_like(inputs), inputs.new_empty(blocks, 2 * width)
+    both = [inputs if grad is None else grad for grad in (whole, rounded)]
+    args = [inputs, weight, means, scales, *both, result, parts, rows, given]
+    kernels.launch(f"norm_backward_{width // NORM_PART}", (blocks, 1), args)
+    folded = inputs.new_empty(2, width)
+    kernels.launch("fold", (2 * width // 32, 1), [parts, folded, blocks, 2 * width])
+    return result, folded[0], folded[1]

@@ -87,64 +87,74 @@ extern "C" __global__ void step_norm(const float* sums, int count, double bound,
   }
 }
 
-// Adam and AdamW, as torch's fused ones compute them; nothing happens where `skipped` is not 0.
-extern "C" __global__ void step_adam(const i64* rows, const int* chunks, const double* groups,
-                                const i64* rates, const float* scale, const float* skipped) {
-  if (*skipped != 0.0f) return;
-  const i64* row = rows + ROW * chunks[2 * blockIdx.x];
+// What an update needs to know of each tensor: its rate, the size of a step, and the root of the
+// second moment's correction.
+extern "C" __global__ void step_rates(const i64* rows, int tensors, const double* groups,
+                                      const i64* rates, float* found) {
+  int tensor = blockIdx.x * THREADS + threadIdx.x;
+  if (tensor >= tensors) return;
+  const i64* row = rows + ROW * tensor;
   const double* group = groups + GROUP_ROW * row[GROUP];
-  __shared__ float shared[3];
-  if (threadIdx.x == 0) {
-    double step = *(const float*)row[STEP] + 1.0;
-    const float* rate = (const float*)rates[row[GROUP]];
-    shared[0] = rate ? *rate : (float)group[RATE];
-    shared[1] = (float)(shared[0] / (1.0 - pow(group[BETA1], step)));
-    shared[2] = (float)sqrt(1.0 - pow(group[BETA2], step));
-  }
-  __syncthreads();
-  float rate = shared[0], size = shared[1], root = shared[2], factor = *scale;
-  float toward = (float)(1.0 - group[BETA1]), keep = (float)group[BETA2];
-  float fresh = (float)(1.0 - group[BETA2]), epsilon = (float)group[EPSILON];
-  float decay = (float)group[DECAY];
-  bool decoupled = group[DECOUPLED] != 0.0;
+  const float* pointer = (const float*)rates[row[GROUP]];
+  double step = *(const float*)row[STEP] + 1.0;
+  float rate = pointer ? *pointer : (float)group[RATE];
+  found[4 * tensor] = rate;
+  found[4 * tensor + 1] = (float)(rate / (1.0 - pow(group[BETA1], step)));
+  found[4 * tensor + 2] = (float)sqrt(1.0 - pow(group[BETA2], step));
+}
+
+struct Adam {
+  float rate, size, root, factor, toward, keep, fresh, epsilon, decay;
+  bool decoupled;
+};
+
+__device__ inline void update(float& w, float& m, float& v, float gradient, const Adam& k) {
+  gradient *= k.factor;
+  if (k.decoupled) w -= k.rate * k.decay * w;
+  else gradient += k.decay * w;
+  m += k.toward * (gradient - m);
+  v = k.keep * v + k.fresh * gradient * gradient;
+  w -= k.size * m / (sqrtf(v) / k.root + k.epsilon);
+}
+
+// Adam and AdamW, as torch's fused ones compute them; nothing happens where `skipped` is not 0.
+extern "C" __global__ void __launch_bounds__(THREADS)
+    step_adam(const i64* rows, const int* chunks, const double* groups, const float* found,
+              const float* scale, const float* skipped) {
+  if (*skipped != 0.0f) return;
+  int tensor = chunks[2 * blockIdx.x];
+  const i64* row = rows + ROW * tensor;
+  const double* group = groups + GROUP_ROW * row[GROUP];
+  Adam k;
+  k.rate = found[4 * tensor]; k.size = found[4 * tensor + 1]; k.root = found[4 * tensor + 2];
+  k.factor = *scale;
+  k.toward = (float)(1.0 - group[BETA1]); k.keep = (float)group[BETA2];
+  k.fresh = (float)(1.0 - group[BETA2]); k.epsilon = (float)group[EPSILON];
+  k.decay = (float)group[DECAY]; k.decoupled = group[DECOUPLED] != 0.0;
+  i64 begin = (i64)chunks[2 * blockIdx.x + 1] * CHUNK;
+  i64 end = min(begin + CHUNK, row[COUNT]);
+  i64 kind = row[KIND];
+  const void* gradients = (const void*)row[GRADIENT];
   float* weights = (float*)row[WEIGHT];
   float* means = (float*)row[MEAN];
   float* squared = (float*)row[SQUARE];
-  i64 begin = (i64)chunks[2 * blockIdx.x + 1] * CHUNK;
-  i64 end = min(begin + CHUNK, row[COUNT]);
   i64 at = begin + 4 * threadIdx.x;
-  for (; at < end; at += 4 * THREADS) {
-    int many = end - at < 4 ? (int)(end - at) : 4;
-    float g[4], w[4], m[4], v[4];
-    if (many == 4) {
-      load4((const void*)row[GRADIENT], row[KIND], at, g);
-      load4(weights, FLOAT32, at, w);
-      load4(means, FLOAT32, at, m);
-      load4(squared, FLOAT32, at, v);
-    } else {
-      for (int i = 0; i < many; i++) {
-        g[i] = load1((const void*)row[GRADIENT], row[KIND], at + i);
-        w[i] = weights[at + i]; m[i] = means[at + i]; v[i] = squared[at + i];
-      }
-    }
-    for (int i = 0; i < many; i++) {
-      float gradient = g[i] * factor;
-      if (decoupled) w[i] -= rate * decay * w[i];
-      else gradient += decay * w[i];
-      m[i] += toward * (gradient - m[i]);
-      v[i] = keep * v[i] + fresh * gradient * gradient;
-      w[i] -= size * m[i] / (sqrtf(v[i]) / root + epsilon);
-    }
-    if (many == 4) {
-      *(float4*)(weights + at) = make_float4(w[0], w[1], w[2], w[3]);
-      *(float4*)(means + at) = make_float4(m[0], m[1], m[2], m[3]);
-      *(float4*)(squared + at) = make_float4(v[0], v[1], v[2], v[3]);
-    } else {
-      for (int i = 0; i < many; i++) {
-        weights[at + i] = w[i]; means[at + i] = m[i]; squared[at + i] = v[i];
-      }
-    }
+#pragma unroll 2
+  for (; at + 4 <= end; at += 4 * THREADS) {
+    float g[4];
+    load4(gradients, kind, at, g);
+    float4 w = *(const float4*)(weights + at);
+    float4 m = __ldcs((const float4*)(means + at));
+    float4 v = __ldcs((const float4*)(squared + at));
+    update(w.x, m.x, v.x, g[0], k);
+    update(w.y, m.y, v.y, g[1], k);
+    update(w.z, m.z, v.z, g[2], k);
+    update(w.w, m.w, v.w, g[3], k);
+    *(float4*)(weights + at) = w;
+    __stcs((float4*)(means + at), m);
+    __stcs((float4*)(squared + at), v);
   }
+  for (; at < end; at++) update(weights[at], means[at], squared[at], load1(gradients, kind, at), k);
 }
 
 // Count the update of each tensor, unless it was skipped.
@@ -207,8 +217,141 @@ extern "C" __global__ void step_column_sums(const u16* matrix, u16* result, floa
   if (!is_last) return;
   __threadfence();
   total = 0;
-  for (int i = 0; i < slices; i++)
-    total += ((volatile float*)parts)[((i64)blockIdx.x * slices + i) * 256 + threadIdx.x];
+  const float* own = parts + (i64)blockIdx.x * slices * 256 + threadIdx.x;
+#pragma unroll 8
+  for (int i = 0; i < slices; i++) total += __ldcg(own + 256 * i);
   if (mine < width) result[mine] = narrow(total);
   if (threadIdx.x == 0) done[blockIdx.x] = 0;
+}
+
+// -- layer norm ----------------------------------------------------------------------------------
+// A warp a row, of 128 * PARTS values. The result is written in float32 and in bfloat16, for the
+// layers that read it rounded; its gradient comes back in both, of which one may be missing.
+
+__device__ inline float warp_sum(float value) {
+#pragma unroll
+  for (int far = 16; far > 0; far /= 2) value += __shfl_xor_sync(0xffffffffu, value, far);
+  return value;
+}
+
+template <int PARTS>
+__device__ void norm_forward(const float* inputs, const float* weight, const float* bias,
+                             float* result, u16* rounded, float* means, float* scales, int rows,
+                             double epsilon) {
+  const int width = 128 * PARTS;
+  int lane = threadIdx.x % 32, row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  if (row >= rows) return;
+  const float4* from = (const float4*)(inputs + (i64)row * width) + lane;
+  float4 x[PARTS];
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) {
+    x[i] = from[32 * i];
+    sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
+  }
+  float mean = warp_sum(sum) / width, spread = 0;
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) {
+    x[i].x -= mean; x[i].y -= mean; x[i].z -= mean; x[i].w -= mean;
+    spread += (x[i].x * x[i].x + x[i].y * x[i].y) + (x[i].z * x[i].z + x[i].w * x[i].w);
+  }
+  float scale = rsqrtf(warp_sum(spread) / width + (float)epsilon);
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) {
+    float4 w = ((const float4*)weight)[lane + 32 * i], b = ((const float4*)bias)[lane + 32 * i];
+    float4 y = make_float4(x[i].x * scale * w.x + b.x, x[i].y * scale * w.y + b.y,
+                           x[i].z * scale * w.z + b.z, x[i].w * scale * w.w + b.w);
+    ((float4*)(result + (i64)row * width))[lane + 32 * i] = y;
+    ((ushort4*)(rounded + (i64)row * width))[lane + 32 * i] =
+        make_ushort4(narrow(y.x), narrow(y.y), narrow(y.z), narrow(y.w));
+  }
+  if (lane == 0) { means[row] = mean; scales[row] = scale; }
+}
+
+__device__ inline void add4(float4& to, float4 v) { to.x += v.x; to.y += v.y; to.z += v.z; to.w += v.w; }
+
+template <int PARTS>
+__device__ void norm_backward(const float* inputs, const float* weight, const float* means,
+                              const float* scales, const float* whole, const u16* rounded,
+                              float* result, float* parts, int rows, int given) {
+  const int width = 128 * PARTS, warps = THREADS / 32;
+  __shared__ float4 sums[2][32 * PARTS];
+  int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  float4 of_weight[PARTS], of_bias[PARTS];
+#pragma unroll
+  for (int i = 0; i < PARTS; i++) of_weight[i] = of_bias[i] = make_float4(0, 0, 0, 0);
+  for (int row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
+    float mean = means[row], scale = scales[row], first = 0, second = 0;
+    float4 x[PARTS], g[PARTS];
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) {
+      i64 at = (i64)row * (width / 4) + lane + 32 * i;
+      g[i] = make_float4(0, 0, 0, 0);
+      if (given & 1) g[i] = ((const float4*)whole)[at];
+      if (given & 2) {
+        ushort4 h = ((const ushort4*)rounded)[at];
+        add4(g[i], make_float4(widen(h.x), widen(h.y), widen(h.z), widen(h.w)));
+      }
+      float4 v = ((const float4*)inputs)[at];
+      x[i] = make_float4((v.x - mean) * scale, (v.y - mean) * scale, (v.z - mean) * scale,
+                         (v.w - mean) * scale);
+      add4(of_bias[i], g[i]);
+      add4(of_weight[i], make_float4(g[i].x * x[i].x, g[i].y * x[i].y, g[i].z * x[i].z,
+                                     g[i].w * x[i].w));
+      float4 w = ((const float4*)weight)[lane + 32 * i];
+      g[i].x *= w.x; g[i].y *= w.y; g[i].z *= w.z; g[i].w *= w.w;
+      first += (g[i].x + g[i].y) + (g[i].z + g[i].w);
+      second += (g[i].x * x[i].x + g[i].y * x[i].y) + (g[i].z * x[i].z + g[i].w * x[i].w);
+    }
+    first = warp_sum(first) / width;
+    second = warp_sum(second) / width;
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+      ((float4*)result)[(i64)row * (width / 4) + lane + 32 * i] =
+          make_float4(scale * (g[i].x - first - x[i].x * second),
+                      scale * (g[i].y - first - x[i].y * second),
+                      scale * (g[i].z - first - x[i].z * second),
+                      scale * (g[i].w - first - x[i].w * second));
+  }
+  for (int turn = 0; turn < warps; turn++) {
+    if (warp == turn) {
+#pragma unroll
+      for (int i = 0; i < PARTS; i++) {
+        if (turn == 0) { sums[0][lane + 32 * i] = of_weight[i]; sums[1][lane + 32 * i] = of_bias[i]; }
+        else { add4(sums[0][lane + 32 * i], of_weight[i]); add4(sums[1][lane + 32 * i], of_bias[i]); }
+      }
+    }
+    __syncthreads();
+  }
+  float4* own = (float4*)(parts + (i64)blockIdx.x * 2 * width);
+  for (int i = threadIdx.x; i < 64 * PARTS; i += THREADS) own[i] = ((float4*)sums)[i];
+}
+
+#define NORMS(PARTS)                                                                              \
+  extern "C" __global__ void __launch_bounds__(THREADS) step_norm_forward_##PARTS(                \
+      const float* inputs, const float* weight, const float* bias, float* result, u16* rounded,   \
+      float* means, float* scales, int rows, double epsilon) {                                    \
+    norm_forward<PARTS>(inputs, weight, bias, result, rounded, means, scales, rows, epsilon);     \
+  }                                                                                               \
+  extern "C" __global__ void __launch_bounds__(THREADS) step_norm_backward_##PARTS(               \
+      const float* inputs, const float* weight, const float* means, const float* scales,          \
+      const float* whole, const u16* rounded, float* result, float* parts, int rows, int given) { \
+    norm_backward<PARTS>(inputs, weight, means, scales, whole, rounded, result, parts, rows,      \
+                         given);                                                                  \
+  }
+// NORMS(6) and the like are added for the widths that a model has.
+
+// Add up the blocks' parts of a layer norm's gradients, 32 columns a block.
+extern "C" __global__ void step_fold(const float* parts, float* result, int height, int width) {
+  __shared__ float sums[8][32];
+  int lane = threadIdx.x % 32, line = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
+  float sum = 0;
+#pragma unroll 8
+  for (int y = line; y < height; y += 8) sum += parts[(i64)y * width + column];
+  sums[line][lane] = sum;
+  __syncthreads();
+  if (line == 0) {
+    for (int i = 1; i < 8; i++) sum += sums[i][lane];
+    result[column] = sum;
+  }
 }
