@@ -34,7 +34,9 @@ def test_a_contender_that_fails_is_named_with_its_reason(tmp_path: Path) -> None
     # A batch of no rows is a mistake that only the contender's own process finds.
     words = ["--contenders", "raw-fp32", "--batch_size", "-1"]
     told = run_command([*BENCH, "glue", *TINY, *words], cwd=tmp_path, check=False)
-    assert "raw-fp32: it ended with code 1" in told.stdout
+    assert "raw-fp32 failed; the end of what it said:" in told.stdout
+    assert "batch_size" in told.stdout
+    assert "raw-fp32: left out, it failed: it ended with code 1: ValueError" in told.stdout
 
 
 @pytest.mark.full

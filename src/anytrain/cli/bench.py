@@ -38,7 +38,9 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
     ),
     warm_up: int = typer.Option(4, "--warm_up", "--warm-up", help="Steps before the clock runs."),
     shapes: str = typer.Option(
-        "", help="Measure single steps of these batches, as 32x128,32x48; on a GPU by default."
+        "",
+        help="Measure single steps of these batches, as 32x128,32x48, or none; by default on a "
+        "GPU only.",
     ),
     shape_steps: str = typer.Option(
         "30,50,30",
@@ -83,14 +85,18 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
     )
     settings.check()
     wanted = choose(contenders, even=settings.is_even)
+
+    def keep(found: side_by_side.Outcome) -> None:
+        for path, text in ((output, report.markdown(found)), (as_json, json.dumps(asdict(found)))):
+            if path is not None:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+
     with tempfile.TemporaryDirectory(prefix="anytrain-bench-") as folder:
-        found = side_by_side.compare(settings, wanted, seeds, Path(folder), console.print)
+        found = side_by_side.compare(settings, wanted, seeds, Path(folder), console.print, keep)
     report.show(console, found)
-    for path, text in ((output, report.markdown(found)), (as_json, json.dumps(asdict(found)))):
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-            console.print(f"Written: {path}")
+    for path in filter(None, (output, as_json)):
+        console.print(f"Written: {path}")
 
 
 @app.command()

@@ -79,7 +79,7 @@ class Child:
         }
         flops = self._flops(trained.model)
         del trained
-        if self.settings.shapes:
+        if flops:
             rate = figures.matmul_rate(self.backend, self.device)
             told |= {"matmul_rate": rate, "shapes": [self._shape(s, flops, rate) for s in flops]}
         return told
@@ -94,7 +94,8 @@ class Child:
         return epochs * len(self.train_rows) + more * self.settings.batch_size
 
     def _flops(self, model: torch.nn.Module) -> dict[tuple[int, int], float]:
-        return {shape: models.flops_per_step(model, *shape) for shape in self.settings.shapes}
+        shapes = self.settings.shapes or ()
+        return {shape: models.flops_per_step(model, *shape) for shape in shapes}
 
     def _shape(
         self, shape: tuple[int, int], flops: dict[tuple[int, int], float], rate: float

@@ -82,8 +82,8 @@ class Settings:
     """Steps after which a training ends; 0 trains all epochs."""
     warm_up_steps: int
     cpu: bool
-    shapes: tuple[tuple[int, int], ...]
-    """Batches of (rows, length) whose single steps are measured."""
+    shapes: tuple[tuple[int, int], ...] | None
+    """Batches of (rows, length) whose single steps are measured; None chooses them."""
     shape_steps: tuple[int, int, int]
     """Of a measured shape: steps before, steps timed, steps under the profiler."""
 
@@ -125,17 +125,22 @@ class Settings:
 def load(path: Path) -> Settings:
     """Return what `save` wrote."""
     told = json.loads(path.read_text(encoding="utf-8"))
-    told["shapes"] = tuple((rows, length) for rows, length in told["shapes"])
+    if told["shapes"] is not None:
+        told["shapes"] = tuple((rows, length) for rows, length in told["shapes"])
     told["shape_steps"] = tuple(told["shape_steps"])
     return Settings(**told)
 
 
-def read_shapes(text: str) -> tuple[tuple[int, int], ...]:
-    """Return the shapes that a text names.
+def read_shapes(text: str) -> tuple[tuple[int, int], ...] | None:
+    """Return the shapes that a text names; None leaves the choice to the device.
 
     >>> read_shapes("32x128,32x48")
     ((32, 128), (32, 48))
+    >>> read_shapes("none")
+    ()
     """
+    if text in ("", "none"):
+        return () if text else None
     found = []
     for word in filter(None, text.replace(" ", "").split(",")):
         rows, cross, length = word.partition("x")
@@ -143,7 +148,7 @@ def read_shapes(text: str) -> tuple[tuple[int, int], ...]:
             raise BadInput(
                 f"Cannot read the shape {word!r}.",
                 why="a shape is a number of rows, an x and a number of tokens.",
-                fix="write --shapes 32x128,32x48.",
+                fix="write --shapes 32x128,32x48, or --shapes none.",
             )
         found.append((int(rows), int(length)))
     return tuple(found)

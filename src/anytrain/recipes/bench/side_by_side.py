@@ -42,8 +42,12 @@ def compare(
     seeds: int,
     folder: Path,
     tell: Tell,
+    keep: Callable[[Outcome], None],
 ) -> Outcome:
-    """Train every contender once a seed; what fails is left out with its reason, not hidden."""
+    """Train every contender once a seed; what fails is left out with its reason, not hidden.
+
+    `keep` is given what is known after each of them, so that a run cut short is not lost.
+    """
     settings.save(folder / "settings.json")
     tell("Preparing the rows and the weights that all begin with ...")
     machine = _ask(folder, "prepare")
@@ -59,6 +63,7 @@ def compare(
         for each in able if seed % 2 else list(reversed(able)):
             if each.name not in found.left_out:
                 _run(each, seed, folder, found, tell)
+                keep(found)
     return found
 
 
@@ -68,7 +73,9 @@ def _run(each: Contender, seed: int, folder: Path, found: Outcome, tell: Tell) -
         told = _ask(folder, each.name, str(seed), repr(time.time()))
     except BadInput as error:
         found.left_out[each.name] = f"it failed: {error.why}"
-        tell(f"{each.name}: {error.why}")
+        log = folder / f"{each.name}-{seed}.log"
+        tell(f"{each.name} failed; the end of what it said:")
+        tell("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]))
         return
     found.runs.append({"name": each.name, "seed": seed, **told})
     tell(
@@ -88,9 +95,11 @@ def _can_run(each: Contender, found: Outcome) -> bool:
 
 def _with_shapes(settings: Settings, backend: str) -> Settings:
     """Choose the shapes to measure where none were asked for: none on a slow device."""
-    if settings.shapes or backend == "cpu":
+    if settings.shapes is not None:
         return settings
-    if settings.is_even or SIZES[settings.size].even:
+    if backend == "cpu":
+        return replace(settings, shapes=())
+    if SIZES[settings.size].even:
         return replace(settings, shapes=((settings.batch_size, settings.length),))
     rows = settings.batch_size
     return replace(settings, shapes=((rows, settings.length), (rows, 48)))
@@ -113,6 +122,6 @@ def _ask(folder: Path, *words: str) -> dict[str, Any]:
     said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line]
     raise BadInput(
         f"The process of {words[0]!r} failed.",
-        why=f"it ended with code {done.returncode}: {' / '.join(said[-3:]) or 'without a word'}",
-        fix=f"see {log}, or run `{sys.executable} -m {_CHILD} {folder} {' '.join(words)}`.",
+        why=f"it ended with code {done.returncode}: {said[-1] if said else 'without a word'}",
+        fix="mend what it says.",
     )
