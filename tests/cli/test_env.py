@@ -56,6 +56,7 @@ def test_a_narrow_pipe_cuts_nothing_off() -> None:
 
 def test_json_holds_the_same_facts_in_one_object() -> None:
     facts = _facts(_env("--json", ANYTRAIN_DEVICE="cpu"))
+    assert facts["threads"]["because"] == f"OMP_NUM_THREADS={os.environ['OMP_NUM_THREADS']}"
     assert [b["name"] for b in facts["backends"]] == ["tpu", "xla", "cuda", "mps", "cpu"]
     assert all(b["because"] for b in facts["backends"])
     assert facts["versions"]["torch"] == torch.__version__

@@ -38,6 +38,7 @@ class Report:
     devices: list[dict[str, object]]
     variables: dict[str, str]
     mps_fallback: dict[str, str] | None
+    threads: dict[str, str] | None = None
     plan: dict[str, dict[str, str]] = field(default_factory=dict)
     error: str | None = None
 
@@ -87,10 +88,11 @@ def _add_plan(report: Report) -> None:
     from anytrain.core.errors import AnytrainError
     from anytrain.core.facts import JobFacts
     from anytrain.core.plan import resolve
-    from anytrain.machine.backends import probe, speed
+    from anytrain.machine.backends import cores, probe, speed
 
     try:
         here = environment.read()
+        report.threads = asdict(cores.threads(here.place.local_size))
         backend = probe.choose(here.wishes.device)
         machine = backend.capabilities(backend.device(here.place.local_rank))
         if speed.is_wanted(here.wishes, machine):
@@ -138,6 +140,9 @@ def _print(report: Report) -> None:
     ]
     _section(console, "Backends, in order of preference", backends)
     _section(console, "Devices", [_device_row(d) for d in report.devices])
+    if report.threads is not None:
+        row = ("threads", report.threads["value"], report.threads["because"])
+        _section(console, "What a process computes with on the CPU", [row])
     _section(console, "Environment", _rows(report.variables) or [("none set", "", "")])
     if report.mps_fallback is not None:
         row = ("mps fallback", report.mps_fallback["value"], report.mps_fallback["because"])

@@ -4,7 +4,7 @@ import pytest
 
 from anytrain.core.errors import BadInput
 from anytrain.core.facts import Found, NotFound
-from anytrain.core.plan import Wish, Wishes
+from anytrain.core.plan import Choice, Wish, Wishes
 from anytrain.doors.launch import counts
 from anytrain.doors.launch.counts import choose, threads
 from anytrain.machine.backends import probe
@@ -80,12 +80,16 @@ def test_a_tpu_is_whichever_engine_is_here(monkeypatch):
     assert choose(Wishes(device=Wish("tpu", "test")), None).backend.name == "xla"
 
 
-def test_several_processes_share_the_cores(monkeypatch):
+def test_several_processes_share_the_cores_and_wait_without_burning_them(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(counts, "num_cores", lambda: 8)
+    monkeypatch.setattr(counts, "usable_cores", lambda: Choice("8", "of this test"))
+    passive = {"OMP_WAIT_POLICY": "PASSIVE"}
     assert threads(1, None) == {}
-    assert threads(3, None) == {"OMP_NUM_THREADS": "2"}
-    assert threads(16, None) == {"OMP_NUM_THREADS": "1"}
-    assert threads(3, 5) == {"OMP_NUM_THREADS": "5"}
+    assert threads(1, 4) == {"OMP_NUM_THREADS": "4"}
+    assert threads(3, None) == {"OMP_NUM_THREADS": "2", **passive}
+    assert threads(16, None) == {"OMP_NUM_THREADS": "1", **passive}
+    assert threads(3, 5) == {"OMP_NUM_THREADS": "5", **passive}
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
+    assert threads(3, None) == passive
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
     assert threads(3, None) == {}

@@ -10,9 +10,10 @@ from anytrain.core.facts import Found
 from anytrain.core.plan import Wish, Wishes
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
-from anytrain.machine.backends.cpu import num_cores
+from anytrain.machine.backends.cores import usable_cores
 
 _THREADS = "OMP_NUM_THREADS"
+_WAITING = "OMP_WAIT_POLICY"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +42,17 @@ def choose(wishes: Wishes, asked: int | None) -> Crowd:
 
 
 def threads(num_processes: int, asked: int | None) -> dict[str, str]:
-    """Return the variable that keeps each of several processes from taking every core."""
-    if asked is not None:
-        return {_THREADS: str(asked)}
-    if num_processes == 1 or environment.variable(_THREADS) is not None:
-        return {}
-    return {_THREADS: str(max(1, num_cores() // num_processes))}
+    """Return the variables that keep several processes from fighting over the cores.
+
+    Threads that wait for work give their core away: spinning, they burn several times the time
+    of a busy machine. Who has set one of them keeps it.
+    """
+    found: dict[str, str] = {}
+    if num_processes > 1:
+        each = int(usable_cores().value) // num_processes
+        found = {_THREADS: str(max(1, each)), _WAITING: "PASSIVE"}
+        found = {name: v for name, v in found.items() if environment.variable(name) is None}
+    return found if asked is None else {**found, _THREADS: str(asked)}
 
 
 def _present_tpu(device: Wish | None) -> Wish | None:

@@ -29,7 +29,7 @@ from anytrain.engine.data.shard import BatchSamplerShard, IterableDatasetShard, 
 from anytrain.engine.data.workers import AutoWorkers, PatientWorker
 from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk
 from anytrain.engine.prepared.rebuild import rebuild
-from anytrain.machine.backends.cpu import num_cores
+from anytrain.machine.backends.cores import num_cores
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -17,7 +16,8 @@ import torch
 from anytrain.core.errors import BadInput
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
-from anytrain.machine.backends import trial
+from anytrain.machine.backends import cores, groups, trial
+from anytrain.machine.backends.cores import num_cores
 
 # Processes may share cores, so the count of cores is no limit; past this one it is a mistake.
 _MOST_PROCESSES = 64
@@ -44,13 +44,14 @@ class Cpu:
         return {}
 
     def device(self, local_rank: int) -> torch.device:
-        """Return the CPU, which all local ranks share."""
+        """Return the CPU, which all local ranks share, and take this rank's part of its cores."""
         if self.index:
             raise BadInput(
                 f"Cannot use cpu:{self.index}.",
                 why="torch has one CPU device for all cores.",
                 fix='pass "cpu".',
             )
+        cores.settle_threads()
         return torch.device("cpu")
 
     def capabilities(self, device: torch.device) -> Capabilities:
@@ -125,13 +126,6 @@ class Cpu:
         return None
 
 
-def num_cores() -> int:
-    """Return the cores this process may run on."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
 def memory_limit(root: Path = Path("/")) -> int:
     """Return the smaller of the host's memory and the limit of this process's control group."""
     return min([psutil.virtual_memory().total, *_group_limits(root)])
@@ -139,36 +133,8 @@ def memory_limit(root: Path = Path("/")) -> int:
 
 def _group_limits(root: Path) -> list[int]:
     """Read cgroup v2's memory.max and v1's memory.limit_in_bytes, up to the top of the tree."""
-    limits = []
-    for folder, name in _group_folders(root):
-        try:
-            text = (folder / name).read_text().strip()
-        except OSError:
-            continue
-        if text.isdigit():  # v2 says "max" where there is no limit
-            limits.append(int(text))
-    return limits
-
-
-def _group_folders(root: Path) -> list[tuple[Path, str]]:
-    mount = root / "sys/fs/cgroup"
-    # In a container the group's own files stand at the mount, whatever path /proc names.
-    folders = [(mount, "memory.max"), (mount / "memory", "memory.limit_in_bytes")]
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return folders
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        if controllers == "":
-            top, name = mount, "memory.max"
-        elif "memory" in controllers.split(","):
-            top, name = mount / "memory", "memory.limit_in_bytes"
-        else:
-            continue
-        folders += [(top.joinpath(*parts[: n + 1]), name) for n in range(len(parts))]
-    return folders
+    texts = groups.values(root, "memory", "memory.max", "memory.limit_in_bytes")
+    return [int(text) for text in texts if text.isdigit()]  # v2 says "max" where there is no limit
 
 
 def _peak() -> int:
