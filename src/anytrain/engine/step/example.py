@@ -42,7 +42,10 @@ class TensorLike:
         else:
             fill = 1 if self.dtype is torch.bool else 0
             flat = torch.full((length,), fill, dtype=self.dtype, device=place)
-        return flat.as_strided(self.shape, self.stride).requires_grad_(self.is_grad)
+        # No view of `flat`: compiled code would look for the tensor behind it at every call.
+        made = torch.empty(0, dtype=self.dtype, device=place)
+        made.set_(flat.untyped_storage(), 0, self.shape, self.stride)
+        return made.requires_grad_(self.is_grad)
 
 
 @dataclass(frozen=True, slots=True)
