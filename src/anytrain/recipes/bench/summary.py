@@ -73,12 +73,13 @@ def _like_for_like(row: Row, rows: Sequence[Row]) -> tuple[str, float] | None:
 
 
 def _judge(rows: Sequence[Row]) -> None:
-    """Mark who learnt something else: the middle of all contenders is what it is held to."""
-    for key, most in (
-        ("train_loss", LOSS_TOLERANCE),
-        ("eval_loss", LOSS_TOLERANCE),
-        ("accuracy", SCORE_TOLERANCE),
-    ):
+    """Mark who learnt something else: the middle of all contenders is what it is held to.
+
+    Where rows are classified the loss on those held out is not judged: it moves with every order.
+    """
+    scored = any(row.middle("accuracy") is not None for row in rows)
+    held_out = ("accuracy", SCORE_TOLERANCE) if scored else ("eval_loss", LOSS_TOLERANCE)
+    for key, most in (("train_loss", LOSS_TOLERANCE), held_out):
         values = {row.contender.name: row.middle(key) for row in rows}
         known = [value for value in values.values() if value is not None]
         middle = statistics.median(known) if known else 0.0
