@@ -6,6 +6,7 @@ numbers of a replay are those that the work would have drawn if it had been run 
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -63,15 +64,20 @@ class CudaGraphs:
         twins = [torch.Generator(self._device) for _ in marks]
         for twin in twins:
             graph.register_generator_state(twin)
-        before = self._generator.clone_state()
+        before = self._generator.initial_seed(), self._generator.get_offset()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream), self._drawing_from(twins), _NumbersOnDevice():
-            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        with (
+            torch.cuda.stream(self._stream),
+            self._drawing_from(twins),
+            _NumbersOnDevice(),
+            _no_collection(),
+        ):
             try:
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
                 results = work()
                 graph.capture_end()
             except BaseException:
-                self._abandon(graph, before)
+                self._abandon(graph, *before)
                 raise
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
@@ -85,13 +91,22 @@ class CudaGraphs:
 
     def release(self) -> None:
         """Give back the memory that running the work op by op has left in the cache."""
+        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+        if clear is not None:
+            clear()
         torch.cuda.empty_cache()
 
-    def _abandon(self, graph: Any, before: Any) -> None:
-        """End a recording that failed; a generator that took part in one is stuck in it."""
+    def _abandon(self, graph: Any, seed: int, offset: int) -> None:
+        """End a recording that failed.
+
+        A generator's state that took part in one is stuck in it: it gets another, like the first.
+        """
         with suppress(RuntimeError):
             graph.capture_end()
-        self._generator.graphsafe_set_state(before)
+        fresh = torch.Generator(self._device)
+        fresh.manual_seed(seed)
+        fresh.set_offset(offset)
+        self._generator.graphsafe_set_state(fresh)
 
     @contextmanager
     def _drawing_from(self, twins: list[torch.Generator]) -> Iterator[None]:
@@ -126,6 +141,18 @@ class CudaGraphs:
         finally:
             checkpoint.get_device_states, checkpoint.set_device_states = kept[:2]
             torch.random.fork_rng = kept[2]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep garbage where it is: to free a graph or a tensor of another stream ends a recording."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class _NumbersOnDevice(TorchFunctionMode):

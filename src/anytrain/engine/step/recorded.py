@@ -209,6 +209,7 @@ class Recordings:
         if missed is not None:
             may_work = work.undo(missed)
             before.restore()
+            self._known.clear()  # the generator they draw from is another one now
             if may_work:
                 return self._make(key, work, skeleton, tensors)
             self._give_up(key, missed)
