@@ -48,6 +48,8 @@ class TrainerJob:
             logs["skipped_steps"] = reading.num_bad
         trainer._answer_bad_steps(reading)
         older.call(trainer.log, logs, trainer._began)
+        if trainer._regions is not None:
+            trainer._regions.tend(trainer._progress.max_steps - trainer._progress.step)
 
     def settle(self) -> None:
         """Wait for the device; who evaluates or saves would wait for it anyway."""

@@ -41,6 +41,7 @@ from anytrain.doors.training_args import TrainingArguments
 from anytrain.doors.training_args.session import run_options
 from anytrain.engine import objective
 from anytrain.engine.assemble import current
+from anytrain.engine.assemble.regions import Regions, build_regions
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.training import StepOptions, build_feed, build_step, count_items
 from anytrain.engine.checkpoint import Loaded
@@ -56,6 +57,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
     """Train, evaluate and predict with a model, on whatever device and processes there are."""
 
     _activations: Activations | None = None
+    _regions: Regions | None = None
 
     def __init__(
         self,
@@ -190,6 +192,9 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
                     return self._fit()
         finally:
             self.is_in_train = False
+            if self._regions is not None:
+                self._regions.close()
+                self._regions = None
             self.callback_handler.close()
             self._leave_records()
             self._end_saving()
@@ -254,6 +259,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
             tell=self._tell if handler.looks_inside() else None,
             split=lambda parts: preparing.tell_split(args.train_batch_size, parts),
         )
+        self._regions = build_regions(run, self.model_wrapped, self._step)
 
     def _fit(self) -> TrainOutput:
         """Walk the loop and return how it went."""

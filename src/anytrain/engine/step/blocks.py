@@ -53,7 +53,7 @@ def _size(modules: Iterable[nn.Module], without: set[int]) -> int:
 class BlockCall:
     """How a block is called while it trains; otherwise it is called as ever."""
 
-    __slots__ = ("block", "checkpointed", "compiled")
+    __slots__ = ("_parts", "block", "checkpointed", "compiled")
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
@@ -61,6 +61,7 @@ class BlockCall:
         """The compiled forward of the block's class; it takes the block first."""
         self.checkpointed = False
         """Whether only its inputs are kept for backward."""
+        self._parts = [vars(module) for module in block.modules()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the block."""
@@ -71,9 +72,13 @@ class BlockCall:
         return self._run(*args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if self.compiled is None or has_hooks(self.block):
+        if self.compiled is None or has_hooks(self.block) or self._is_altered():
             return self.block._call_impl(*args, **kwargs)
         return self.compiled(self.block, *args, **kwargs)
+
+    def _is_altered(self) -> bool:
+        """Whether a layer computes in another way just now: compiled code knows nothing of it."""
+        return any("forward" in part for part in self._parts)
 
 
 def is_plain(tree: Any) -> bool:

@@ -119,8 +119,11 @@ def tracing() -> Iterator[None]:
 
 
 def compiled(kind: type[nn.Module]) -> Forward:
-    """Return the compiled forward of a class of blocks; nothing is compiled before it is called."""
-    forward: Forward = torch.compile(kind.forward, dynamic=True)
+    """Return the compiled forward of a class of blocks; nothing is compiled before it is called.
+
+    It draws the random numbers that the block draws by itself: the same dropout, step for step.
+    """
+    forward: Forward = torch.compile(kind.forward, dynamic=True, options={"fallback_random": True})
     return forward
 
 

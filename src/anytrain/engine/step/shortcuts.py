@@ -50,6 +50,11 @@ class Shortcuts:
         """Whether the kernels could be compiled."""
         return self._kernels.are_there()
 
+    @property
+    def replaces_layers(self) -> bool:
+        """Whether recordings of one micro-batch run the model's layers in another way."""
+        return self._rounds
+
     def prepare(self, *, is_whole: bool) -> None:
         """Make the tables of one recording; `is_whole` says if one micro-batch is the step.
 
