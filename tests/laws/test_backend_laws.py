@@ -193,3 +193,20 @@ def test_a_precision_is_granted_exactly_where_the_device_has_it(
     else:
         with pytest.raises(BadInput, match="fp16"):
             resolve(wishes, facts, JobFacts(), 1)
+
+
+def test_what_was_sent_beside_the_computing_is_there_once_it_has_arrived(
+    backend: Backend, device: torch.device
+) -> None:
+    lane = backend.lane(device)
+    if lane is None:
+        return
+    sent = [torch.arange(9.0), torch.arange(8).view(2, 4).t(), torch.tensor(3), torch.zeros(0)]
+    for _ in range(3):
+        copies = [lane.send(tensor) for tensor in sent]
+        lane.sent()()
+        assert [copy.device for copy in copies] == [device] * 4
+        assert all(
+            torch.equal(copy.cpu(), tensor) for copy, tensor in zip(copies, sent, strict=True)
+        )
+    lane.sent()()  # of nothing
