@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.engine.step import regional
