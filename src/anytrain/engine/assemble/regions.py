@@ -10,6 +10,8 @@ from anytrain.engine.assemble.session import Session
 from anytrain.engine.step.regional import Region, RegionalTier
 from anytrain.engine.step.update import RecordedUpdate, Update
 
+_MOST_FULL = 0.8
+
 
 class Regions:
     """The compiled blocks of one run."""
@@ -24,7 +26,7 @@ class Regions:
         if step_s is None:
             return
         with self._session.ledger.span("record"):
-            if not self._tier.tend(steps_left, step_s):
+            if not self._tier.tend(steps_left, step_s, has_room=self._has_room()):
                 return
         if isinstance(self._step, RecordedUpdate):
             self._step.recordings.forget()
@@ -34,6 +36,11 @@ class Regions:
     def close(self) -> None:
         """End what goes on in the background, and give the blocks their own calls back."""
         self._tier.close()
+
+    def _has_room(self) -> bool:
+        """Whether the device holds a second process, which compiles, without harm to this one."""
+        use = self._session.backend.memory(self._session.device)
+        return use.total_bytes is None or (use.peak_bytes or 0) < _MOST_FULL * use.total_bytes
 
     def _step_s(self) -> float | None:
         """Return how long a step took since the last time; None where there was none."""

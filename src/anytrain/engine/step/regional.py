@@ -204,18 +204,18 @@ class RegionalTier:
         """Why blocks run as they do."""
         return self.region.because
 
-    def tend(self, steps_left: int, step_s: float) -> bool:
+    def tend(self, steps_left: int, step_s: float, *, has_room: bool = True) -> bool:
         """Look after it between two steps; return whether the blocks' calls have changed.
 
-        `step_s` is the mean over the steps since the last time. Every rank must call it at the
-        same step.
+        `step_s` is the mean over the steps since the last time; `has_room` says whether another
+        process fits on the device. Every rank must call it at the same step.
         """
         if self._agreed_off():
             return False
         if self.region.is_installed:
             return self._look(step_s)
         if not self._is_prepared:
-            self._begin(steps_left, step_s)
+            self._begin(steps_left, step_s, has_room)
             return False
         return self._swap(steps_left, step_s)
 
@@ -231,8 +231,8 @@ class RegionalTier:
             self.region.remove(found)
         return found is not None
 
-    def _begin(self, steps_left: int, step_s: float) -> None:
-        if not all(self._world.gather_object(self.region.is_noted)):
+    def _begin(self, steps_left: int, step_s: float, has_room: bool) -> None:
+        if not all(self._world.gather_object(self.region.is_noted and has_room)):
             return
         if not self.region._chosen:
             self.region.choose()
