@@ -52,6 +52,7 @@ def first_loss(words: list[str], env: dict[str, str]) -> tuple[float, float]:
         for line in process.stdout:
             said.append(line)
             if any(word in line for word in TOLD):
+                print("   ", line.strip())
                 break
         else:
             sys.exit(f"{' '.join(words)} told no loss:\n{''.join(said)}")

@@ -30,6 +30,7 @@ def test_contenders_train_side_by_side_and_the_report_is_written(tmp_path: Path)
     assert "x raw-fp32 |" in written, "the like-for-like column"
 
 
+@pytest.mark.full
 def test_a_contender_that_fails_is_named_with_its_reason(tmp_path: Path) -> None:
     # A batch of no rows is a mistake that only the contender's own process finds.
     words = ["--contenders", "raw-fp32", "--batch_size", "-1"]

@@ -38,7 +38,18 @@ def _forget_the_state_of_accelerate() -> object:
     GradientState._reset_state()
 
 
-@pytest.mark.parametrize("name", [n for n, each in CONTENDERS.items() if not each.needs_cuda])
+# One of each library here; the others differ in precision and padding.
+QUICK = ("anytrain", "anytrain-step", "hf", "accelerate-bf16", "fabric-bf16", "raw-bf16-sorted")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in QUICK else pytest.mark.full)
+        for name, each in CONTENDERS.items()
+        if not each.needs_cuda
+    ],
+)
 def test_a_contender_trains_is_judged_and_measured(name: str, folder: Path) -> None:
     contender = CONTENDERS[name]
     pytest.importorskip(contender.library)
