@@ -70,6 +70,7 @@ class Plan:
     guard: Choice
     shapes: Choice = Choice("any", "default: batches keep the shapes they come in")
     workers: Choice = Choice("as asked", "default: the loader's own number")
+    kernels: Choice = Choice("torch's", "default: as the model asks for them")
 
     @property
     def precision_is_free(self) -> bool:

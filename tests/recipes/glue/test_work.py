@@ -56,6 +56,18 @@ def test_rows_that_a_run_before_has_kept_are_told(checked: job.Checked) -> None:
     assert "tokenized by a run before." in work.Work(checked).introduction()
 
 
+def test_a_cpu_trains_with_its_quick_kernels_and_says_so(checked: job.Checked) -> None:
+    made = work.Work(checked)
+    model: Any = made.trainer.model
+    assert model.config._attn_implementation == "eager"
+    assert made.trainer.accelerator.plan.kernels.value == "quick dropout, eager attention"
+    checked.job.training.max_steps = 2
+    made.train()
+    assert model.config.to_dict().get("attn_implementation") is None  # nothing of it is saved
+    checked.job.training.do_train = False
+    assert work.Work(checked).trainer.accelerator.plan.kernels.value == "torch's"
+
+
 def test_what_goes_wrong_beside_is_raised_where_the_rows_are_taken(
     checked: job.Checked, monkeypatch: pytest.MonkeyPatch
 ) -> None:
