@@ -271,7 +271,7 @@ class Accelerator(Tracking, Saving, UnlikeAccelerate):
         model, clip = self._run.models[0], None
         if max_grad_norm:
             clip = partial(self.clip_grad_norm_, list(model.parameters()), max_grad_norm)
-        return build_own_step(self._run, loss_fn, self.backward, clip)
+        return build_own_step(self._run, loss_fn, self.backward, clip, max_grad_norm or 0.0)
 
     @contextmanager
     def accumulate(self, *models: nn.Module) -> Iterator[None]:

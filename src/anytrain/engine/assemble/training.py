@@ -81,22 +81,7 @@ def build_step(
     }
     fit = None if options.activations is None else _fit(run, options.activations)
     if not options.splits and (fit is None or session.world.size == 1):
-        parts["fit"] = fit
-        watched = "a callback looks into the middle of a step" if tell is not None else None
-        own = options.own_functions
-        recordings = build_recordings(run, model, options.obstacle or watched, own)
-        if recordings is not None:
-            if fit is not None:
-                fit.changed = recordings.forget
-                fit.is_recorded = lambda: recordings.is_recording
-            return RecordedUpdate(
-                **parts,
-                recordings=recordings,
-                settings=purity.settings(*own),
-                sum_up=options.sum_up,
-                shortcuts=_shortcuts(run, model, options.max_grad_norm),
-            )
-        return Update(**parts)
+        return _whole_step(run, {**parts, "fit": fit}, options)
     world, backend = session.world, session.backend
     return SplittingUpdate(
         **parts,
@@ -110,6 +95,25 @@ def build_step(
         split=split,
         spare=fit.more if fit is not None else _nothing_spared,
         cuts=options.splits,
+    )
+
+
+def _whole_step(run: Run, parts: dict[str, Any], options: StepOptions) -> Update:
+    """Return a step that is not cut, recorded where that can be."""
+    model, fit, own = parts["model"], parts["fit"], options.own_functions
+    watched = None if parts["tell"] is None else "a callback looks into the middle of a step"
+    recordings = _recordings(run, model, options.obstacle or watched, own)
+    if recordings is None:
+        return Update(**parts)
+    if fit is not None:
+        fit.changed = recordings.forget
+        fit.is_recorded = lambda: recordings.is_recording
+    return RecordedUpdate(
+        **parts,
+        recordings=recordings,
+        settings=purity.settings(*own),
+        sum_up=options.sum_up,
+        shortcuts=_shortcuts(run, model, options.max_grad_norm),
     )
 
 
@@ -139,8 +143,9 @@ def build_own_step(
     loss_fn: Callable[[nn.Module, Any], Any],
     backward: Callable[[torch.Tensor], None],
     clip: Callable[[], torch.Tensor] | None,
+    max_norm: float,
 ) -> EagerStep:
-    """Return the step of a user's own loop, from what is prepared."""
+    """Return the step of a user's own loop, from what is prepared; `clip` bounds to `max_norm`."""
     cursor, model = run.session.cursor, run.models[0]
     parts: dict[str, Any] = {
         "loss_fn": loss_fn,
@@ -152,24 +157,29 @@ def build_own_step(
         "optimizers": tuple(run.optimizers),
         "schedulers": tuple(run.schedulers),
     }
-    recordings = build_recordings(run, model, None, (loss_fn,))
+    recordings = _recordings(run, model, None, (loss_fn,))
     if recordings is None:
         return EagerStep(**parts)
+    accumulates = cursor.accumulation.num_steps > 1
+    whole = len(run.optimizers) == 1 and not accumulates
     return RecordedStep(
         **parts,
         recordings=recordings,
         settings=purity.settings(loss_fn),
-        accumulates=cursor.accumulation.num_steps > 1,
+        accumulates=accumulates,
+        shortcuts=_shortcuts(run, model, max_norm) if whole else None,
     )
 
 
-def build_recordings(
+def _recordings(
     run: Run, model: nn.Module, obstacle: str | None, functions: tuple[Callable[..., Any], ...]
 ) -> Recordings | None:
     """Return what records steps of these functions; None where they run op by op."""
     session = run.session
-    asked = session.planned.step.value == "cuda_graph" or session.planned.step_is_free
-    if session.device.type != "cuda" or not asked:
+    planned, is_free = session.planned.step, session.planned.step_is_free
+    if session.device.type != "cuda" and is_free:
+        session.revise("step", "eager", f"steps are recorded on CUDA, not on {session.device.type}")
+    if session.device.type != "cuda" or not (is_free or planned.value == "cuda_graph"):
         return None
     inner = run.unwrap(model, keep_forward=True, keep_compiled=True)
     found = (purity.impurity(function) for function in functions)

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
 
@@ -69,7 +68,7 @@ class CudaGraphs:
         with (
             torch.cuda.stream(self._stream),
             self._drawing_from(twins),
-            _NumbersOnDevice(),
+            _numbers_on_device(),
             _no_collection(),
         ):
             try:
@@ -155,19 +154,26 @@ def _no_collection() -> Iterator[None]:
             gc.enable()
 
 
-class _NumbersOnDevice(TorchFunctionMode):
+@contextmanager
+def _numbers_on_device() -> Iterator[None]:
     """Make tensors of single numbers on the device: from the host they would have to be copied.
 
     Code that models run at every step is full of `torch.tensor(0.0, device=...)`.
     """
+    kept = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        number = args[0] if args else kwargs.get("data")
-        if func in (torch.tensor, torch.as_tensor) and isinstance(number, (bool, int, float)):
-            device = kwargs.get("device")
-            if device is not None and torch.device(device).type == "cuda":
-                return torch.full((), number, dtype=kwargs.get("dtype"), device=device)
-        return func(*args, **kwargs)
+    def instead_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(data: Any, *, dtype: Any = None, device: Any = None, **more: Any) -> torch.Tensor:
+            if device is not None and not more and isinstance(data, (bool, int, float)):
+                return torch.full((), data, dtype=dtype, device=device)
+            return make(data, dtype=dtype, device=device, **more)
+
+        return made
+
+    for name, make in kept.items():
+        setattr(torch, name, instead_of(make))
+    try:
+        yield
+    finally:
+        for name, make in kept.items():
+            setattr(torch, name, make)

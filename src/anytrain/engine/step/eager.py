@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from anytrain.engine.step.recorded import Recordings
+from anytrain.engine.step.shortcuts import Shortcuts
 from anytrain.engine.step.update import capturable
 
 
@@ -69,12 +70,13 @@ class RecordedStep(EagerStep):
     settings: Callable[[], tuple[Any, ...]] = field(kw_only=True)
     accumulates: bool = field(kw_only=True)
     """Whether gradients outlive a batch: then they keep their place."""
+    shortcuts: Shortcuts | None = field(default=None, kw_only=True)
+    """What does parts of a recorded step in fewer launches; None where torch does them."""
     _ends: bool = True
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one batch; the update comes when the accumulated step is complete."""
-        ends = self.ends_update()
-        self._ends = ends
+        ends = self._ends = self.ends_update()
         found = self.recordings.find(self, batch, ends, self.settings())
         if found is None:
             with self.recordings.observed():
@@ -91,6 +93,18 @@ class RecordedStep(EagerStep):
         norm = output.grad_norm
         return StepOutput(output.loss.clone(), None if norm is None else norm.clone())
 
+    def compute(self, tree: Any) -> StepOutput:
+        """Do the device's part of a step."""
+        if self.shortcuts is None:
+            return self.run(tree, self._ends)
+        with self.shortcuts.forward():
+            loss = self.loss_fn(self.model, tree)
+            self.backward(loss)
+        norm = self.shortcuts.measure()
+        self.optimizers[0].guard.veto(norm)
+        self.update()
+        return StepOutput(loss.detach(), None if self.clip is None else norm)
+
     def update(self) -> None:
         """Update weights and rates; of a recording this is the device's part alone."""
         if not self.recordings.is_recording:
@@ -99,27 +113,39 @@ class RecordedStep(EagerStep):
             for scheduler in self.schedulers:
                 scheduler.step()
         else:
-            for optimizer in self.optimizers:
-                with capturable(optimizer.optimizer):
-                    optimizer.guard.update(optimizer.optimizer, None)
+            self._update_on_device()
             for scheduler in self.schedulers:
                 scheduler.follow()
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=not self.accumulates)
 
-    def compute(self, tree: Any) -> StepOutput:
-        """Do the device's part of a step."""
-        return self.run(tree, self._ends)
+    def _update_on_device(self) -> None:
+        if self.shortcuts is not None:
+            self.shortcuts.update(self.optimizers[0].guard.decide())
+            self.shortcuts.clear()
+            return
+        for optimizer in self.optimizers:
+            with capturable(optimizer.optimizer):
+                optimizer.guard.update(optimizer.optimizer, None)
 
     def prepare(self) -> None:
-        """Make nothing: all that a recording needs is there."""
+        """Make what must be there before a recording begins."""
+        if self.shortcuts is not None and not self.shortcuts.are_there:
+            self.shortcuts = None
+        if self.shortcuts is not None:
+            self.shortcuts.prepare(is_whole=True)
 
     def settle(self) -> None:
-        """Fill in nothing: all was known."""
+        """Fill in what is known once the step is recorded."""
+        if self.shortcuts is not None:
+            self.shortcuts.settle()
 
     def undo(self, because: str) -> bool:
-        """Clear up what a recording that failed has left behind; another try would fail too."""
+        """Clear up what a recording that failed has left; without shortcuts it may work."""
         for optimizer in self.optimizers:
             optimizer.zero_grad()
             optimizer.guard.forget()
-        return False
+        shortcuts, self.shortcuts = self.shortcuts, None
+        if shortcuts is not None:
+            shortcuts.clear()
+        return shortcuts is not None

@@ -27,6 +27,7 @@ MOST_SHAPES = 8
 _WARM_UP = 2
 _MOST_RESTARTS = 4
 _OWN = str(Path(__file__).parents[2])
+_PLAIN = (bool, int, float, str)
 _FIXED = ("_parameters", "_buffers", "_modules")
 Tell = Callable[[str, str], None]
 """Told how steps run from here on, and why."""
@@ -276,24 +277,22 @@ class _Facts:
 
     def __init__(self, model: nn.Module, optimizers: tuple[Any, ...]) -> None:
         self._parameters = list(model.parameters())
-        self._buffers = list(model.buffers())
+        self._tensors = [*self._parameters, *model.buffers()]
         self._settings = [
-            (vars(module), name)
+            (vars(module), [n for n, v in vars(module).items() if isinstance(v, _PLAIN)])
             for module in model.modules()
-            for name, value in vars(module).items()
-            if isinstance(value, (bool, int, float, str))
         ]
         self._optimizers = optimizers
 
     def __call__(self) -> tuple[Any, ...]:
-        parameters, optimizers = self._parameters, self._optimizers
+        """Return them as they are now."""
+        optimizers = self._optimizers
         groups = [group for optimizer in optimizers for group in optimizer.param_groups]
         return (
-            [parameter.data_ptr() for parameter in parameters],
-            [parameter.requires_grad for parameter in parameters],
-            [0 if (g := parameter.grad) is None else g.data_ptr() for parameter in parameters],
-            [buffer.data_ptr() for buffer in self._buffers],
-            [attributes.get(name) for attributes, name in self._settings],
+            [tensor.data_ptr() for tensor in self._tensors],
+            [parameter.requires_grad for parameter in self._parameters],
+            [None if (g := p.grad) is None else g.data_ptr() for p in self._parameters],
+            [[held.get(name) for name in names] for held, names in self._settings],
             [id(optimizer.state) for optimizer in optimizers],
             [
                 value.data_ptr() if isinstance(value, torch.Tensor) else value
@@ -356,5 +355,5 @@ def _same_generators(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
 def _is_same(old: Any, new: Any) -> bool:
     if old is new:
         return True
-    plain = (bool, int, float, str, tuple)
+    plain = (*_PLAIN, tuple)
     return isinstance(old, plain) and isinstance(new, plain) and bool(old == new)

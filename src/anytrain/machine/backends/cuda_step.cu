@@ -178,6 +178,15 @@ extern "C" __global__ void step_halve(const i64* rows, const int* chunks) {
   for (; at < end; at++) to[at] = narrow(from[at]);
 }
 
+__device__ inline void add8(float* sum, uint4 v) {
+  u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    sum[2 * i] += __uint_as_float(words[i] << 16);
+    sum[2 * i + 1] += __uint_as_float(words[i] & 0xffff0000u);
+  }
+}
+
 // Add up the rows of a bfloat16 matrix, 256 columns a block. Blocks that share columns leave their
 // sums in `parts`; the last of them adds these up, in one order, so that the result is always the
 // same. `done` counts the blocks, and is 0 again afterwards.
@@ -191,14 +200,16 @@ extern "C" __global__ void step_column_sums(const u16* matrix, u16* result, floa
   int begin = blockIdx.y * per, end = min(begin + per, height);
   float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
   if (column < width) {
-    for (int y = begin + line; y < end; y += 8) {
-      uint4 v = *(const uint4*)(matrix + (i64)y * width + column);
-      u32 words[4] = {v.x, v.y, v.z, v.w};
-      for (int i = 0; i < 4; i++) {
-        sum[2 * i] += __uint_as_float(words[i] << 16);
-        sum[2 * i + 1] += __uint_as_float(words[i] & 0xffff0000u);
-      }
+    const u16* from = matrix + column;
+    int y = begin + line;
+    for (; y + 24 < end; y += 32) {  // four loads on their way at a time
+      uint4 v[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) v[i] = *(const uint4*)(from + (i64)(y + 8 * i) * width);
+#pragma unroll
+      for (int i = 0; i < 4; i++) add8(sum, v[i]);
     }
+    for (; y < end; y += 8) add8(sum, *(const uint4*)(from + (i64)y * width));
   }
   for (int i = 0; i < 8; i++) sums[line][8 * lane + i] = sum[i];
   __syncthreads();
