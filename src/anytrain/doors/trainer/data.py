@@ -22,8 +22,14 @@ from anytrain.doors.trainer.outputs import has_length, seed_worker
 from anytrain.doors.trainer.shapes import Shapes
 from anytrain.engine.assemble.loaders import given_loader, prepare_loader
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.data.columns import DropColumns, drop_dataset_columns, kept_columns
+from anytrain.engine.data.columns import (
+    DropColumns,
+    base_model,
+    drop_dataset_columns,
+    kept_columns,
+)
 from anytrain.engine.data.grouped import GroupedByLength, Rebalanced, lengths_of
+from anytrain.engine.data.masks import WithoutFullMask, are_even
 from anytrain.engine.data.table import as_rows
 from anytrain.engine.prepared.loader import PreparedLoader
 
@@ -37,6 +43,7 @@ class Data(Shapes):
     eval_dataset: Any
     processing_class: Any
     label_names: list[str]
+    compute_loss: Callable[..., Any]
     _run: Run
     _signature_columns: list[str] | None
     _kept_loaders: dict[str, Any]
@@ -142,9 +149,21 @@ class Data(Shapes):
             )
         if args.packing and is_training:
             options["collate_fn"] = self._packed(collate, given, batch_size)
+        if is_training and self._needs_no_masks(given):
+            options["collate_fn"] = WithoutFullMask(options["collate_fn"])
         free = is_training and not args.is_told("dataloader_num_workers")
         made: DataLoader[Any] = self._prepared(DataLoader(dataset, **options), auto_workers=free)
         return made
+
+    def _needs_no_masks(self, dataset: Any) -> bool:
+        """Whether steps may be recorded, and masks of this dataset's batches hide nothing."""
+        on_cuda = self._run.session.device.type == "cuda"
+        plain = self.args.length_buckets is None and not self.args.packing
+        if not (on_cuda and plain) or self.compute_loss_func is not None:
+            return False
+        known = type(base_model(self.model)).__module__.startswith("transformers.")
+        ours = self.compute_loss.__module__.startswith("anytrain.")
+        return known and ours and are_even(dataset)
 
     def _prepared(self, loader: Any, *, auto_workers: bool = False) -> Any:
         """Return a loader dealt to this rank; what the user has dealt out himself stays so."""

@@ -188,6 +188,20 @@ def lengths_of(dataset: Any, column: str = "length", input_name: str | None = No
     return [len(dataset[index][name]) for index in range(len(dataset))]
 
 
+def quick_lengths(dataset: Any, name: str = "input_ids") -> list[int] | None:
+    """Return each sample's length where that needs no reading of samples; else None."""
+    known = getattr(dataset, "lengths", None)
+    if name in (getattr(dataset, "column_names", None) or ()):
+        return _column_lengths(dataset, name)
+    if known is not None and not callable(known) and len(known) == len(dataset):
+        return _plain(known)
+    if isinstance(dataset, list) and all(
+        isinstance(row, Mapping) and name in row for row in dataset
+    ):
+        return [len(row[name]) for row in dataset]
+    return None
+
+
 def _column_lengths(dataset: Any, name: str) -> list[int]:
     """Return how long a column's values are, without making them where arrow can tell."""
     if hasattr(dataset, "with_format") and hasattr(dataset, "select_columns"):

@@ -26,6 +26,7 @@ from torch.utils.data import (
 
 from anytrain.engine.data.collate import collate as stacked
 from anytrain.engine.data.columns import DropColumns
+from anytrain.engine.data.masks import WithoutFullMask
 from anytrain.engine.data.padding import ToBuckets
 from anytrain.engine.data.table import Table
 
@@ -197,7 +198,11 @@ def _is_plain(dataset: Any) -> bool:
 
 
 def _collates_plainly(collate: Any) -> bool:
-    while type(collate) in (DropColumns, ToBuckets):  # they add nothing that is drawn
+    while type(collate) in (
+        DropColumns,
+        ToBuckets,
+        WithoutFullMask,
+    ):  # they add nothing that is drawn
         collate = collate.collate
     if collate in (default_collate, stacked):
         return True
