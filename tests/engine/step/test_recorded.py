@@ -50,7 +50,7 @@ class Bench:
     def __init__(self, model: nn.Module | None = None) -> None:
         self.model = model or nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.0))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.recorder, self.told, self.undone = Again(), [], 0
+        self.recorder, self.told, self.undone, self.ready = Again(), [], 0, True
         self.recordings = Recordings(
             self.recorder,
             self.model,
@@ -60,6 +60,9 @@ class Bench:
 
     def compute(self, tree: Any) -> torch.Tensor:
         return self.model(tree["x"]).sum().detach()
+
+    def is_ready(self) -> bool:
+        return self.ready
 
     def prepare(self) -> None:
         pass
@@ -93,6 +96,17 @@ def test_the_first_steps_run_op_by_op_and_later_ones_are_replayed():
         bench(4)
     assert (bench.recorder.num_recorded, bench.recorder.num_replayed) == (1, 3)
     assert bench.told == [("cuda_graph", "a step is recorded once for each shape and replayed")]
+
+
+def test_nothing_is_recorded_before_the_step_is_ready():
+    bench = Bench()
+    bench.ready = False
+    for _ in range(5):
+        bench(4)
+    assert bench.recorder.num_recorded == 0
+    bench.ready = True
+    bench(4)
+    assert bench.recorder.num_recorded == 1
 
 
 def test_each_shape_has_its_own_recording_up_to_a_bound():

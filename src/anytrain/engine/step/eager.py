@@ -128,6 +128,10 @@ class RecordedStep(EagerStep):
             with capturable(optimizer.optimizer):
                 optimizer.guard.update(optimizer.optimizer, None)
 
+    def is_ready(self) -> bool:
+        """Whether a recording may begin: the first time on a machine kernels are compiled."""
+        return self.shortcuts is None or self.shortcuts.is_done
+
     def prepare(self) -> None:
         """Make what must be there before a recording begins."""
         if self.shortcuts is not None and not self.shortcuts.are_there:

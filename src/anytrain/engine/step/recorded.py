@@ -52,6 +52,9 @@ class Work(Protocol):
     def compute(self, tree: Any) -> Any:
         """Do the device's part of the step on these inputs."""
 
+    def is_ready(self) -> bool:
+        """Whether a recording may begin; until then steps run op by op."""
+
     def prepare(self) -> None:
         """Make what must be there before a recording begins."""
 
@@ -125,7 +128,7 @@ class Recordings:
             return None
         self._check_facts()
         found = self._known.get(key)
-        if found is None and self._may_record(key):
+        if found is None and self._may_record(key, work):
             found = self._make(key, work, skeleton, tensors)
         return None if found is None else (found, tensors)
 
@@ -171,9 +174,11 @@ class Recordings:
                 )
             self._facts = now
 
-    def _may_record(self, key: Hashable) -> bool:
+    def _may_record(self, key: Hashable, work: Work) -> bool:
         """Whether all is known that a recording of this shape needs."""
         if self.stopped is not None or self._num_seen[self._current[0]] < _WARM_UP:
+            return False
+        if not work.is_ready():
             return False
         if key not in self._draws and (
             key in self._failed or any(draws.marks for draws in self._draws.values())

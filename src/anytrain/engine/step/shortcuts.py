@@ -46,6 +46,11 @@ class Shortcuts:
         """What recordings read from as long as they are there."""
 
     @property
+    def is_done(self) -> bool:
+        """Whether it is known if the kernels are there."""
+        return self._kernels.is_done()
+
+    @property
     def are_there(self) -> bool:
         """Whether the kernels could be compiled."""
         return self._kernels.are_there()

@@ -77,6 +77,10 @@ class Kernels:
             made.replace(kept)
         return binary
 
+    def is_done(self) -> bool:
+        """Whether the compiler has come to an end, good or bad."""
+        return not self._thread.is_alive()
+
     def are_there(self) -> bool:
         """Whether they can be used; waits for the compiler."""
         self._thread.join()
