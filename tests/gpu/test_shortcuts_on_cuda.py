@@ -11,6 +11,7 @@ from torch import nn
 
 from anytrain.engine.optim.fused import FusedAdam, fits
 from anytrain.engine.step.halves import Halves
+from anytrain.engine.step.layers import Sightings
 from anytrain.machine.backends.cuda_kernels import (
     Kernels,
     column_sums,
@@ -139,12 +140,23 @@ def test_a_layer_norm_is_torchs(kernels: Kernels, width: int, height: int) -> No
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * height**0.5)
 
 
+class Attending(nn.Module):
+    """Three layers that read one input, two that are one behind the other, and a layer norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.query, self.key, self.value = (nn.Linear(64, width) for width in (256, 256, 128))
+        self.norm = nn.LayerNorm(256)
+        self.inner, self.outer = nn.Linear(256, 24), nn.Linear(24, 2)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        mixed = self.query(inputs) * self.key(inputs) + self.value(inputs).repeat(1, 2)
+        return self.outer(self.inner(self.norm(nn.functional.gelu(mixed).float())))
+
+
 def test_layers_on_rounded_weights_are_autocasts(kernels: Kernels) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(64, 256), nn.GELU(), nn.LayerNorm(256), nn.Linear(256, 24), nn.Linear(24, 2)
-    ).cuda()
-    inputs = torch.randn(32, 64, device="cuda")
+    model, inputs = Attending().cuda(), torch.randn(32, 64, device="cuda")
 
     def run() -> torch.Tensor:
         with torch.autocast("cuda", dtype=torch.bfloat16):
@@ -152,15 +164,20 @@ def test_layers_on_rounded_weights_are_autocasts(kernels: Kernels) -> None:
         loss.backward()
         return loss.detach()
 
-    expected = run()
+    sightings = Sightings(model)
+    with sightings.watched():
+        expected = run()
     grads = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
-    halves = Halves(kernels, model)
+    groups = sightings.groups()
+    assert sorted(len(group.layers) for group in groups) == [1, 1, 3]
+    halves = Halves(kernels, model, groups)
     with halves.used():
         found = run()
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
     for name, parameter in model.named_parameters():
         gradient = halves.gradient(parameter)
-        assert gradient is not None
-        torch.testing.assert_close(gradient.float(), grads[name], rtol=2e-2, atol=1e-4)
+        assert gradient is not None, name
+        assert gradient.shape == parameter.shape
+        torch.testing.assert_close(gradient.float(), grads[name], rtol=5e-2, atol=2e-3)
     assert all("forward" not in vars(module) for module in model.modules())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -79,7 +79,7 @@ class RecordedStep(EagerStep):
         ends = self._ends = self.ends_update()
         found = self.recordings.find(self, batch, ends, self.settings())
         if found is None:
-            with self.recordings.observed():
+            with self.recordings.observed(self):
                 return self.run(batch, ends)
         if ends:
             for scheduler in self.schedulers:
@@ -127,6 +127,10 @@ class RecordedStep(EagerStep):
         for optimizer in self.optimizers:
             with capturable(optimizer.optimizer):
                 optimizer.guard.update(optimizer.optimizer, None)
+
+    def observed(self) -> AbstractContextManager[None]:
+        """Return what an observed step runs in."""
+        return nullcontext() if self.shortcuts is None else self.shortcuts.observed()
 
     def is_ready(self) -> bool:
         """Whether a recording may begin: the first time on a machine kernels are compiled."""

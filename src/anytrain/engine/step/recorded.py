@@ -52,6 +52,9 @@ class Work(Protocol):
     def compute(self, tree: Any) -> Any:
         """Do the device's part of the step on these inputs."""
 
+    def observed(self) -> AbstractContextManager[None]:
+        """Return what a step that runs op by op is watched in."""
+
     def is_ready(self) -> bool:
         """Whether a recording may begin; until then steps run op by op."""
 
@@ -133,14 +136,14 @@ class Recordings:
         return None if found is None else (found, tensors)
 
     @contextmanager
-    def observed(self) -> Iterator[None]:
+    def observed(self, work: Work) -> Iterator[None]:
         """Watch a step that runs op by op for what a recording would miss."""
         kind, key = self._current
         if self.stopped is not None or key in self._draws:
             yield
             return
         before = _Remains(self._model, self._optimizers)
-        with self._recorder.watching() as draws:
+        with self._recorder.watching() as draws, work.observed():
             yield
         self._num_seen[kind] += 1
         if self._num_seen[kind] < _WARM_UP:  # the first step may make what later ones use

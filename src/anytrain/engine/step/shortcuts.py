@@ -14,8 +14,8 @@ from torch import nn
 
 from anytrain.engine.optim import fused
 from anytrain.engine.optim.fused import FusedAdam
-from anytrain.engine.step import halves
 from anytrain.engine.step.halves import Halves
+from anytrain.engine.step.layers import Sightings, norm_widths
 from anytrain.machine.backends.cuda_kernels import Kernels
 
 
@@ -36,8 +36,8 @@ class Shortcuts:
         device: torch.device,
     ) -> None:
         self._model, self._optimizer, self._max_norm = model, optimizer, max_norm
-        self._rounds = rounds and halves.fits(model)
-        self._kernels = Kernels(device, halves.norm_widths(model) if self._rounds else ())
+        self._sightings = Sightings(model) if rounds else None
+        self._kernels = Kernels(device, norm_widths(model) if rounds else ())
         self._copies: Halves | None = None
         self._halves: Halves | None = None
         """The copies that the recording at hand works with."""
@@ -58,7 +58,7 @@ class Shortcuts:
     @property
     def replaces_layers(self) -> bool:
         """Whether recordings of one micro-batch run the model's layers in another way."""
-        return self._rounds
+        return self._sightings is not None
 
     def prepare(self, *, is_whole: bool) -> None:
         """Make the tables of one recording; `is_whole` says if one micro-batch is the step.
@@ -66,13 +66,20 @@ class Shortcuts:
         Of several micro-batches gradients are added up, which bfloat16 is too coarse for.
         """
         self._adam = FusedAdam(self._kernels, self._optimizer)
-        self._halves = self._rounded() if self._rounds and is_whole else None
+        self._halves = self._rounded() if is_whole else None
         self._made.append((self._adam, self._halves))
 
-    def _rounded(self) -> Halves:
+    def _rounded(self) -> Halves | None:
+        if self._sightings is None:
+            return None
         if self._copies is None or self._copies.is_stale():
-            self._copies = Halves(self._kernels, self._model)
+            groups = self._sightings.groups()
+            self._copies = Halves(self._kernels, self._model, groups) if groups else None
         return self._copies
+
+    def observed(self) -> AbstractContextManager[None]:
+        """Return what a step runs in that runs op by op, to learn which layers go together."""
+        return nullcontext() if self._sightings is None else self._sightings.watched()
 
     def forward(self) -> AbstractContextManager[None]:
         """Return what the forward and backward passes run in."""

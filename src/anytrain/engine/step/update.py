@@ -6,7 +6,7 @@ INVARIANT: nothing here waits for the device. What a step leaves behind are devi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -252,7 +252,7 @@ class RecordedUpdate(Update):
         inputs = (batch.micro, batch.num_items)
         found = self.recordings.find(self, inputs, batch.is_last_spare, self.settings())
         if found is None:
-            with self.recordings.observed():
+            with self.recordings.observed(self):
                 return Update.__call__(self, batch)
         for scheduler in self.schedulers:
             scheduler.walk()
@@ -270,6 +270,10 @@ class RecordedUpdate(Update):
             return output
         self.sum_up(output.loss, output.bad)
         return output._replace(is_summed=True)
+
+    def observed(self) -> AbstractContextManager[None]:
+        """Return what an observed step runs in."""
+        return nullcontext() if self.shortcuts is None else self.shortcuts.observed()
 
     def is_ready(self) -> bool:
         """Whether a recording may begin: the first time on a machine kernels are compiled."""

@@ -1,0 +1,244 @@
+"""Linear layers and layer norms in as few launches as their work needs, for bfloat16 training.
+
+Linear layers that read the same input are one multiplication. Their weights lie one behind the
+other, rounded; the gradients of the weights come out in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from anytrain.machine.backends.cuda_kernels import (
+    NORM_PART,
+    Kernels,
+    column_sums,
+    norm_backward,
+    norm_forward,
+)
+
+HALF = torch.bfloat16
+_ALIGNED = 16
+_MOST_PARTS = 8
+Scratch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Group:
+    """Linear layers that read one input, with their rounded weights; most often only one."""
+
+    def __init__(self, layers: list[Any]) -> None:
+        self.layers = layers
+        self.is_turned = _is_turned(layers[0])
+        self.widths = [width_of(layer) for layer in layers]
+        first = layers[0]
+        shape = first.weight.shape if self.is_turned else (sum(self.widths), first.weight.shape[1])
+        self.weight = _leaf(shape, first.weight)
+        self.bias = None if first.bias is None else _leaf((sum(self.widths),), first.bias)
+        self._last: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
+
+    def parts(self) -> Iterator[tuple[nn.Parameter, torch.Tensor, slice]]:
+        """Yield each layer's parameters, with the leaf that holds them and where in it."""
+        begin = 0
+        for layer, width in zip(self.layers, self.widths, strict=True):
+            where = slice(None) if self.is_turned else slice(begin, begin + width)
+            yield layer.weight, self.weight, where
+            if self.bias is not None:
+                yield layer.bias, self.bias, slice(begin, begin + width)
+            begin += width
+
+    def result(
+        self, number: int, inputs: torch.Tensor, kernels: Kernels, scratch: Scratch
+    ) -> torch.Tensor:
+        """Return what one of the layers makes of an input; the others' results are kept."""
+        if self._last is None or self._last[0] is not inputs:
+            whole = _linear(inputs, self.weight, self.bias, (kernels, scratch, self.is_turned))
+            single = len(self.widths) == 1
+            self._last = inputs, (whole,) if single else whole.split(self.widths, dim=-1)
+        return self._last[1][number]
+
+    def forget(self) -> None:
+        """Let go of the last input and results."""
+        self._last = None
+
+
+def _leaf(shape: Any, like: torch.Tensor) -> torch.Tensor:
+    made = torch.zeros(shape, dtype=HALF, device=like.device)
+    return made.requires_grad_(like.requires_grad)
+
+
+class Sightings:
+    """Which linear layers read the same input, one right after the other."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._layers = [module for module in model.modules() if is_linear(module)]
+        self._runs: list[list[Any]] = []
+        self._input: Any = None
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look at the layers' inputs inside the block."""
+        self._runs = []
+        handles = [layer.register_forward_pre_hook(self._see) for layer in self._layers]
+        try:
+            yield
+        finally:
+            self._input = None
+            for handle in handles:
+                handle.remove()
+
+    def _see(self, layer: Any, inputs: tuple[Any, ...]) -> None:
+        if inputs and inputs[0] is self._input:
+            self._runs[-1].append(layer)
+        else:
+            self._input = inputs[0] if inputs else None
+            self._runs.append([layer])
+
+    def groups(self) -> list[Group]:
+        """Return all layers in groups; those whose parameters are not theirs alone are left out."""
+        held = [p for layer in self._layers for p in _held(layer)]
+        own = [
+            layer
+            for layer in self._layers
+            if all(sum(p is other for other in held) == 1 for p in _held(layer))
+        ]
+        calls = [layer for run in self._runs for layer in run]
+        together = [
+            run
+            for run in self._runs
+            if len(run) > 1
+            and all(sum(layer is other for other in calls) == 1 for layer in run)
+            and all(any(layer is other for other in own) for layer in run)
+            and _can_join(run)
+        ]
+        joined = [layer for run in together for layer in run]
+        alone = [[x] for x in own if not any(x is other for other in joined)]
+        return [Group(run) for run in (*together, *alone)]
+
+
+def _held(layer: Any) -> list[Any]:
+    return [parameter for parameter in (layer.weight, layer.bias) if parameter is not None]
+
+
+def _can_join(layers: list[Any]) -> bool:
+    """Whether the layers' weights may lie one behind the other."""
+    kinds = {
+        (layer.weight.shape[1], layer.bias is None, tuple(p.requires_grad for p in _held(layer)))
+        for layer in layers
+    }
+    even = all(width_of(layer) % 8 == 0 for layer in layers)
+    return len(kinds) == 1 and even and not any(_is_turned(layer) for layer in layers)
+
+
+def _is_turned(layer: nn.Module) -> bool:
+    """Whether it keeps its weight the other way round, as transformers' Conv1D does."""
+    return not isinstance(layer, nn.Linear)
+
+
+def width_of(layer: Any) -> int:
+    """Return how many values a linear layer makes."""
+    return int(layer.weight.shape[1 if _is_turned(layer) else 0])
+
+
+def is_linear(module: Any) -> bool:
+    """Whether it is a linear layer whose forward is the usual one."""
+    kind = type(module)
+    known = kind.forward is nn.Linear.forward or (
+        kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
+    )
+    return known and "forward" not in vars(module) and _are_plain(_held(module))
+
+
+def is_norm(module: Any, kernels: Kernels) -> bool:
+    """Whether it is a layer norm that the kernels know."""
+    return (
+        type(module).forward is nn.LayerNorm.forward
+        and "forward" not in vars(module)
+        and len(module.normalized_shape) == 1
+        and kernels.knows_norm(module.normalized_shape[0])
+        and module.weight is not None
+        and module.bias is not None
+        and _are_plain([module.weight, module.bias])
+    )
+
+
+def norm_widths(model: nn.Module) -> list[int]:
+    """Return the widths of the model's layer norms that have a kernel, in parts of 128."""
+    found = [
+        module.normalized_shape[0] // NORM_PART
+        for module in model.modules()
+        if isinstance(module, nn.LayerNorm)
+        and len(module.normalized_shape) == 1
+        and module.normalized_shape[0] % NORM_PART == 0
+    ]
+    return [parts for parts in found if parts <= _MOST_PARTS]
+
+
+def _are_plain(parameters: list[Any]) -> bool:
+    return all(
+        isinstance(p, nn.Parameter)
+        and p.dtype == torch.float32
+        and p.is_cuda
+        and p.is_contiguous()
+        and p.data_ptr() % _ALIGNED == 0
+        for p in parameters
+    )
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer in bfloat16 whose bias gradient is one launch."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, how: Any) -> Any:
+        ctx.save_for_backward(inputs, weight)
+        ctx.how = how
+        return functional.linear(inputs, weight.t() if how[2] else weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        inputs, weight = ctx.saved_tensors
+        kernels, scratch, turned = ctx.how
+        gradient = given[0].reshape(-1, given[0].shape[-1]).contiguous()
+        needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        of_inputs = of_weight = of_bias = None
+        if needs_inputs:
+            of_inputs = gradient @ (weight.t() if turned else weight)
+            of_inputs = of_inputs.view(inputs.shape)
+        if needs_weight:
+            rows = inputs.reshape(-1, inputs.shape[-1])
+            of_weight = rows.t() @ gradient if turned else gradient.t() @ rows
+        if needs_bias:
+            of_bias = _sum_rows(gradient, kernels, scratch)
+        return of_inputs, of_weight, of_bias, None
+
+
+def _sum_rows(matrix: torch.Tensor, kernels: Kernels, scratch: Scratch) -> torch.Tensor:
+    if matrix.shape[1] % 8 or matrix.data_ptr() % _ALIGNED:
+        return matrix.sum(0)
+    return column_sums(kernels, matrix, scratch)
+
+
+class _LayerNorm(torch.autograd.Function):
+    """A layer norm in float32 that gives its result rounded, too."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, eps: float, kernels: Kernels) -> Any:
+        result, rounded, means, scales = norm_forward(kernels, inputs, weight, bias, eps)
+        ctx.save_for_backward(inputs, weight, means, scales)
+        ctx.kernels = kernels
+        ctx.set_materialize_grads(False)
+        return result, rounded
+
+    @staticmethod
+    def backward(ctx: Any, *given: Any) -> Any:
+        whole, rounded = (None if g is None else g.contiguous() for g in given)
+        gradients = norm_backward(ctx.kernels, ctx.saved_tensors, whole, rounded)
+        return *gradients, None, None
+
+
+_linear: Callable[..., torch.Tensor] = _Linear.apply
+normalize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _LayerNorm.apply
