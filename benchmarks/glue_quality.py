@@ -127,10 +127,11 @@ def main() -> None:
     parser.add_argument("--data", required=True)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--samples", type=int, default=0)
+    parser.add_argument("--rates", default=",".join(RATES), help="learning rates, with commas")
     parser.add_argument("--output", default="")
     args = parser.parse_args()
     rows, verdicts = [], []
-    for rate in RATES:
+    for rate in args.rates.split(","):
         found: dict[str, list[dict[str, float]]] = {"anytrain glue": [], "HF Trainer": []}
         for seed in range(1, args.seeds + 1):
             for name, run in (("anytrain glue", ours), ("HF Trainer", theirs)):
