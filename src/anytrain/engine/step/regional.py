@@ -310,15 +310,25 @@ def _signature(block: nn.Module) -> Hashable:
 
 @contextmanager
 def _left_as_it_was(block: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put the random streams and the block's buffers back afterwards."""
+    """Put the random streams, and the block's buffers and gradients, back afterwards.
+
+    The gradients are out of sight meanwhile: with them, torch's caches would not know the code.
+    """
+    gradients = [(parameter, parameter.grad) for parameter in block.parameters()]
     buffers = [(buffer, buffer.detach().clone()) for buffer in block.buffers()]
     devices = [] if device.type == "cpu" else [device.index or 0]
     kind = "cuda" if device.type == "cpu" else device.type
-    with torch.random.fork_rng(devices=devices, device_type=kind):
-        yield
-    with torch.no_grad():
-        for buffer, value in buffers:
-            buffer.copy_(value)
+    try:
+        for parameter, _ in gradients:
+            parameter.grad = None
+        with torch.random.fork_rng(devices=devices, device_type=kind):
+            yield
+    finally:
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        with torch.no_grad():
+            for buffer, value in buffers:
+                buffer.copy_(value)
 
 
 def _machine(device: torch.device) -> str:

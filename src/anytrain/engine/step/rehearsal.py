@@ -7,6 +7,7 @@ undoes what the training thread has drawn since; and it holds the interpreter mo
 from __future__ import annotations
 
 import copy
+import copyreg
 import json
 import os
 import shutil
@@ -107,7 +108,9 @@ def tracing() -> Iterator[None]:
     """Let the block compile code that serves all sizes and all copies of a block.
 
     Two sizes that happen to be equal (32 rows of 32 words) stay two sizes, and a dropout's share
-    is a constant: as a variable, it makes Dynamo begin again.
+    is a constant: as a variable, it makes Dynamo begin again. Memory formats are pickled by name:
+    by itself, pickle names the first module loaded that holds them, so that the keys of torch's
+    caches would hang on the order of a process's imports.
     """
     import torch._dynamo
     from torch.fx.experimental import _config as shapes
@@ -115,7 +118,23 @@ def tracing() -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch._dynamo.config.patch(specialize_float=True))
         stack.enter_context(shapes.patch(use_duck_shape=False))  # type: ignore[attr-defined]
-        yield
+        formats = copyreg.dispatch_table.get(torch.memory_format)
+        copyreg.pickle(torch.memory_format, _by_name)
+        try:
+            yield
+        finally:
+            del copyreg.dispatch_table[torch.memory_format]
+            if formats is not None:
+                copyreg.dispatch_table[torch.memory_format] = formats
+
+
+def _by_name(memory_format: torch.memory_format) -> tuple[Any, tuple[str]]:
+    return memory_format_named, (str(memory_format).removeprefix("torch."),)
+
+
+def memory_format_named(name: str) -> Any:
+    """Return a memory format of torch."""
+    return getattr(torch, name)
 
 
 def compiled(kind: type[nn.Module]) -> Forward:
