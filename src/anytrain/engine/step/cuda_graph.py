@@ -93,7 +93,9 @@ class CudaGraphs:
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
         if clear is not None:
             clear()
-        torch.cuda.empty_cache()
+        free, total = torch.cuda.mem_get_info(self._device)
+        if free < total / 2:  # to give it back takes time, and nobody else may want it
+            torch.cuda.empty_cache()
 
     def _abandon(self, graph: Any, seed: int, offset: int) -> None:
         """End a recording that failed.
