@@ -31,4 +31,5 @@ def test_only_samples_of_one_length_are_even():
 
 def test_it_draws_what_its_collator_draws():
     assert draws_nothing([1], WithoutFullMask(torch.utils.data.default_collate))
-    assert not draws_nothing([1], WithoutFullMask(collate))
+    assert draws_nothing([1], WithoutFullMask(collate))
+    assert not draws_nothing([1], WithoutFullMask(lambda rows: torch.rand(1)))

@@ -24,6 +24,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from anytrain.engine.data import plain_code
 from anytrain.engine.data.collate import collate as stacked
 from anytrain.engine.data.columns import DropColumns
 from anytrain.engine.data.masks import WithoutFullMask
@@ -194,7 +195,11 @@ def _is_plain(dataset: Any) -> bool:
         return all(_is_plain(column) for column in dataset.columns.values())
     if type(dataset).__module__ == "datasets.arrow_dataset":  # its transform may draw
         return bool(dataset.format["type"] != "custom")
-    return type(dataset) in _CONTAINERS or getattr(dataset, "draws_nothing", False) is True
+    if type(dataset) in _CONTAINERS or getattr(dataset, "draws_nothing", False) is True:
+        return True
+    ways = [getattr(dataset, name, None) for name in ("__getitem__", "__getitems__")]
+    found = [way for way in ways if way is not None]
+    return bool(found) and all(plain_code.draws_nothing(way, dataset) for way in found)
 
 
 def _collates_plainly(collate: Any) -> bool:
@@ -208,7 +213,8 @@ def _collates_plainly(collate: Any) -> bool:
         return True
     kind: Any = collate if isinstance(collate, FunctionType) else type(collate)
     is_known = (kind.__module__, kind.__qualname__) in _COLLATORS
-    return is_known or getattr(collate, "draws_nothing", False) is True
+    said = getattr(collate, "draws_nothing", False) is True
+    return is_known or said or plain_code.draws_nothing(collate)
 
 
 def mix(key: int, value: int) -> int:

@@ -1,0 +1,126 @@
+"""Tell from its bytecode that a user's function draws no random number.
+
+Only what is surely so counts: names and methods that are known, plain data, and functions that
+are read in the same way. Anything else may draw, and is seeded sample by sample.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import math
+import operator
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+_DEPTH = 3
+_MODULES = (torch, np, math, operator, torch.nn.functional)
+_DATA = (torch.Tensor, np.ndarray, list, tuple, dict, str, bytes, int, float, bool, range)
+_BUILTIN_NAMES = """
+len range zip max min int float str list dict tuple set enumerate sum sorted isinstance bool abs
+round map filter all any slice reversed
+"""
+_METHOD_NAMES = """
+keys values items get append extend pop copy update index count join split strip lower to float long
+int half double bool cpu numpy tolist item view reshape size shape dim ndim unsqueeze squeeze
+transpose permute contiguous flatten expand clone detach type astype dtype device T sum mean max min
+any all pad setdefault clamp abs masked_fill fill_ copy_ narrow chunk new_zeros new_ones new_full
+new_tensor
+"""
+_DRAWING_WORDS = """
+rand shuffle choice sample normal uniform bernoulli dropout multinomial permutation seed generator
+poisson exponential cauchy
+"""
+_BUILTINS = frozenset(getattr(builtins, name) for name in _BUILTIN_NAMES.split())
+_METHODS = frozenset(_METHOD_NAMES.split())
+_DRAWING = tuple(_DRAWING_WORDS.split())
+
+
+def draws_nothing(function: Any, owner: Any = None, depth: int = _DEPTH) -> bool:
+    """Whether a function, or a method of `owner`, surely draws no random number."""
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, types.FunctionType) or depth == 0:
+        return False
+    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    return all(
+        _is_safe(step, before, function, cells, owner, depth)
+        for code in _codes(function.__code__)
+        for before, step in _pairs(code)
+    )
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _codes(constant)
+
+
+def _pairs(code: types.CodeType) -> Iterator[tuple[dis.Instruction | None, dis.Instruction]]:
+    before = None
+    for step in dis.get_instructions(code):
+        yield before, step
+        before = step
+
+
+def _is_safe(
+    step: dis.Instruction,
+    before: dis.Instruction | None,
+    function: types.FunctionType,
+    cells: dict[str, types.CellType],
+    owner: Any,
+    depth: int,
+) -> bool:
+    name = str(step.argval)
+    if step.opname.startswith("IMPORT") or step.opname == "LOAD_BUILD_CLASS":
+        return False
+    if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+        value = function.__globals__.get(name, getattr(builtins, name, None))
+        return _is_known(value, depth)
+    if step.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in cells:
+        try:
+            return _is_known(cells[name].cell_contents, depth)
+        except ValueError:  # not filled yet
+            return False
+    if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        return _is_safe_attribute(name, before, function, owner, depth)
+    return True
+
+
+def _is_safe_attribute(
+    name: str,
+    before: dis.Instruction | None,
+    function: types.FunctionType,
+    owner: Any,
+    depth: int,
+) -> bool:
+    if any(word in name for word in _DRAWING):
+        return False
+    first = function.__code__.co_varnames[:1]
+    is_own = before is not None and before.opname.startswith("LOAD_FAST") and owner is not None
+    if is_own and before is not None and (before.argval,) == first:
+        found = getattr(type(owner), name, None)
+        if isinstance(found, types.FunctionType):
+            return draws_nothing(found, owner, depth - 1)
+        return not isinstance(found, property) and _is_data(getattr(owner, name, None))
+    if before is not None and before.opname == "LOAD_GLOBAL":
+        value = function.__globals__.get(str(before.argval))
+        if any(value is module for module in _MODULES):
+            return not isinstance(getattr(value, name, None), types.ModuleType)
+    return name in _METHODS
+
+
+def _is_known(value: Any, depth: int) -> bool:
+    if any(value is module for module in _MODULES) or _is_data(value):
+        return True
+    if isinstance(value, types.FunctionType):
+        return draws_nothing(value, None, depth - 1)
+    return isinstance(value, (type, types.BuiltinFunctionType)) and value in _BUILTINS
+
+
+def _is_data(value: Any) -> bool:
+    return value is None or isinstance(value, torch.dtype) or type(value) in _DATA
