@@ -118,8 +118,14 @@ def _is_known(value: Any, depth: int) -> bool:
     if any(value is module for module in _MODULES) or _is_data(value):
         return True
     if isinstance(value, types.FunctionType):
-        return draws_nothing(value, None, depth - 1)
+        return _is_torchs(value) or draws_nothing(value, None, depth - 1)
     return isinstance(value, (type, types.BuiltinFunctionType)) and value in _BUILTINS
+
+
+def _is_torchs(function: types.FunctionType) -> bool:
+    """Whether it is a function of torch's or numpy's whose name does not speak of drawing."""
+    ours = function.__module__.split(".")[0] in ("torch", "numpy")
+    return ours and not any(word in function.__name__ for word in _DRAWING)
 
 
 def _is_data(value: Any) -> bool:
