@@ -20,6 +20,7 @@ from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.step import purity
 from anytrain.engine.step.activations import Activations, Fit
+from anytrain.engine.step.blocks import is_compiled
 from anytrain.engine.step.clip import bound
 from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.eager import EagerStep, RecordedStep
@@ -134,7 +135,7 @@ def _shortcuts(run: Run, model: nn.Module, max_norm: float) -> Shortcuts | None:
     plain = isinstance(optimizer.guard, DeviceGuard) and fused.fits(optimizer.optimizer)
     if exact or not plain:
         return None
-    rounds = session.precision.name == "bf16"
+    rounds = session.precision.name == "bf16" and not any(map(is_compiled, model.modules()))
     return Shortcuts(model, optimizer.optimizer, max_norm, rounds=rounds, device=session.device)
 
 

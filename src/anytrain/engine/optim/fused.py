@@ -23,9 +23,16 @@ def fits(optimizer: torch.optim.Optimizer) -> bool:
         return False
     return all(
         not (group["amsgrad"] or group["maximize"] or group.get("differentiable"))
+        and not any(isinstance(beta, torch.Tensor) for beta in group["betas"])
+        and _is_readable(group["lr"])
         and all(_is_plain(parameter) for parameter in group["params"])
         for group in optimizer.param_groups
     )
+
+
+def _is_readable(rate: Any) -> bool:
+    """Whether the kernels can read a rate: a number, or one of the device's own float32 values."""
+    return not isinstance(rate, torch.Tensor) or (rate.is_cuda and rate.dtype == torch.float32)
 
 
 def _is_plain(parameter: torch.Tensor) -> bool:
@@ -64,6 +71,12 @@ class FusedAdam:
         self._groups = self._groups.to(device)
         self._rates = torch.tensor([_address(group["lr"]) for group in groups]).to(device)
         self._gradients: list[torch.Tensor | None] = []
+
+    def knows_all(self) -> bool:
+        """Whether each parameter that has a gradient has a state, too: some get one later."""
+        known = {id(parameter) for parameter, _ in self.parameters}
+        held = (p for group in self._optimizer.param_groups for p in group["params"])
+        return all(p.grad is None or id(p) in known for p in held)
 
     def measure(self, gradients: list[torch.Tensor | None], bound: float) -> torch.Tensor:
         """Return the gradients' norm; the update keeps it within the bound, if that is not 0."""

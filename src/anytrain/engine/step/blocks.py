@@ -81,6 +81,12 @@ class BlockCall:
         return any("forward" in part for part in self._parts)
 
 
+def is_compiled(module: nn.Module) -> bool:
+    """Whether a user has compiled the module: to change a layer would compile it again."""
+    call = getattr(module, "_compiled_call_impl", None)
+    return hasattr(module, "_orig_mod") or (call is not None and not isinstance(call, BlockCall))
+
+
 def is_plain(tree: Any) -> bool:
     """Whether a call with these arguments may be made twice: a cache among them would grow."""
     return all(isinstance(leaf, _PLAIN) for leaf in leaves(tree))

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anytrain.engine.optim.fused import FusedAdam
 from anytrain.engine.step.layers import HALF, Group, is_norm, normalize
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
 
@@ -74,6 +75,14 @@ class Halves:
         if parameter.grad is not None:  # the layer ran in both precisions
             return parameter.grad.add_(found)
         return found
+
+    def knows(self, adam: FusedAdam) -> bool:
+        """Whether all gradients that lie here belong to parameters that the update knows."""
+        known = {id(parameter) for parameter, _ in adam.parameters}
+        return all(
+            leaf.grad is None or id(parameter) in known
+            for parameter, (leaf, _) in self._where.items()
+        )
 
     def clear(self) -> None:
         """Let go of the gradients."""

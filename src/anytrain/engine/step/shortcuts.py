@@ -20,7 +20,7 @@ from anytrain.machine.backends.cuda_kernels import Kernels
 
 
 class NoShortcut(Exception):
-    """A gradient lies where the kernels cannot read it."""
+    """A gradient is not where the kernels can read it."""
 
 
 class Shortcuts:
@@ -91,6 +91,8 @@ class Shortcuts:
         find: Callable[[torch.Tensor], torch.Tensor | None] = (
             (lambda parameter: parameter.grad) if self._halves is None else self._halves.gradient
         )
+        if not self._adam.knows_all() or (self._halves and not self._halves.knows(self._adam)):
+            raise NoShortcut("a parameter has got its first gradient only now")
         found = []
         for parameter, _ in self._adam.parameters:
             gradient = find(parameter)

@@ -50,6 +50,8 @@ class Kernels:
         both = [f"norm_{way}_{parts}" for parts in self._norms for way in ("forward", "backward")]
         names = [_PREFIX + name for name in (*_NAMES, *both)]
         try:
+            if torch.version.cuda is None:
+                raise RuntimeError("written for NVIDIA's GPUs: warps of 32 threads")
             from torch.cuda import _utils
 
             torch.cuda.set_device(self._device)
