@@ -149,7 +149,8 @@ def test_shortcuts_change_results_by_rounding_alone(
     make, given = CASES[case]
     eager = train(tmp_path, "eager", make, **given, **precision)
     recorded = train(tmp_path, "auto", make, **given, **precision)
-    assert recorded._step.shortcuts is not None
+    assert plan_of(recorded).value == "cuda_graph"
+    assert "torch's own kernels alone" not in plan_of(recorded).because
     for one, other in zip(eager.state.log_history, recorded.state.log_history, strict=True):
         if "loss" in one:
             assert other["loss"] == pytest.approx(one["loss"], rel=5e-3 if precision else 1e-4)
@@ -185,6 +186,75 @@ def test_a_line_that_reads_a_value_is_named_and_the_run_goes_on(tmp_path: Path) 
     assert "test_recorded_on_cuda.py line" in plan_of(tried).because
     for name, weight in eager.model.state_dict().items():
         assert torch.equal(weight, tried.model.state_dict()[name]), name
+
+
+class Inplace(nn.Module):
+    """A plain model that writes over a layer norm's result before a layer reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm = nn.Linear(4, 256), nn.LayerNorm(256)
+        self.act, self.last = nn.ReLU(inplace=True), nn.Linear(256, 1)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        out = self.last(self.act(self.norm(self.first(x).float()))).squeeze(-1)
+        return {"loss": nn.functional.mse_loss(out.float(), labels)}
+
+
+def seeded_inplace() -> nn.Module:
+    torch.manual_seed(0)
+    return Inplace()
+
+
+def test_what_is_written_over_is_not_read_from_a_copy(tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(False)
+    given = {"train_dataset": twins.points(64), "bf16": True, "learning_rate": 1e-3}
+    eager = train(tmp_path, "eager", seeded_inplace, **given)
+    recorded = train(tmp_path, "auto", seeded_inplace, **given)
+    assert plan_of(recorded).value == "cuda_graph", plan_of(recorded).because
+    for one, other in zip(eager.state.log_history, recorded.state.log_history, strict=True):
+        if "loss" in one:
+            assert other["loss"] == pytest.approx(one["loss"], rel=2e-2)
+
+
+class Late(nn.Module):
+    """A plain model whose second head gets its first gradient when the batches get smaller."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1), nn.Linear(8, 1)
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        head = self.first if len(x) == 8 else self.second
+        return {"loss": nn.functional.mse_loss(head(self.body(x)).squeeze(-1), labels)}
+
+
+def seeded_late() -> nn.Module:
+    torch.manual_seed(0)
+    return Late()
+
+
+@pytest.mark.parametrize("exact", [True, False], ids=["deterministic", "shortcuts"])
+def test_a_parameter_that_comes_late_is_trained_too(tmp_path: Path, exact: bool) -> None:
+    torch.use_deterministic_algorithms(exact)
+    given = {"train_dataset": twins.points(60), "max_steps": 32, "learning_rate": 1e-2}
+    eager = train(tmp_path, "eager", seeded_late, **given)
+    recorded = train(tmp_path, "auto", seeded_late, **given)
+    assert not torch.equal(recorded.model.second.weight.cpu(), seeded_late().second.weight)
+    for name, weight in eager.model.state_dict().items():
+        torch.testing.assert_close(weight, recorded.model.state_dict()[name], rtol=1e-3, atol=1e-4)
+
+
+def test_memory_is_given_back_after_training(tmp_path: Path) -> None:
+    before = torch.cuda.memory_allocated()
+    trainer = train(tmp_path, "auto", bert)
+    trainer.model.cpu()
+    trainer.optimizer = None
+    trainer._run = None
+    left = torch.cuda.memory_allocated() - before
+    assert left < 64 * 2**20
+    again = train(tmp_path, "auto", bert)
+    assert plan_of(again).value == "cuda_graph"
 
 
 class Looks(TrainerCallback):

@@ -1,13 +1,14 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from anytrain.engine.step.purity import impurity, model_impurity, place
+from anytrain.engine.step.purity import impurity, model_impurity, place, settings
 
 seen: list[Any] = []
 logger = logging.getLogger(__name__)
@@ -35,9 +36,50 @@ def logs(outputs: Any, labels: Any) -> Any:
     return outputs.mean()
 
 
+def helps(outputs: Any, labels: Any) -> Any:
+    return collects(outputs, labels)
+
+
+def counter() -> Any:
+    count = 0
+
+    def loss(outputs: Any, labels: Any) -> Any:
+        nonlocal count
+        count += 1
+        return outputs.mean()
+
+    return loss
+
+
+class Callable:
+    def __call__(self, outputs: Any, labels: Any) -> Any:
+        self.seen = outputs
+        return outputs.mean()
+
+
 class Counting:
     def __init__(self) -> None:
         self.calls = 0
+        self.kept: dict[str, Any] = {}
+        self.teacher = nn.Linear(2, 2)
+        self.weight = 0.5
+
+    def files(self, outputs: Any) -> Any:
+        self.kept["last"] = outputs
+        return outputs.mean()
+
+    def lists(self, outputs: Any) -> Any:
+        self.kept["all"].append(outputs)
+        return outputs.mean()
+
+    def by_epoch(self, outputs: Any) -> Any:
+        return outputs.mean() * (1.0 if self.state.epoch < 1 else 0.5)
+
+    def distils(self, outputs: Any) -> Any:
+        return self.part(outputs) * 2
+
+    def part(self, outputs: Any) -> Any:
+        return self.weight * self.teacher(outputs).mean()
 
     def loss(self, outputs: Any) -> Any:
         self.calls += 1
@@ -68,6 +110,13 @@ def test_a_function_that_only_computes_is_clean():
         (Counting().loss, "self.calls += 1"),
         (Counting().scheduled, "global_step"),
         (Counting().outer, "self.calls += 1"),
+        (Counting().files, "writes into"),
+        (Counting().lists, "adds to"),
+        (Counting().by_epoch, "'epoch'"),
+        (helps, "seen.append"),
+        (counter(), "'count'"),
+        (Callable(), "'seen'"),
+        (partial(collects, labels=None), "seen.append"),
     ],
 )
 def test_a_line_that_does_more_than_compute_is_named(function, word):
@@ -75,6 +124,19 @@ def test_a_line_that_does_more_than_compute_is_named(function, word):
     assert told is not None
     assert word in told
     assert "test_purity.py line" in told
+
+
+def test_what_a_loss_looks_up_is_read_anew_each_time():
+    counting = Counting()
+    assert impurity(counting.distils) is None
+    read = settings(counting.distils)
+    first = read()
+    assert read() == first
+    counting.weight = 0.25
+    second = read()
+    assert second != first
+    counting.teacher = nn.Linear(2, 2)
+    assert read() != second
 
 
 class Clean(nn.Module):
@@ -107,6 +169,12 @@ def test_a_users_hook_is_found_and_a_librarys_is_not():
     assert "the hook" in str(model_impurity(model))
     handle.remove()
     assert model_impurity(model) is None
+
+
+def test_a_hook_on_a_parameter_is_found():
+    model = Clean()
+    model.layers[0].weight.register_hook(lambda grad: None)
+    assert "layers.0.weight" in str(model_impurity(model))
 
 
 def test_a_place_names_file_and_line():

@@ -45,6 +45,11 @@ class Again:
     def release(self) -> None:
         pass
 
+    renew = release
+
+    def is_current(self) -> bool:
+        return True
+
 
 class Bench:
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -71,6 +76,9 @@ class Bench:
         pass
 
     settle = prepare
+
+    def how(self) -> str:
+        return ""
 
     def undo(self, because: str) -> bool:
         self.undone += 1

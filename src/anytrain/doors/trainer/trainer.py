@@ -179,6 +179,7 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         self.is_in_train = True
         self._new_run()
         self._begin_saving()
+        vars(self).pop("_step", None)
         try:
             with preparing.model_for_training(self, trial):
                 loader = self.get_train_dataloader()
@@ -192,6 +193,8 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
                     return self._fit()
         finally:
             self.is_in_train = False
+            if "_step" in vars(self):
+                self._step.end()
             if self._regions is not None:
                 self._regions.close()
                 self._regions = None

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from anytrain.core.errors import Notice
 from anytrain.core.events import EventKind
 from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run, unscale
+from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.feed import Feed
 from anytrain.engine.metrics import own_rows
 from anytrain.engine.optim import fused
@@ -84,6 +88,8 @@ def build_step(
     if not options.splits and (fit is None or session.world.size == 1):
         return _whole_step(run, {**parts, "fit": fit}, options)
     world, backend = session.world, session.backend
+    if session.device.type == "cuda":
+        _tell_step(session, "eager", "a step that may be cut in parts is not recorded")
     return SplittingUpdate(
         **parts,
         is_out_of_memory=backend.is_out_of_memory,
@@ -187,15 +193,27 @@ def _recordings(
     obstacle = obstacle or next(filter(None, found), None) or purity.model_impurity(inner)
     obstacle = obstacle or _obstacle(run)
     if obstacle is not None:
-        session.revise("step", "eager", obstacle)
+        _tell_step(session, "eager", obstacle)
         return None
     return Recordings(
         CudaGraphs(session.device),
         model,
         tuple(optimizer.optimizer for optimizer in run.optimizers),
-        lambda value, because: session.revise("step", value, because, session.cursor.updates),
+        partial(_tell_step, session),
         session.ledger.span("record"),
     )
+
+
+def _tell_step(session: Session, value: str, because: str) -> None:
+    """Put into the plan how steps run from here on; say it aloud where somebody asked otherwise."""
+    session.revise("step", value, because, session.cursor.updates)
+    if value == "eager" and session.planned.step.value == "cuda_graph":
+        warnings.warn(
+            f"Steps are not recorded, though {session.planned.step.because} asks for it: "
+            f"{because}.",
+            Notice,
+            stacklevel=2,
+        )
 
 
 def _obstacle(run: Run) -> str | None:
@@ -204,8 +222,11 @@ def _obstacle(run: Run) -> str | None:
     if session.world.size > 1:
         return "several processes: they share gradients while they are computed"
     for optimizer in run.optimizers:
+        kind = type(optimizer.optimizer).__name__
+        inner: Any = optimizer.optimizer
+        if inner._optimizer_step_pre_hooks or inner._optimizer_step_post_hooks:
+            return f"a hook on {kind}'s step is called at every step"
         if not optimizer.guard.decides_on_device:
-            kind = type(optimizer.optimizer).__name__
             return f"{kind} is not fused, so the host decides whether an update is skipped"
     for scheduler in run.schedulers:
         if not follows_metric(scheduler) and not scheduler.follows_device:

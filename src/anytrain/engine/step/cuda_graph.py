@@ -10,7 +10,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch.utils import checkpoint
@@ -27,10 +27,14 @@ class Draws:
 class CudaGraphs:
     """Recordings on one GPU, all in one pool of memory."""
 
+    num_abandoned: ClassVar[int] = 0
+    """How often a recording failed in this process: each gave the generator another state."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
+        self._born = CudaGraphs.num_abandoned
         self._generator: torch.Generator = torch.cuda.default_generators[device.index or 0]
 
     @contextmanager
@@ -88,6 +92,15 @@ class CudaGraphs:
 
         return replay, results
 
+    def is_current(self) -> bool:
+        """Whether the generator still has the state that this one's recordings draw from."""
+        return self._born == CudaGraphs.num_abandoned
+
+    def renew(self) -> None:
+        """Take another pool: one whose graphs are all gone cannot be used again."""
+        self._pool = torch.cuda.graph_pool_handle()
+        self._born = CudaGraphs.num_abandoned
+
     def release(self) -> None:
         """Give back the memory that running the work op by op has left in the cache."""
         clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
@@ -95,7 +108,8 @@ class CudaGraphs:
             clear()
         free, total = torch.cuda.mem_get_info(self._device)
         if free < total / 2:  # to give it back takes time, and nobody else may want it
-            torch.cuda.empty_cache()
+            with suppress(RuntimeError):  # a recording that failed elsewhere may forbid it
+                torch.cuda.empty_cache()
 
     def _abandon(self, graph: Any, seed: int, offset: int) -> None:
         """End a recording that failed.
@@ -104,6 +118,11 @@ class CudaGraphs:
         """
         with suppress(RuntimeError):
             graph.capture_end()
+        # The allocator may still wait for the end; where it does not, there is nothing to end.
+        with suppress(AttributeError, RuntimeError, TypeError):
+            torch._C._cuda_endAllocateToPool(self._device.index or 0, self._pool)
+        CudaGraphs.num_abandoned += 1
+        self.renew()
         fresh = torch.Generator(self._device)
         fresh.manual_seed(seed)
         fresh.set_offset(offset)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -18,6 +18,18 @@ from torch import nn
 from anytrain.engine.optim.fused import FusedAdam
 from anytrain.engine.step.layers import HALF, Group, is_norm, normalize
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
+
+
+class _Pair(NamedTuple):
+    """A tensor, and the same rounded."""
+
+    whole: torch.Tensor
+    version: int
+    rounded: torch.Tensor
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether it is this tensor's, and nothing was written to it since."""
+        return self.whole is tensor and self.version == tensor._version
 
 
 class Halves:
@@ -37,8 +49,8 @@ class Halves:
         self._rows = rows.to(device)
         self._scratch = scratch_for(max(sum(group.widths) for group in groups), device)
         self._norms: list[Any] = [m for m in model.modules() if is_norm(m, kernels)]
-        self._last: tuple[torch.Tensor, torch.Tensor] | None = None
-        self._normed: tuple[torch.Tensor, torch.Tensor] | None = None
+        self._last: _Pair | None = None
+        self._normed: _Pair | None = None
 
     def _places(self) -> list[tuple[int, bool]]:
         return [(parameter.data_ptr(), parameter.requires_grad) for parameter in self._where]
@@ -110,8 +122,9 @@ class Halves:
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             fits = inputs.dtype == torch.float32 and inputs.is_contiguous()
             if fits and torch.is_autocast_enabled("cuda"):
-                self._normed = normalize(inputs, norm.weight, norm.bias, norm.eps, self._kernels)
-                return self._normed[0]
+                whole, rounded = normalize(inputs, norm.weight, norm.bias, norm.eps, self._kernels)
+                self._normed = _Pair(whole, whole._version, rounded)
+                return whole
             result: torch.Tensor = plain(norm, inputs)
             return result
 
@@ -121,8 +134,8 @@ class Halves:
         """Return the input in bfloat16; layers that read the same one share it."""
         if inputs.dtype == HALF:
             return inputs
-        if self._normed is not None and self._normed[0] is inputs:
-            return self._normed[1]
-        if self._last is None or self._last[0] is not inputs:
-            self._last = inputs, inputs.to(HALF)
-        return self._last[1]
+        if self._normed is not None and self._normed.is_of(inputs):
+            return self._normed.rounded
+        if self._last is None or not self._last.is_of(inputs):
+            self._last = _Pair(inputs, inputs._version, inputs.to(HALF))
+        return self._last.rounded

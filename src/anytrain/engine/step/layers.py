@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from anytrain.machine.backends.cuda_kernels import (
@@ -39,7 +40,7 @@ class Group:
         shape = first.weight.shape if self.is_turned else (sum(self.widths), first.weight.shape[1])
         self.weight = _leaf(shape, first.weight)
         self.bias = None if first.bias is None else _leaf((sum(self.widths),), first.bias)
-        self._last: tuple[torch.Tensor, tuple[torch.Tensor, ...]] | None = None
+        self._last: tuple[torch.Tensor, int, tuple[torch.Tensor, ...]] | None = None
 
     def parts(self) -> Iterator[tuple[nn.Parameter, torch.Tensor, slice]]:
         """Yield each layer's parameters, with the leaf that holds them and where in it."""
@@ -55,11 +56,13 @@ class Group:
         self, number: int, inputs: torch.Tensor, kernels: Kernels, scratch: Scratch
     ) -> torch.Tensor:
         """Return what one of the layers makes of an input; the others' results are kept."""
-        if self._last is None or self._last[0] is not inputs:
+        last = self._last
+        if last is None or last[0] is not inputs or last[1] != inputs._version:
             whole = _linear(inputs, self.weight, self.bias, (kernels, scratch, self.is_turned))
             single = len(self.widths) == 1
-            self._last = inputs, (whole,) if single else whole.split(self.widths, dim=-1)
-        return self._last[1][number]
+            results = (whole,) if single else whole.split(self.widths, dim=-1)
+            last = self._last = inputs, inputs._version, results
+        return last[2][number]
 
     def forget(self) -> None:
         """Let go of the last input and results."""
@@ -199,6 +202,7 @@ class _Linear(torch.autograd.Function):
         return functional.linear(inputs, weight.t() if how[2] else weight, bias)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *given: Any) -> Any:
         inputs, weight = ctx.saved_tensors
         kernels, scratch, turned = ctx.how
@@ -234,6 +238,7 @@ class _LayerNorm(torch.autograd.Function):
         return result, rounded
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, *given: Any) -> Any:
         whole, rounded = (None if g is None else g.contiguous() for g in given)
         gradients = norm_backward(ctx.kernels, ctx.saved_tensors, whole, rounded)

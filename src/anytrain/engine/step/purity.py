@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 _LIBRARIES = ("torch", "transformers", "peft", "anytrain", "timm", "diffusers", "torchvision")
@@ -22,28 +23,38 @@ _KEEPS = frozenset(
     {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popleft", "appendleft"}
 )
 _TELLS = frozenset({"log", "log_metrics", "info", "warning", "debug", "write", "add_scalar"})
-_MOVES = frozenset({"global_step", "current_step", "num_updates"})
+_MOVES = frozenset({"global_step", "current_step", "num_updates", "epoch", "current_epoch"})
 _STORES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_GLOBAL"})
+_OUTSIDE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "LOAD_GLOBAL")
 _DEPTH = 3
 _PLAIN = (bool, int, float, str)
 
 
 def impurity(function: Callable[..., Any]) -> str | None:
     """Name the first line that does more than compute; None where there is none to be seen."""
+    plain, owner = _written(function)
+    if plain is None:
+        return None
+    return _first(plain, None if owner is None else type(owner), _DEPTH)
+
+
+def _written(function: Any) -> tuple[types.FunctionType | None, Any]:
+    """Return a user's function as it was written, and the object it is a method of."""
+    while isinstance(function, partial):
+        function = function.func
+    if not isinstance(function, (types.FunctionType, types.MethodType)):
+        function = getattr(function, "__call__", function)  # noqa: B004  an object that is called
     plain = inspect.unwrap(getattr(function, "__func__", function))
     if not isinstance(plain, types.FunctionType) or _is_library(plain.__module__):
-        return None
-    owner = type(function.__self__) if inspect.ismethod(function) else None
-    return _first(plain, owner, _DEPTH)
+        return None, None
+    return plain, getattr(function, "__self__", None)
 
 
 def model_impurity(model: nn.Module) -> str | None:
     """Name the first line of a model's own classes, or the hook, that does more than compute."""
-    for module in model.modules():
-        for hook in _hooks(module):
-            if not _is_library(getattr(hook, "__module__", None) or type(hook).__module__):
-                name = getattr(hook, "__qualname__", type(hook).__qualname__)
-                return f"the hook {name} on {type(module).__name__} is called at every step"
+    hooked = _hooked(model)
+    if hooked is not None:
+        return hooked
     for kind in dict.fromkeys(type(module) for module in model.modules()):
         forward: Any = kind.forward
         if isinstance(forward, types.FunctionType) and not _is_library(kind.__module__):
@@ -53,29 +64,65 @@ def model_impurity(model: nn.Module) -> str | None:
     return None
 
 
+def _hooked(model: nn.Module) -> str | None:
+    """Name a hook of the user's on a module or a parameter."""
+    for module in model.modules():
+        for hook in _hooks(module):
+            if not _is_library(getattr(hook, "__module__", None) or type(hook).__module__):
+                name = getattr(hook, "__qualname__", type(hook).__qualname__)
+                return f"the hook {name} on {type(module).__name__} is called at every step"
+    for name, parameter in model.named_parameters():
+        if parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            return f"a hook on the parameter {name} is called at every step"
+    return None
+
+
 def _hooks(module: nn.Module) -> Iterator[Any]:
     for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
         yield from hooks.values()
 
 
 def settings(*functions: Callable[..., Any] | None) -> Callable[[], tuple[Any, ...]]:
-    """Return what reads the plain values that the functions look up outside themselves.
+    """Return what reads the values, tensors and models that the functions look up elsewhere.
 
-    A recording holds them as they were: with other values another recording is needed.
+    A recording holds them as they were: with others another recording is needed.
     """
     found: list[Callable[[], Any]] = []
     for function in functions:
-        plain = inspect.unwrap(getattr(function, "__func__", function))  # type: ignore[arg-type]
-        if isinstance(plain, types.FunctionType) and not _is_library(plain.__module__):
-            owner = getattr(function, "__self__", None)
-            found += [partial(_attribute, owner, name) for name in _own_calls(plain) if owner]
-            found += [partial(plain.__globals__.get, name) for name in plain.__code__.co_names]
-            found += [partial(_cell, cell) for cell in plain.__closure__ or ()]
+        plain, owner = _written(function)
+        if plain is not None:
+            found += _lookups(plain, owner, _DEPTH)
 
     def read() -> tuple[Any, ...]:
-        return tuple(v for get in found if isinstance(v := get(), _PLAIN))
+        return tuple(token for get in found if (token := _token(get())) is not None)
 
     return read
+
+
+def _lookups(function: types.FunctionType, owner: Any, depth: int) -> list[Callable[[], Any]]:
+    """Return what reads each name that a function, or one that it calls, looks up."""
+    found: list[Callable[[], Any]] = [
+        partial(function.__globals__.get, name) for name in function.__code__.co_names
+    ]
+    found += [partial(_cell, cell) for cell in function.__closure__ or ()]
+    if owner is not None:
+        found += [partial(_attribute, owner, name) for name in _own_calls(function)]
+    if depth > 0:
+        for called in _called(function, None if owner is None else type(owner)):
+            found += _lookups(called, owner, depth - 1)
+    return found
+
+
+def _token(value: Any) -> Any:
+    """Return what tells a value from another: itself, or where a tensor or a model's lies."""
+    if isinstance(value, _PLAIN):
+        return value
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr(), value._version if value.ndim == 0 else 0
+    if isinstance(value, nn.Module):
+        first = next(value.parameters(), None)
+        return id(value), None if first is None else first.data_ptr(), value.training
+    return None
 
 
 def _attribute(owner: Any, name: str) -> Any:
@@ -105,14 +152,23 @@ def _first(function: types.FunctionType, owner: type | None, depth: int) -> str 
     for line, what in _findings(function):
         text = linecache.getline(function.__code__.co_filename, line).strip()
         return f"{Path(function.__code__.co_filename).name} line {line} {what} (`{text}`)"
-    if owner is not None and depth > 0:
-        for name in _own_calls(function):
-            called = inspect.getattr_static(owner, name, None)
-            if isinstance(called, types.FunctionType) and not _is_library(called.__module__):
-                found = _first(called, owner, depth - 1)
-                if found is not None:
-                    return found
+    if depth > 0:
+        for called in _called(function, owner):
+            found = _first(called, owner, depth - 1)
+            if found is not None:
+                return found
     return None
+
+
+def _called(function: types.FunctionType, owner: type | None) -> Iterator[types.FunctionType]:
+    """Yield the user's functions, and methods of the same object, that a function names."""
+    names = _own_calls(function) if owner is not None else []
+    own = [inspect.getattr_static(owner, name, None) for name in names]
+    named = [function.__globals__.get(name) for name in function.__code__.co_names]
+    for called in (*own, *named):
+        is_users = isinstance(called, types.FunctionType) and not _is_library(called.__module__)
+        if is_users and called is not function:
+            yield called
 
 
 def _own_calls(function: types.FunctionType) -> list[str]:
@@ -134,43 +190,54 @@ def _findings(function: types.FunctionType) -> Iterator[tuple[int, str]]:
     """Yield each line that does more than compute, and what it does."""
     code = function.__code__
     given = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    line, before = code.co_firstlineno, None
+    line = code.co_firstlineno
+    earlier: list[dis.Instruction] = []
     for step in dis.get_instructions(code):
         line = _line(step) or line
-        what = _effect(step, before, given, function.__globals__)
+        what = _effect(step, earlier, given, function)
         if what is not None:
             yield line, what
-        before = step
+        earlier = [*earlier[-2:], step]
 
 
 def _effect(
     step: dis.Instruction,
-    before: dis.Instruction | None,
+    earlier: list[dis.Instruction],
     given: tuple[str, ...],
-    names: dict[str, Any],
+    function: types.FunctionType,
 ) -> str | None:
-    if step.opname in _STORES:
+    names, free = function.__globals__, function.__code__.co_freevars
+    before = earlier[-1] if earlier else None
+    if step.opname in _STORES or (step.opname == "STORE_DEREF" and step.argval in free):
         return f"keeps {step.argval!r} for later"
+    if step.opname == "STORE_SUBSCR" and len(earlier) > 1 and earlier[-2].opname in _OUTSIDE:
+        return "writes into something that outlives the step"
     if step.opname == "LOAD_GLOBAL" and step.argval == "print" and "print" not in names:
         return "prints"
     if step.opname not in ("LOAD_ATTR", "LOAD_METHOD") or before is None:
         return None
-    if step.argval in _MOVES:
-        return f"looks at {step.argval!r}, which changes from step to step"
-    if step.argval in _KEEPS and _outlives(before, given, names):
+    return _called_method(str(step.argval), before, given, names)
+
+
+def _called_method(
+    name: str, before: dis.Instruction, given: tuple[str, ...], names: dict[str, Any]
+) -> str | None:
+    if name in _MOVES:
+        return f"looks at {name!r}, which changes from step to step"
+    if name in _KEEPS and _outlives(before, names):
         return "adds to something that outlives the step"
-    if step.argval in _TELLS and _tells(before, given, names):
+    if name in _TELLS and _tells(before, given, names):
         return "tells somebody"
     return None
 
 
-def _outlives(before: dis.Instruction, given: tuple[str, ...], names: dict[str, Any]) -> bool:
+def _outlives(before: dis.Instruction, names: dict[str, Any]) -> bool:
     """Whether what a method is called on was there before the step: no local of the function."""
     if before.opname.startswith("LOAD_FAST"):
         return False  # an argument's or a local's: tensors have such methods too
     if before.opname == "LOAD_GLOBAL":
         return not isinstance(names.get(str(before.argval)), types.ModuleType)
-    return before.opname in ("LOAD_ATTR", "LOAD_DEREF", "LOAD_METHOD")
+    return before.opname in (*_OUTSIDE, "BINARY_SUBSCR", "BINARY_OP")
 
 
 def _tells(before: dis.Instruction, given: tuple[str, ...], names: dict[str, Any]) -> bool:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from operator import is_
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -45,6 +46,12 @@ class Recorder(Protocol):
     def release(self) -> None:
         """Give back memory that only running op by op needs."""
 
+    def is_current(self) -> bool:
+        """Whether recordings still draw from the generator that all others draw from."""
+
+    def renew(self) -> None:
+        """Begin with memory of its own: all recordings are gone."""
+
 
 class Work(Protocol):
     """A step, as a recording sees it."""
@@ -66,6 +73,9 @@ class Work(Protocol):
 
     def undo(self, because: str) -> bool:
         """Clear up what a recording that failed has left; say if it is worth another try."""
+
+    def how(self) -> str:
+        """Say what is worth knowing of how it was recorded; nothing where all is as usual."""
 
 
 @dataclass(slots=True)
@@ -105,8 +115,8 @@ class Recordings:
         self._draws: dict[Hashable, Draws] = {}
         """What each shape drew when it ran op by op."""
         self._failed: set[Hashable] = set()
-        self._look = _Facts(model, optimizers)
-        self._facts: tuple[Any, ...] = ()
+        self._facts: _Facts | None = None
+        self._num_forgotten = 0
         self._num_seen: Counter[Hashable] = Counter()
         self._num_restarts = 0
         self._current: tuple[Hashable, Hashable] = (None, None)
@@ -142,11 +152,13 @@ class Recordings:
         if self.stopped is not None or key in self._draws:
             yield
             return
-        before = _Remains(self._model, self._optimizers)
+        before, forgotten = _Remains(self._model, self._optimizers), self._num_forgotten
         with self._recorder.watching() as draws, work.observed():
             yield
         self._num_seen[kind] += 1
         if self._num_seen[kind] < _WARM_UP:  # the first step may make what later ones use
+            return
+        if self._num_forgotten != forgotten:  # the step was begun twice: its draws are mixed up
             return
         self._draws[key] = draws
         missed = before.missed()
@@ -157,6 +169,9 @@ class Recordings:
         """Record anew: something that recordings were made with has changed."""
         self._known.clear()
         self._draws.clear()
+        self._facts = None
+        self._num_forgotten += 1
+        self._recorder.renew()
 
     def stop(self, because: str) -> None:
         """Record nothing more, and replay nothing."""
@@ -165,17 +180,16 @@ class Recordings:
         self._tell("eager", because)
 
     def _check_facts(self) -> None:
-        now = self._look()
-        if now != self._facts:
-            if self._known:
-                self._num_restarts += 1
-                self.forget()
-            if self._num_restarts > _MOST_RESTARTS:
-                self.stop(
-                    "the model's tensors, modes or the optimizer's settings keep changing between "
-                    "steps"
-                )
-            self._facts = now
+        if not self._known or self._facts is None:
+            return
+        if self._recorder.is_current() and self._facts.hold():
+            return
+        self._num_restarts += 1
+        self.forget()
+        if self._num_restarts > _MOST_RESTARTS:
+            self.stop(
+                "the model's tensors, modes or the optimizer's settings keep changing between steps"
+            )
 
     def _may_record(self, key: Hashable, work: Work) -> bool:
         """Whether all is known that a recording of this shape needs."""
@@ -211,23 +225,35 @@ class Recordings:
                 )
                 work.settle()
             missed = before.missed()
-        except Exception as error:  # noqa: BLE001  whatever stopped it, the step runs op by op
+        except BaseException as error:
             missed = describe(error)
+            if not isinstance(error, Exception):  # Ctrl-C: what was begun must not stay behind
+                self._clear_up(work, before, missed)
+                raise
         finally:
             self.is_recording = False
         if missed is not None:
-            may_work = work.undo(missed)
-            before.restore()
-            self._known.clear()  # the generator they draw from is another one now
-            if may_work:
+            if self._clear_up(work, before, missed):
                 return self._make(key, work, skeleton, tensors)
             self._give_up(key, missed)
             return None
         if not self._known:
             self._recorder.release()
+            self._facts = _Facts(self._model, self._optimizers)
         self._known[key] = Recording(inputs, replay, outputs)
-        self._tell("cuda_graph", "a step is recorded once for each shape and replayed")
+        how = work.how()
+        self._tell(
+            "cuda_graph",
+            "a step is recorded once for each shape and replayed" + (f"; {how}" if how else ""),
+        )
         return self._known[key]
+
+    def _clear_up(self, work: Work, before: _Remains, because: str) -> bool:
+        """Undo what a recording that failed has done; say if it is worth another try."""
+        may_work = work.undo(because)
+        before.restore()
+        self._known.clear()  # the generator that they draw from is another one now
+        return may_work
 
     def _give_up(self, key: Hashable, because: str) -> None:
         """Try a shape once more after a step of its own; the second failure is the last."""
@@ -236,7 +262,7 @@ class Recordings:
         self._failed.add(key)
 
 
-def describe(error: Exception) -> str:
+def describe(error: BaseException) -> str:
     """Say in one line what kept a step from being recorded, and which line of whose code."""
     frames = traceback.extract_tb(error.__traceback__)
     users = [f for f in frames if not _is_library(f.filename)]
@@ -281,27 +307,45 @@ def _frozen(skeleton: Any) -> Hashable:
 
 
 class _Facts:
-    """All that a recording has taken for granted, cheap enough to look at every step."""
+    """All that a recording has taken for granted, cheap enough to look at every step.
+
+    Objects are kept and compared by identity, so that none can take another's place unseen.
+    """
 
     def __init__(self, model: nn.Module, optimizers: tuple[Any, ...]) -> None:
         self._parameters = list(model.parameters())
         self._tensors = [*self._parameters, *model.buffers()]
-        self._settings = [
-            (vars(module), [n for n, v in vars(module).items() if isinstance(v, _PLAIN)])
-            for module in model.modules()
-        ]
+        self._kept: list[dict[str, Any]] = []
+        self._all: list[dict[str, Any]] = []
+        """The modules' hooks and the like: most are empty, and only their number is compared."""
+        for module in model.modules():
+            own = vars(module)
+            inner = [value for value in own.values() if isinstance(value, dict)]
+            self._kept += [own, *filter(None, inner)]
+            self._all += inner
         self._optimizers = optimizers
+        self._objects = self._look()
+        self._numbers = self._count()
 
-    def __call__(self) -> tuple[Any, ...]:
-        """Return them as they are now."""
-        optimizers = self._optimizers
-        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    def hold(self) -> bool:
+        """Whether all is as it was."""
+        if self._count() != self._numbers:
+            return False
+        return all(
+            len(kept) == len(known) and all(map(is_, kept.values(), known))
+            for kept, known in zip(self._kept, self._objects, strict=True)
+        )
+
+    def _look(self) -> list[tuple[Any, ...]]:
+        return [tuple(kept.values()) for kept in self._kept]
+
+    def _count(self) -> tuple[Any, ...]:
+        groups = [group for o in self._optimizers for group in o.param_groups]
         return (
             [tensor.data_ptr() for tensor in self._tensors],
             [parameter.requires_grad for parameter in self._parameters],
             [None if (g := p.grad) is None else g.data_ptr() for p in self._parameters],
-            [[held.get(name) for name in names] for held, names in self._settings],
-            [id(optimizer.state) for optimizer in optimizers],
+            [(id(o.state), len(o.state)) for o in self._optimizers],
             [
                 value.data_ptr() if isinstance(value, torch.Tensor) else value
                 for group in groups
@@ -309,6 +353,7 @@ class _Facts:
                 if name != "params"
             ],
             [len(group["params"]) for group in groups],
+            sum(map(len, self._all)),
         )
 
 
@@ -320,6 +365,7 @@ class _Remains:
         self._generators = _generators()
         self._attributes = [(module, dict(vars(module))) for module in model.modules()]
         self._states = [set(optimizer.state) for optimizer in optimizers]
+        self._gradients = [(p, p.grad) for p in model.parameters()]
 
     def missed(self) -> str | None:
         """Name what was left on the host since; None where a replay would miss nothing."""
@@ -345,6 +391,8 @@ class _Remains:
         for module, old in self._attributes:
             vars(module).clear()
             vars(module).update(old)
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
         for optimizer, known in zip(self._optimizers, self._states, strict=True):
             for parameter in set(optimizer.state) - known:
                 del optimizer.state[parameter]

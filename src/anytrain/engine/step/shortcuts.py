@@ -56,6 +56,12 @@ class Shortcuts:
         return self._kernels.are_there()
 
     @property
+    def problem(self) -> str:
+        """Why the kernels are not there, in one line."""
+        told = (self._kernels.problem or "").strip()
+        return told.splitlines()[0] if told else "they could not be compiled"
+
+    @property
     def replaces_layers(self) -> bool:
         """Whether recordings of one micro-batch run the model's layers in another way."""
         return self._sightings is not None

@@ -118,6 +118,9 @@ class Update:
             self.latch.close(bad)
         return StepOutput(loss, norm, rate, bad)
 
+    def end(self) -> None:
+        """Let go of what was kept for the next step: there is none."""
+
     def update(self) -> None:
         """Update the weights."""
         self.optimizer.step()
@@ -282,6 +285,7 @@ class RecordedUpdate(Update):
     def prepare(self) -> None:
         """Make what must be there before a recording begins."""
         if self.shortcuts is not None and not self.shortcuts.are_there:
+            self.without_shortcuts = self.shortcuts.problem
             self.shortcuts = None
         if self.shortcuts is not None:
             self.shortcuts.prepare(is_whole=len(self._batch.micro) == 1)
@@ -293,13 +297,22 @@ class RecordedUpdate(Update):
 
     def undo(self, because: str) -> bool:
         """Clear up what a recording that failed has left behind; without shortcuts it may work."""
-        self.optimizer.zero_grad()
         self.optimizer.guard.forget()
         shortcuts, self.shortcuts = self.shortcuts, None
         if shortcuts is not None:
             shortcuts.clear()
             self.without_shortcuts = because
         return shortcuts is not None
+
+    def how(self) -> str:
+        """Say why torch's own kernels do it all, where that is not as planned."""
+        told = self.without_shortcuts
+        return f"by torch's own kernels alone: {told}" if told else ""
+
+    def end(self) -> None:
+        """Let go of the recordings and their memory."""
+        self.recordings.forget()
+        self.shortcuts = None
 
     def gradients(self, batch: Any) -> torch.Tensor:
         """Compute the gradients of all micro-batches; return the step's loss."""
