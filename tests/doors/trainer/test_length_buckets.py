@@ -164,6 +164,18 @@ def test_another_layout_goes_on_with_the_samples_that_are_left(tmp_path: Path) -
     assert sorted(seen.words + left.words) == sorted(row["input_ids"] for row in ROWS)
 
 
+def test_batches_of_another_size_go_on_with_the_samples_that_are_left(tmp_path: Path) -> None:
+    shared: dict[str, Any] = {"save_strategy": "steps", "save_steps": 3, "num_train_epochs": 1}
+    shared["length_buckets"] = "auto"
+    first, seen = watched(twins.bert(), tmp_path, callbacks=[Stop(3)], **shared)
+    first.train()
+    second, left = watched(twins.bert(), tmp_path, per_device_train_batch_size=2, **shared)
+    with pytest.warns(Notice, match="batch"):
+        second.train(resume_from_checkpoint=True)
+    assert len(seen.words) == 12
+    assert sorted(seen.words + left.words) == sorted(row["input_ids"] for row in ROWS)
+
+
 class OwnLoss(Trainer):
     """A loss of the user's own."""
 

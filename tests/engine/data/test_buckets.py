@@ -160,6 +160,17 @@ def test_an_epoch_goes_on_in_the_order_it_began_with(done: int) -> None:
     assert resumed.order_layout() == resumed.layout
 
 
+@pytest.mark.parametrize("size", [2, 8, 12])
+def test_batches_of_another_size_keep_an_epochs_order(size: int) -> None:
+    begun, _ = made(333, 4, 2)
+    begun.set_epoch(5)
+    resumed, _ = made(333, size, 3)
+    resumed.keep_layout(begun.order_layout(), 5)
+    resumed.set_epoch(5)
+    orders = [[i for batch in each for i in batch] for each in (begun, resumed)]
+    assert orders[0] == orders[1]
+
+
 def test_a_sample_longer_than_all_buckets_is_dealt_with_the_longest() -> None:
     sampler = Bucketed([3, 9, 50, 70], (8, 16), 2)
     assert sorted(i for batch in sampler for i in batch) == [0, 1, 2, 3]

@@ -111,6 +111,7 @@ class Bucketed(BatchSampler):
         self.epoch = 0
         self.layout: dict[str, Any] = {
             "buckets": [int(length) for length in sorted(buckets)],
+            "batch_size": batch_size,
             "step_size": batch_size * batches_per_step,
             "seed": seed,
         }
@@ -141,9 +142,9 @@ class Bucketed(BatchSampler):
                 yield batch
 
     def _order(self) -> Numbers:
-        """Return the epoch's samples, one after the other."""
+        """Return the epoch's samples, one after the other: by the layout alone."""
         layout = self.order_layout()
-        step = int(layout["step_size"])
+        size, step = int(layout["batch_size"]), int(layout["step_size"])
         buckets = layout["buckets"]
         draw = torch.Generator().manual_seed(mix(layout["seed"], self.epoch) & (2**63 - 1))
         bucket_of = np.searchsorted(buckets, self.lengths).clip(max=len(buckets) - 1)
@@ -153,27 +154,16 @@ class Bucketed(BatchSampler):
             own = _shuffled(np.flatnonzero(bucket_of == bucket), draw)
             whole = (len(carried) + len(own)) // step * step
             cut = max(0, whole - len(carried))  # who has moved up goes first, and no further
-            dealt = self._dealt(carried[:whole], own[:cut], draw)
+            dealt = _dealt(carried[:whole], own[:cut], size, draw)
             steps.extend(dealt.reshape(-1, step))
             carried = np.concatenate([carried[whole:], own[cut:]])
         longest = bucket_of[carried] == len(buckets) - 1
-        tail = self._dealt(carried[~longest], carried[longest], draw)
+        tail = _dealt(carried[~longest], carried[longest], size, draw)
         places = torch.randperm(len(steps), generator=draw).tolist()
         if steps:
             first = places.index(len(steps) - 1)  # steps were made from short to long
             places[0], places[first] = places[first], places[0]
         return np.concatenate([*(steps[place] for place in places), tail])
-
-    def _dealt(self, carried: Numbers, own: Numbers, draw: torch.Generator) -> Numbers:
-        """Return samples mixed, a bucket's own first in each batch: they decide how long it is."""
-        total = len(carried) + len(own)
-        heads = np.arange(0, total, self.batch_size)[: len(own)]
-        dealt = np.empty(total, dtype=np.int64)
-        others = np.ones(total, dtype=np.bool_)
-        others[heads] = False
-        dealt[heads] = own[: len(heads)]
-        dealt[others] = _shuffled(np.concatenate([carried, own[len(heads) :]]), draw)
-        return dealt
 
     def padded(self) -> Numbers:
         """Return how long each sample of the epoch is made, in its order, batch by batch."""
@@ -184,6 +174,18 @@ class Bucketed(BatchSampler):
         place = np.searchsorted(buckets, longest).clip(max=len(buckets) - 1)
         made: Numbers = np.maximum(longest, buckets[place]).repeat(self.batch_size)[: len(order)]
         return made
+
+
+def _dealt(carried: Numbers, own: Numbers, batch_size: int, draw: torch.Generator) -> Numbers:
+    """Return samples mixed, a bucket's own first in each batch: they decide how long it is."""
+    total = len(carried) + len(own)
+    heads = np.arange(0, total, batch_size)[: len(own)]
+    dealt = np.empty(total, dtype=np.int64)
+    others = np.ones(total, dtype=np.bool_)
+    others[heads] = False
+    dealt[heads] = own[: len(heads)]
+    dealt[others] = _shuffled(np.concatenate([carried, own[len(heads) :]]), draw)
+    return dealt
 
 
 def _shuffled(samples: Numbers, draw: torch.Generator) -> Numbers:
