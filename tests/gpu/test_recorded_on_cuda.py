@@ -14,6 +14,8 @@ from torch import nn
 from anytrain import Accelerator, Trainer
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.engine.assemble import current
+from anytrain.engine.step.layers import norm_widths
+from anytrain.machine.backends.cuda_kernels import Kernels
 from equivalence import twins
 
 pytestmark = pytest.mark.gpu
@@ -45,6 +47,12 @@ def train(folder: Path, engine: str, make: Callable[[], nn.Module], **given: Any
     trainer = twins.build(twins.OURS, folder / engine, model=make(), **{**settings, **given})
     trainer.train()
     return trainer
+
+
+def compile_kernels(make: Callable[[], nn.Module]) -> None:
+    """Have our kernels compiled: the first training on a machine does not wait for them."""
+    assert Kernels(torch.device("cuda", 0), norm_widths(make())).are_there()
+    assert Kernels(torch.device("cuda", 0)).are_there()
 
 
 def plan_of(trainer: Any) -> Any:
@@ -147,6 +155,7 @@ def test_shortcuts_change_results_by_rounding_alone(
 ) -> None:
     torch.use_deterministic_algorithms(False)
     make, given = CASES[case]
+    compile_kernels(make)
     eager = train(tmp_path, "eager", make, **given, **precision)
     recorded = train(tmp_path, "auto", make, **given, **precision)
     assert plan_of(recorded).value == "cuda_graph"
@@ -209,6 +218,7 @@ def seeded_inplace() -> nn.Module:
 def test_what_is_written_over_is_not_read_from_a_copy(tmp_path: Path) -> None:
     torch.use_deterministic_algorithms(False)
     given = {"train_dataset": twins.points(64), "bf16": True, "learning_rate": 1e-3}
+    compile_kernels(seeded_inplace)
     eager = train(tmp_path, "eager", seeded_inplace, **given)
     recorded = train(tmp_path, "auto", seeded_inplace, **given)
     assert plan_of(recorded).value == "cuda_graph", plan_of(recorded).because
@@ -238,6 +248,7 @@ def seeded_late() -> nn.Module:
 def test_a_parameter_that_comes_late_is_trained_too(tmp_path: Path, exact: bool) -> None:
     torch.use_deterministic_algorithms(exact)
     given = {"train_dataset": twins.points(60), "max_steps": 32, "learning_rate": 1e-2}
+    compile_kernels(seeded_late)
     eager = train(tmp_path, "eager", seeded_late, **given)
     recorded = train(tmp_path, "auto", seeded_late, **given)
     assert not torch.equal(recorded.model.second.weight.cpu(), seeded_late().second.weight)
@@ -246,6 +257,7 @@ def test_a_parameter_that_comes_late_is_trained_too(tmp_path: Path, exact: bool)
 
 
 def test_memory_is_given_back_after_training(tmp_path: Path) -> None:
+    compile_kernels(bert)
     before = torch.cuda.memory_allocated()
     trainer = train(tmp_path, "auto", bert)
     trainer.model.cpu()
@@ -296,6 +308,7 @@ def test_a_bad_step_is_left_out_of_a_recorded_run(tmp_path: Path) -> None:
 
 def test_memory_stays_near_the_eager_runs(tmp_path: Path) -> None:
     big = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
+    compile_kernels(lambda: bert(**big))
     peaks = []
     for engine in ("eager", "auto"):
         torch.cuda.empty_cache()

@@ -7,6 +7,7 @@ from torch import nn
 
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
+from anytrain.engine.step.recorded import Recordings
 from anytrain.engine.step.regional import Region, RegionalTier
 from anytrain.engine.step.update import RecordedUpdate, Update
 
@@ -25,13 +26,27 @@ class Regions:
         step_s = self._step_s()
         if step_s is None:
             return
+        if self._keeps_from_recording():
+            self._tier.region.remove("with compiled blocks a step could not be recorded")
+            self._recordings().try_again()
+            return
         with self._session.ledger.span("record"):
             if not self._tier.tend(steps_left, step_s, has_room=self._has_room()):
                 return
         if isinstance(self._step, RecordedUpdate):
-            self._step.recordings.forget()
+            self._step.recordings.forget(code_changed=True)
         how = self._session.plan.step.value
         self._session.revise("step", how, self._tier.because, self._session.cursor.updates)
+
+    def _recordings(self) -> Recordings:
+        assert isinstance(self._step, RecordedUpdate)
+        return self._step.recordings
+
+    def _keeps_from_recording(self) -> bool:
+        """Whether steps were recorded until compiled blocks came in: that is worth more."""
+        if not isinstance(self._step, RecordedUpdate) or not self._tier.region.is_installed:
+            return False
+        return self._recordings().stopped is not None
 
     def close(self) -> None:
         """End what goes on in the background, and give the blocks their own calls back."""

@@ -195,6 +195,8 @@ def _recordings(
     if obstacle is not None:
         _tell_step(session, "eager", obstacle)
         return None
+    if is_free:
+        _tell_step(session, "eager", "the first steps run op by op; then they are recorded")
     return Recordings(
         CudaGraphs(session.device),
         model,

@@ -119,6 +119,8 @@ class Recordings:
         self._num_forgotten = 0
         self._num_seen: Counter[Hashable] = Counter()
         self._num_restarts = 0
+        self._runs_first = False
+        """Whether each shape must run op by op once before it is recorded."""
         self._current: tuple[Hashable, Hashable] = (None, None)
         self.is_recording = False
         self.stopped: str | None = None
@@ -165,8 +167,13 @@ class Recordings:
         if missed is not None:
             self.stop(missed)
 
-    def forget(self) -> None:
-        """Record anew: something that recordings were made with has changed."""
+    def forget(self, *, code_changed: bool = False) -> None:
+        """Record anew: something that recordings were made with has changed.
+
+        Code that was never run may be compiled when it is first called, which a recording cannot
+        hold: each shape runs op by op once, then.
+        """
+        self._runs_first = self._runs_first or code_changed
         self._known.clear()
         self._draws.clear()
         self._facts = None
@@ -178,6 +185,13 @@ class Recordings:
         self.stopped = because
         self.forget()
         self._tell("eager", because)
+
+    def try_again(self) -> None:
+        """Record once more though it was given up: what stood in the way is gone."""
+        if self.stopped is not None:
+            self.stopped = None
+            self._failed.clear()
+            self.forget()
 
     def _check_facts(self) -> None:
         if not self._known or self._facts is None:
@@ -197,8 +211,9 @@ class Recordings:
             return False
         if not work.is_ready():
             return False
+        runs_first = self._runs_first or key in self._failed
         if key not in self._draws and (
-            key in self._failed or any(draws.marks for draws in self._draws.values())
+            runs_first or any(draws.marks for draws in self._draws.values())
         ):
             return False  # this very shape must run op by op once
         if len(self._known) < MOST_SHAPES:
@@ -274,7 +289,8 @@ def describe(error: BaseException) -> str:
     where = f"{Path(place.filename).name} line {place.lineno} (`{text}`)"
     message = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "captur" in str(error):
-        return f"{where} reads a value on the host, or does what only the host can"
+        told = "" if users else f" ({message})"
+        return f"{where} reads a value on the host, or does what only the host can{told}"
     return f"{where} cannot be recorded: {message}"
 
 
