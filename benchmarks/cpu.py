@@ -31,7 +31,7 @@ def main() -> None:
     glue = ["-m", "anytrain", "bench", "glue", *where, "--cpu", "--contenders", CONTENDERS]
     for words, name in (
         ([*glue, "--max_steps", args.max_steps, "--seeds", args.seeds], "glue-cpu.md"),
-        ([str(HERE / "overhead.py")], "overhead-cpu.md"),
+        ([str(HERE / "overhead.py")], "overhead.md"),
         ([str(HERE / "start.py"), *where], "start-cpu.md"),
     ):
         subprocess.run([sys.executable, *words, "--output", str(args.output / name)], check=True)
