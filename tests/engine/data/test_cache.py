@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +106,37 @@ def test_the_files_unused_for_longest_go_first(
     monkeypatch.setattr(caches, "_MOST_BYTES", 3 * size)
     cache.get("new", lambda: MADE)
     assert sorted(file.stem for file in tmp_path.glob("*.arrays")) == ["new", "old", "used"]
+
+
+def test_a_file_of_somebody_else_is_read_though_its_use_cannot_be_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(1, "Operation not permitted", str(path))
+
+    cache = ArrayCache(tmp_path)
+    cache.get("key", lambda: MADE)
+    monkeypatch.setattr(os, "utime", refuse)
+    assert cache.get("key", never).was_there
+
+
+def test_what_a_killed_process_left_half_written_goes_after_a_while(tmp_path: Path) -> None:
+    left, going_on = tmp_path / "a.17.part", tmp_path / "b.18.part"
+    for file in (left, going_on):
+        file.write_bytes(b"half")
+    os.utime(left, (1000, 1000))
+    ArrayCache(tmp_path).get("key", lambda: MADE)
+    assert not left.exists()
+    assert going_on.exists()
+
+
+def test_a_file_that_another_process_removes_meanwhile_disturbs_nobody(tmp_path: Path) -> None:
+    (tmp_path / "gone.arrays").symlink_to(tmp_path / "nowhere")  # listed, but not there
+    cache = ArrayCache(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not cache.get("key", lambda: MADE).was_there
+    assert cache.get("key", never).was_there
 
 
 def _ask(folder: Path, made: Path, told: multiprocessing.Queue) -> None:

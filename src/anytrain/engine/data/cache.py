@@ -12,6 +12,7 @@ import hashlib
 import json
 import mmap
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -28,6 +29,8 @@ _MAGIC = b"anytrain arrays 1\n"
 _ALIGN = 64
 _MOST_BYTES = 8 << 30
 """What the folder may grow to; the files that were not used for longest go first."""
+_ABANDONED_S = 3600
+"""A file that nobody has written to for so long was left by a process that was killed."""
 
 
 class Kept(NamedTuple):
@@ -58,9 +61,11 @@ class ArrayCache:
             made = dict(make())
             try:
                 _write(path, made)
-                _prune(self.folder, keep=path)
             except OSError as error:
                 _tell(error)
+            else:
+                with suppress(OSError):
+                    _prune(self.folder, keep=path)
         return Kept(made, False)
 
 
@@ -79,9 +84,10 @@ def _read(path: Path) -> Arrays | None:
         with path.open("rb") as file:
             mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         found = _parsed(mapped)
-        os.utime(path)  # used now: see _prune
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    with suppress(OSError):  # somebody else's file, or one that cannot be written
+        os.utime(path)  # used now: see _prune
     return found
 
 
@@ -154,12 +160,36 @@ def _turn(path: Path) -> Iterator[None]:
 
 
 def _prune(folder: Path, keep: Path) -> None:
-    """Remove the files that were not used for longest while there are too many bytes."""
-    files = sorted(folder.glob("*.arrays"), key=lambda file: file.stat().st_mtime)
-    total = sum(file.stat().st_size for file in files)
-    for file in files:
+    """Remove the files that were not used for longest while there are too many bytes.
+
+    What was left half written goes too. Other processes do the same at the same time.
+    """
+    for file, found in _stats(folder.glob("*.part")):
+        if time.time() - found.st_mtime > _ABANDONED_S:
+            _remove(file)
+    files = sorted(_stats(folder.glob("*.arrays")), key=lambda each: each[1].st_mtime)
+    total = sum(found.st_size for _, found in files)
+    for file, found in files:
         if total <= _MOST_BYTES:
             break
-        if file != keep:
-            total -= file.stat().st_size
-            file.unlink(missing_ok=True)
+        if file != keep and _remove(file):
+            total -= found.st_size
+
+
+def _stats(files: Iterable[Path]) -> Iterator[tuple[Path, os.stat_result]]:
+    """Yield those that are still there, with what the system knows of them."""
+    for file in files:
+        try:
+            found = file.stat()
+        except OSError:  # another process has removed it
+            continue
+        yield file, found
+
+
+def _remove(file: Path) -> bool:
+    """Remove a file; return whether it is gone."""
+    try:
+        file.unlink(missing_ok=True)
+    except OSError:  # somebody else's
+        return False
+    return True
