@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,16 @@ def test_a_number_that_is_assigned_later_is_given(tmp_path: Path) -> None:
     args = TrainingArguments(str(tmp_path), use_cpu=True)
     args.set_dataloader(train_batch_size=4)
     assert not chooses(args)
+
+
+def test_what_a_check_completes_or_a_copy_is_given_is_not_given_here(tmp_path: Path) -> None:
+    args = TrainingArguments(str(tmp_path), use_cpu=True)
+    args.check()
+    assert not args.is_told("optim")
+    other = copy.copy(args)
+    other.dataloader_num_workers = 0
+    assert chooses(args)
+    assert not chooses(other)
 
 
 @pytest.mark.parametrize(("more", "free"), [([], True), (["--dataloader_num_workers=0"], False)])

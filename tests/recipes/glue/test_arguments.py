@@ -58,10 +58,19 @@ def test_a_single_file_holds_the_options(tmp_path: Path, kind: str) -> None:
     assert (job.data.task_name, job.training.learning_rate) == ("rte", 1e-4)
 
 
-@pytest.mark.parametrize("chosen", ["--bf16", "--fp16", "--precision no"])
+@pytest.mark.parametrize(
+    "chosen", ["--bf16", "--fp16", "--precision no", "--bf16 False", "--fp16 false"]
+)
 def test_a_precision_that_was_chosen_is_kept(tmp_path: Path, chosen: str) -> None:
     job = _parse(tmp_path, *MODEL, "--task_name", "rte", "--do_train", *chosen.split())
     assert job.training.precision != "auto"
+
+
+def test_what_the_command_chooses_itself_leaves_the_rest_ungiven(tmp_path: Path) -> None:
+    job = _parse(tmp_path, *MODEL, "--task_name", "rte", "--do_train", "--seed", "7")
+    assert (job.training.precision, job.training.length_buckets) == ("auto", "auto")
+    assert job.training.is_told("seed")
+    assert not job.training.is_told("dataloader_num_workers")
 
 
 def test_a_launchers_precision_is_not_overruled(

@@ -41,29 +41,34 @@ class TrainingArguments(Setters, Processes, Record, OldFields, Fields):
         self.check()
 
     def is_told(self, name: str) -> bool:
-        """Whether somebody has given this argument, if only its default."""
+        """Whether somebody has given this argument, if only its default.
+
+        `dataclasses.replace` gives every argument; to change some and give no more, assign them.
+        """
         return name in self.__dict__["_told"]
 
     def forget_untold(self, told: set[str]) -> None:
         """Say that no other arguments were given: a parser fills all of them in."""
-        self.__dict__["_told"] &= told
+        self.__dict__["_told"] = self.__dict__["_told"] & told
 
     def check(self) -> None:
         """Convert, complete and check every argument; a second time changes nothing.
 
         A trainer calls it again, since arguments can be assigned after construction.
         """
+        told = self.__dict__["_told"]
         normal.convert(self)
         legacy.settle(self)
         normal.complete(self)
         support.refuse(self)
         checks.check(self)
-        self.__dict__["_settled"] = True
+        # What is completed here was given by nobody.
+        self.__dict__.update(_settled=True, _told=told)
 
     def __setattr__(self, name: str, value: Any) -> None:
         object.__setattr__(self, name, value)
         if self.__dict__.get("_settled"):
-            self.__dict__["_told"].add(name)
+            self.__dict__["_told"] = self.__dict__["_told"] | {name}  # a copy may hold the same
         # An old name that is assigned later must not be lost in silence.
         if value is not None and name in legacy.RULES and self.__dict__.get("_settled"):
             legacy.answer(self, name)

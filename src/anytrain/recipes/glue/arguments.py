@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -287,20 +287,22 @@ def parse(argv: Sequence[str]) -> Job:
         model, data, training = read(argv[0])
     else:
         model, data, training = parser().parse_args_into_dataclasses(args=list(argv))
-    job = Job(model, data, _with_buckets(_with_precision(training), data))
+    _choose_precision(training)
+    _choose_buckets(training, data)
+    training.check()
+    job = Job(model, data, training)
     _check_work(job)
     return job
 
 
-def _with_precision(training: TrainingArguments) -> TrainingArguments:
-    """Take bfloat16 where the device computes in it, unless somebody chose."""
-    chosen = training.bf16 or training.fp16 or training.precision
-    if chosen or environment.read().wishes.precision is not None:
-        return training
-    return replace(training, precision="auto")
+def _choose_precision(training: TrainingArguments) -> None:
+    """Take bfloat16 where the device is faster in it, unless somebody chose: a no is a choice."""
+    chosen = training.is_told("bf16") or training.is_told("fp16") or training.precision
+    if not chosen and environment.read().wishes.precision is None:
+        training.precision = "auto"
 
 
-def _with_buckets(training: TrainingArguments, data: DataTrainingArguments) -> TrainingArguments:
+def _choose_buckets(training: TrainingArguments, data: DataTrainingArguments) -> None:
     """Pad to a few lengths, unless somebody chose how rows are padded or ordered."""
     if data.pad_to_max_length and training.length_buckets is not None:
         raise BadInput(
@@ -309,9 +311,8 @@ def _with_buckets(training: TrainingArguments, data: DataTrainingArguments) -> T
             fix="pass one of them.",
         )
     chosen = data.pad_to_max_length is not None or training.length_buckets is not None
-    if chosen or training.train_sampling_strategy != "random":
-        return training
-    return replace(training, length_buckets="auto")
+    if not chosen and training.train_sampling_strategy == "random":
+        training.length_buckets = "auto"
 
 
 def _check_work(job: Job) -> None:
