@@ -121,6 +121,33 @@ def test_a_loop_of_the_users_own_steps_between_batches_and_evaluates_where_nothi
     assert ledger.totals() == {"start": 1, "data": 5, "step": 20, "evaluate": 20, "other": 2}
 
 
+def test_two_loaders_side_by_side_end_in_any_order(passes: Callable[[int], None]) -> None:
+    ledger = Ledger()
+    first, second = ledger.enter_walk(updates=0), ledger.enter_walk(updates=0)
+    passes(10)
+    ledger.leave_walk(first, updates=3)
+    passes(1)
+    ledger.leave_walk(second, updates=3)
+    passes(2)
+    assert ledger.totals() == {"step": 11, "other": 2}
+
+
+def test_an_evaluation_before_the_first_update_is_one_once_there_are_updates(
+    passes: Callable[[int], None],
+) -> None:
+    ledger = Ledger()
+    one, two = ledger.enter_walk(updates=0), ledger.enter_walk(updates=0)
+    passes(5)
+    ledger.leave_walk(one, updates=0)
+    ledger.leave_walk(two, updates=0)
+    assert ledger.totals()["step"] == 5, "a loop may update what nobody sees here"
+    training = ledger.enter_walk(updates=0)
+    passes(10)
+    ledger.leave_walk(training, updates=3)
+    totals = ledger.totals()
+    assert (totals["step"], totals["evaluate"]) == (10, 5)
+
+
 def test_a_loop_that_names_its_parts_is_left_alone(passes: Callable[[int], None]) -> None:
     ledger = Ledger()
     ledger.own_loop = False

@@ -74,7 +74,17 @@ class Span:
 class Ledger:
     """Seconds of wall time by name; begins when it is made."""
 
-    __slots__ = ("_spans", "hidden", "outer", "own_loop", "running", "since")
+    __slots__ = (
+        "_around",
+        "_num_walks",
+        "_spans",
+        "_undecided",
+        "hidden",
+        "outer",
+        "own_loop",
+        "running",
+        "since",
+    )
 
     def __init__(self) -> None:
         self._spans: dict[str, Span] = {}
@@ -87,6 +97,11 @@ class Ledger:
         """Seconds of waiting that cost nothing, because the device was still busy."""
         self.own_loop = True
         """Whether the loop is the user's own, and does not name its parts."""
+        self._num_walks = 0
+        self._around = "other"
+        """What the rest is called outside of all walks."""
+        self._undecided = 0.0
+        """Seconds of walks before the first update: evaluations, if there ever is one."""
 
     def __reduce__(self) -> tuple[type[Ledger], tuple[()]]:
         return Ledger, ()  # time is measured in one process; a copy begins its own
@@ -96,7 +111,7 @@ class Ledger:
         if self.span("step").uses:
             for span in self._spans.values():
                 span.seconds, span.uses = 0.0, 0
-            self.hidden = 0.0
+            self.hidden = self._undecided = 0.0
         elif not _runs and not _is_interactive():
             before = _process_age() - sum(self.totals().values())
             self.span("start").seconds += max(before, 0.0)
@@ -126,23 +141,39 @@ class Ledger:
         self.running, self.since = span, now
         return before.name
 
-    def enter_walk(self, updates: int) -> tuple[str, float, int] | None:
+    def enter_walk(self, updates: int) -> tuple[float, int] | None:
         """Take what a loop of the user's own does between two batches for its step."""
         if not self.own_loop or self.outer:
             return None
         before = self.rest("step")
-        return "other" if before == "start" else before, self.span("step").seconds, updates
+        if not self._num_walks:
+            self._around = "other" if before == "start" else before
+        self._num_walks += 1
+        self._decide(updates)
+        return self.span("step").seconds, updates
 
-    def leave_walk(self, entered: tuple[str, float, int] | None, updates: int) -> None:
-        """End what `enter_walk` began; a walk in which nothing was updated was an evaluation."""
+    def leave_walk(self, entered: tuple[float, int] | None, updates: int) -> None:
+        """End what `enter_walk` began; a walk in which nothing was updated was an evaluation.
+
+        Walks of several loaders may be open at once, and end in any order.
+        """
         if entered is None:
             return
-        before, seconds, done = entered
-        self.rest(before)
-        step = self.span("step")
-        if updates == done > 0:
-            self.span("evaluate").seconds += step.seconds - seconds
-            step.seconds = seconds
+        seconds, done = entered
+        self._num_walks -= 1
+        self.rest("step" if self._num_walks else self._around)
+        if updates == done:
+            step = self.span("step")
+            before = min(seconds, step.seconds)  # another walk may have taken its time off
+            self._undecided += step.seconds - before
+            step.seconds = before
+        self._decide(updates)
+
+    def _decide(self, updates: int) -> None:
+        """Call walks that updated nothing evaluations, in a loop whose updates are seen here."""
+        if updates and self._undecided:
+            self.span("evaluate").seconds += self._undecided
+            self._undecided = 0.0
 
     def hide(self, name: str, behind: str = "step") -> None:
         """Give the last use's time to what the device was doing meanwhile: it cost nothing."""
@@ -158,6 +189,8 @@ class Ledger:
         self.running.seconds += now - self.since
         self.since = now
         seconds = {name: s.seconds for name, s in self._spans.items() if s.uses or s.seconds}
+        if self._undecided:
+            seconds["step"] = seconds.get("step", 0.0) + self._undecided
         seconds.pop(OUTSIDE, None)
         order = dict.fromkeys([*(name for name in NAMES if name in seconds), *seconds])
         return {name: seconds[name] for name in order}
