@@ -93,6 +93,21 @@ def test_a_killed_run_still_answers(tmp_path: Path) -> None:
     assert told["finding"]["name"] == "data"
 
 
+def test_of_a_run_on_another_host_it_is_told_when_it_was_last_heard_of(tmp_path: Path) -> None:
+    lines = (
+        {"kind": "begin", "host": "node-7", "pid": 1, "time": 1e9},
+        {"kind": "time", "time": 1e9 + 60, "step": 5, "seconds": {"step": 1.0}},
+    )
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "timesheet.jsonl").write_text(text)
+    told = why(tmp_path)
+    assert (told["state"], told["host"], told["heard"]) == ("unknown", "node-7", 1e9 + 60)
+    shown = run_command([*WHY, tmp_path]).stdout
+    assert ": on node-7, last heard of 2001-09-" in shown
+    assert ", at step 5 after 1.0 s" in shown
+    assert "killed" not in shown
+
+
 def test_a_loop_of_ones_own_is_timed_too(tmp_path: Path) -> None:
     began = time.time()
     with script_file(OWN_LOOP) as script:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ JSON = typer.Option(False, "--json", help="Print one JSON object instead of a ta
 def why(run: Path = RUN, as_json: bool = JSON) -> None:
     """Show where a run's time went, and one remedy where something takes too much.
 
-    The run may be over, going on, or killed. Of a run that was resumed, its last start counts.
+    The run may be over, going on, or killed; whether one on another host still goes on is not
+    known here. Of a run that was resumed, its last start counts.
     """
     from anytrain.core import records
     from anytrain.insight.report.why import tell
@@ -61,7 +63,14 @@ def _heading(told: dict[str, Any]) -> str:
     of = "" if told["max_steps"] is None else f" of {told['max_steps']}"
     times = "" if told["starts"] == 1 else f", the last of {told['starts']} starts"
     wall = f"{told['wall_seconds']:.1f} s"
-    return f"{told['run']}: {told['state']} at step {told['step']}{of} after {wall}{times}"
+    state = _heard(told) if told["state"] == "unknown" else told["state"]
+    return f"{told['run']}: {state} at step {told['step']}{of} after {wall}{times}"
+
+
+def _heard(told: dict[str, Any]) -> str:
+    """Say where a run of another host is, and when it last wrote."""
+    when = "" if told["heard"] is None else time.strftime(" %F %T", time.localtime(told["heard"]))
+    return f"on {told['host']}, last heard of{when},"
 
 
 def _facts(told: dict[str, Any]) -> list[str]:

@@ -43,10 +43,21 @@ class Life:
 
     @property
     def state(self) -> str:
-        """How it stands: "finished", "failed", "running" or "killed"."""
+        """How it stands: "finished", "failed", "ended", "running", "killed", or "unknown".
+
+        Only the host that it runs on can tell whether a run that has not ended is still there.
+        """
         if "how" in self.last:
             return str(self.last["how"])
+        if self.began.get("host", _here()) != _here():
+            return "unknown"
         return "running" if _is_alive(self.began) else "killed"
+
+    @property
+    def heard(self) -> float | None:
+        """When it last wrote, in seconds since the epoch; None where it does not say."""
+        found = self.last.get("time", self.began.get("time"))
+        return None if found is None else float(found)
 
     def choice(self, name: str) -> tuple[str, str]:
         """Return the newest value of one of the plan's choices, and the reason for it."""
@@ -95,12 +106,14 @@ def _entry(line: str) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def _here() -> str:
+    return socket.gethostname()
+
+
 def _is_alive(began: dict[str, Any]) -> bool:
-    """Whether the process that wrote this is still there, as far as this machine can tell."""
+    """Whether the process of this host that wrote this is still there."""
     import psutil
 
-    if began.get("host") != socket.gethostname():
-        return False
     try:
         born = psutil.Process(int(began.get("pid", -1))).create_time()
     except (psutil.Error, ValueError):

@@ -70,9 +70,15 @@ def test_each_start_is_a_life_and_a_torn_line_is_left_alone(tmp_path: Path) -> N
 def test_a_process_that_is_gone_was_killed(tmp_path: Path) -> None:
     gone = psutil.Popen(["true"])
     gone.wait()
-    for host, pid in ((socket.gethostname(), gone.pid), ("elsewhere", os.getpid())):
-        life = records.Life({"host": host, "pid": pid, "time": 1e12})
-        assert life.state == "killed"
+    life = records.Life({"host": socket.gethostname(), "pid": gone.pid, "time": 1e12})
+    assert life.state == "killed"
+
+
+def test_nobody_here_knows_whether_a_process_of_another_host_is_gone() -> None:
+    began = {"host": "elsewhere", "pid": os.getpid(), "time": 1e9}
+    assert records.Life(began).state == "unknown"
+    assert records.Life(began, {"how": "finished"}).state == "finished"
+    assert records.Life(began, {"time": 2e9}).heard == 2e9
 
 
 def test_a_folder_without_a_record_is_refused(tmp_path: Path) -> None:

@@ -93,6 +93,8 @@ def tell(life: Life) -> dict[str, Any]:
     rate = life.num_steps * samples / training if samples and training else None
     return {
         "state": life.state,
+        "host": life.began.get("host"),
+        "heard": life.heard,
         "steps": life.num_steps,
         "step": life.last.get("step"),
         "max_steps": life.began.get("max_steps"),
@@ -117,7 +119,7 @@ def _setting(life: Life, name: str, default: Any = None) -> Any:
 
 
 def _for_data(life: Life) -> str:
-    cores = int(life.began.get("num_cores") or 1)
+    cores = int(life.began.get("num_cores") or 1)  # this rank's own
     workers = life.last.get("workers")
     if workers:
         return (
