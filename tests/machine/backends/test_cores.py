@@ -72,6 +72,13 @@ def test_ranks_of_a_host_share_its_cores(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("eight")
+def test_each_rank_has_its_part_of_what_the_host_or_the_container_has(tmp_path: Path) -> None:
+    assert [cores.cores_each(ranks, _siblings(tmp_path)) for ranks in (1, 3, 16)] == [8, 2, 1]
+    _tree(tmp_path, {"sys/fs/cgroup/cpu.max": "250000 100000"})
+    assert [cores.cores_each(ranks, tmp_path) for ranks in (1, 2, 3)] == [2, 1, 1]
+
+
+@pytest.mark.usefixtures("eight")
 def test_what_the_user_has_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
     assert cores.threads(4, tmp_path).value == "5"

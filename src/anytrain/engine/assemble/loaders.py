@@ -29,7 +29,7 @@ from anytrain.engine.data.shard import BatchSamplerShard, IterableDatasetShard, 
 from anytrain.engine.data.workers import AutoWorkers, PatientWorker
 from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk
 from anytrain.engine.prepared.rebuild import rebuild
-from anytrain.machine.backends.cores import num_cores
+from anytrain.machine.backends.cores import cores_each
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _auto_workers(loader: DataLoader[Any], session: Session) -> AutoWorkers | No
     def tell(value: str, because: str) -> None:
         session.revise("workers", value, because, session.cursor.updates)
 
-    return AutoWorkers(num_cores() // session.environment.place.local_size, tell)
+    return AutoWorkers(cores_each(session.environment.place.local_size), tell)
 
 
 def given_loader(batches: Any, session: Session) -> PreparedLoader:

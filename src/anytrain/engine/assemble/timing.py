@@ -12,6 +12,7 @@ import torch
 from anytrain._version import __version__
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.recording.timesheet import Facts, Timesheet
+from anytrain.machine.backends.cores import cores_each
 
 
 def timesheet(
@@ -33,7 +34,7 @@ def known(session: Session) -> Mapping[str, Any]:
         "plan": {name: asdict(choice) for name, choice in session.planned.reasons().items()},
         "device": str(session.device),
         "world_size": session.world.size,
-        "num_cores": os.cpu_count(),
+        "num_cores": cores_each(session.environment.place.local_size),
         "versions": {"anytrain": __version__, "torch": str(torch.__version__)},
     }
 

@@ -7,7 +7,6 @@ the step that should still be finished and saved would fail for want of a batch.
 from __future__ import annotations
 
 import math
-import pickle
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,9 +15,9 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
-import numpy as np
-import torch
 from torch.utils.data import DataLoader
+
+from anytrain.engine.data import alike
 
 PATIENCE_S = 60
 _LEAST_BATCHES = 20
@@ -27,7 +26,6 @@ _LEAST_WAIT_S = 0.001  # a batch that comes from a worker costs about a third of
 _LEAST_SAVED_S = 1.0  # in an epoch; starting workers costs about a tenth of it
 _NO_GAIN = 0.98  # of the time that a batch took before: a smaller gain may be chance
 _MOST_WORKERS = 8
-_MOST_BYTES = 256 << 20
 
 
 class PatientWorker:
@@ -100,11 +98,9 @@ def obstacle(loader: DataLoader[Any], batch_sampler: Any) -> str | None:
     unknown = next((part for part in _chain(batch_sampler) if not _is_known(part)), None)
     if unknown is not None:  # it may draw as it goes, from the generators that the model uses
         return f"the order comes from a {type(unknown).__name__}"
-    try:
-        content = (loader.dataset, loader.collate_fn)
-        _Probe(_Counted(), protocol=pickle.HIGHEST_PROTOCOL).dump(content)
-    except Exception as error:  # noqa: BLE001  a dataset may raise anything here
-        return f"the data cannot be sent to another process ({error})"
+    name = alike.unlike(loader)
+    if name is not None:
+        return f"{name} may load something else in another process"
     return None
 
 
@@ -124,8 +120,9 @@ def _is_known(sampler: Any) -> bool:
 class AutoWorkers:
     """How many workers load an epoch: chosen from how the epoch before was waited for.
 
-    INVARIANT: who loads a sample changes neither it nor the order. A choice that fails, or that
-    does not pay, is taken back.
+    INVARIANT: who loads a sample changes neither it nor the order. So workers are only taken for
+    data that is known to load alike everywhere, and sent home once it is changed. A choice that
+    fails, or that does not pay, is taken back.
     """
 
     def __init__(self, num_cores: int, tell: Callable[[str, str], None]) -> None:
@@ -181,34 +178,6 @@ def with_workers(loader: DataLoader[Any], number: int) -> dict[str, Any]:
         "multiprocessing_context": "fork",
         "timeout": PATIENCE_S,  # one that hangs must not hang the run
     }
-
-
-class _Counted:
-    """A file that keeps nothing, and ends after so many bytes."""
-
-    def __init__(self) -> None:
-        self._written = 0
-
-    def write(self, data: Any) -> int:
-        """Count the bytes."""
-        self._written += len(data)
-        if self._written > _MOST_BYTES:
-            raise ValueError(f"it holds more than {_MOST_BYTES >> 20} MiB of objects")
-        return len(data)
-
-
-class _Probe(pickle.Pickler):
-    """Finds out whether a thing could be sent; its arrays are not looked into."""
-
-    def reducer_override(self, thing: Any) -> Any:
-        """Leave arrays out, and refuse those that a worker could not read."""
-        if isinstance(thing, torch.Tensor):
-            if thing.device.type != "cpu":
-                raise ValueError(f"a tensor of it is on {thing.device}")
-            return int, ()
-        if isinstance(thing, np.ndarray) and not thing.dtype.hasobject:
-            return int, ()
-        return NotImplemented
 
 
 def _leave_later(number: int, frame: FrameType | None) -> None:

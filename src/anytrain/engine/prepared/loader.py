@@ -23,6 +23,7 @@ from anytrain.core.clock import Ledger
 from anytrain.core.errors import Notice
 from anytrain.engine import rng
 from anytrain.engine.data.ahead import Ahead, Placement
+from anytrain.engine.data.alike import Watch
 from anytrain.engine.data.dispatch import dispatch
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets, load
 from anytrain.engine.data.shard import BatchSamplerShard
@@ -260,13 +261,20 @@ class PreparedLoader(DataLoader[Any]):
         return self._from_workers(rebuild(base, batch_sampler=base.batch_sampler, **options), auto)
 
     def _from_workers(self, base: DataLoader[Any], auto: AutoWorkers) -> Iterator[Any]:
-        """Yield what workers load; should they fail, load the rest of the epoch here."""
-        done = 0
+        """Yield what workers load; should they fail, load the rest of the epoch here.
+
+        So too where something was changed that loads: it is as it was in the workers' copies.
+        """
+        done, watch = 0, Watch(base)
         try:
             for batch in self._batches(base):
+                if (changed := watch.changed()) is not None:
+                    auto.give_up(f"{changed} was changed in the middle of an epoch")
+                    break
                 done += self._per_batch
                 yield batch
-            return
+            else:
+                return
         except Exception as error:  # noqa: BLE001  nobody asked for workers: their errors are ours
             said = str(error).strip().splitlines()
             auto.give_up(f"workers failed: {said[0] if said else type(error).__name__}")

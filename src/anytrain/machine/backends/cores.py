@@ -23,6 +23,13 @@ def num_cores() -> int:
     return len(_allowed())
 
 
+def cores_each(num_ranks: int, root: Path = Path("/")) -> int:
+    """Return how many cores each of this host's ranks has, each thread of a core counted."""
+    share = _share(root)
+    cores = num_cores() if share is None else min(num_cores(), int(share))
+    return max(1, cores // num_ranks)
+
+
 def usable_cores(root: Path = Path("/")) -> Choice:
     """Return how many cores this process can keep busy, and what sets the bound."""
     allowed = _allowed()
