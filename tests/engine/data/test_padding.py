@@ -112,7 +112,35 @@ def test_boxes_of_tokens_are_padded_with_them() -> None:
 def test_a_batch_longer_than_all_lengths_is_rounded_up() -> None:
     collate = DataCollatorWithPadding(tokenizer())
     assert to_buckets(collate)(rows(20))["input_ids"].shape == (1, 64)
-    assert to_buckets(collate, limit=40)(rows(20))["input_ids"].shape == (1, 40)
+    assert to_buckets(collate, limits=(40,))(rows(20))["input_ids"].shape == (1, 40)
+
+
+@pytest.mark.parametrize(("size", "width"), [(3, 4), (5, 6), (7, 8), (9, 11), (12, 16), (17, 64)])
+def test_nothing_is_rounded_up_beyond_the_next_limit(size: int, width: int) -> None:
+    """A limit below a batch is none: a tokenizer's, where the model reads more."""
+    some = to_buckets(DataCollatorWithPadding(tokenizer()), limits=(6, 11))
+    assert some(rows(size))["input_ids"].shape == (1, width)
+
+
+def test_targets_are_not_rounded_up_beyond_the_next_limit() -> None:
+    collate = DataCollatorForSeq2Seq(tokenizer())
+    text = rows(3, 6, labels=lambda size: [1] * (size - 1))
+    batch = to_buckets(collate, target_lengths=(3, 16, 16), limits=(7,))(text)
+    assert batch["labels"].shape == (2, 7)
+
+
+def test_a_column_that_is_as_wide_by_chance_is_left_alone() -> None:
+    text = rows(5, 3, parts=lambda size: [1] * 5, token_type_ids=lambda size: [0] * size)
+    batch = to_buckets(DataCollatorWithPadding(tokenizer()))(text)
+    assert batch["parts"].shape == (2, 5)
+    assert batch["token_type_ids"].shape == batch["input_ids"].shape == (2, 8)
+
+
+def test_sounds_are_refused_where_they_would_be_padded() -> None:
+    sounds = {"input_values": torch.randn(2, 5), "attention_mask": torch.ones(2, 5).long()}
+    some = to_buckets(lambda features: sounds, input_name="input_values")
+    with pytest.raises(BadInput, match="'input_values' are no tokens"):
+        some([1, 2])
 
 
 def test_a_batch_that_cannot_be_padded_is_refused() -> None:

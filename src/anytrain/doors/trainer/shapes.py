@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from anytrain.engine.data.buckets import Bucketed, Numbers, choose, padding_shar
 from anytrain.engine.data.columns import base_model
 from anytrain.engine.data.grouped import lengths_of
 from anytrain.engine.data.packing import Packed, packed_lengths, why_rows_mix
-from anytrain.engine.data.padding import ToBuckets
+from anytrain.engine.data.padding import BY_TOKEN, ToBuckets, columns_by_token, num_values
 from anytrain.engine.data.seeded import hold, put_back
 from anytrain.engine.data.table import as_rows
 
@@ -40,6 +40,16 @@ _COUNTING = (
     "ForNextSentencePrediction",
 )
 _NAMES = ("labels", "label", "label_ids")
+# How configurations call the most tokens that a model reads, or writes.
+_LONGEST = (
+    "max_position_embeddings",
+    "max_source_positions",
+    "max_target_positions",
+    "max_encoder_position_embeddings",
+    "max_decoder_position_embeddings",
+)
+_NO_LIMIT = 10**9  # tokenizers without one name a huge number
+_LOOKED_AT = 64  # samples, at most, in search of two with unlike lengths
 
 
 class Lengths(NamedTuple):
@@ -48,6 +58,8 @@ class Lengths(NamedTuple):
     inputs: tuple[int, ...]
     targets: tuple[int, ...] | None = None
     """For each of these the length of a second sequence; None where there is none."""
+    names: frozenset[str] = BY_TOKEN
+    """What has a value for each token, besides the inputs."""
 
 
 class Shapes(Reports):
@@ -65,25 +77,23 @@ class Shapes(Reports):
     def _bucketed(self, dataset: Any) -> Bucketed:
         """Return the order of training: batches of one length each, the steps shuffled."""
         args, split = self.args, self._run.options.loaders.split_batches
-        lengths = self._lengths_of(dataset)
-        sampler = Bucketed(
-            lengths,
+        return Bucketed(
+            self._lengths_of(dataset),
             self._length_buckets(dataset).inputs,
             args.train_batch_size,
             batches_per_step=args.gradient_accumulation_steps * (1 if split else args.world_size),
             drop_last=args.dataloader_drop_last,
             seed=args.seed if args.data_seed is None else args.data_seed,
         )
-        self._tell_shapes(sampler, self._small_because(dataset, is_training=True))
-        return sampler
 
-    def _tell_shapes(self, sampler: Bucketed, small: str | None) -> None:
-        """Put the lengths into the plan, with what they save."""
-        buckets, lengths = sampler.layout["buckets"], sampler.lengths
-        now = 1 - lengths.sum() / sampler.padded().sum()
-        otherwise = padding_share(lengths, max(buckets[-1], int(lengths.max())))
+    def _tell_shapes(self, buckets: tuple[int, ...], sampler: Any, small: str | None) -> None:
+        """Put the lengths into the plan, with what they save where that is known."""
         told = f"buckets of {', '.join(map(str, buckets))}"
-        told += f": padding {now:.0%} instead of {otherwise:.0%}".replace("%", " %")
+        if isinstance(sampler, Bucketed):
+            lengths = sampler.lengths
+            now = 1 - lengths.sum() / sampler.padded().sum()
+            otherwise = padding_share(lengths, max(buckets[-1], int(lengths.max())))
+            told += f": padding {now:.0%} instead of {otherwise:.0%}".replace("%", " %")
         if small is not None:
             told += f"; the last batch stays small: {small}"
         self._session.revise("shapes", "buckets", told, step=0)
@@ -99,15 +109,15 @@ class Shapes(Reports):
     ) -> ToBuckets:
         """Return the collator with its batches padded to the run's lengths."""
         tokenizer = self.processing_class
+        left = getattr(tokenizer, "padding_side", "right") == "left"
+        if not left:
+            _check_end_is_found(base_model(self.model))
         buckets = self._length_buckets(dataset)
-        loaders = self._run.options.loaders
-        rows: int | None = batch_size
-        if loaders.split_batches:
-            rows = batch_size // self.args.world_size
-        if not _walks_all(sampler, dataset) or self._small_because(
-            dataset, is_training=is_training
-        ):
-            rows = None
+        split = self._run.options.loaders.split_batches
+        small = self._small_because(dataset, is_training=is_training)
+        small = small or _deals_otherwise(sampler, dataset)
+        if is_training:
+            self._tell_shapes(buckets.inputs, sampler, small)
         return ToBuckets(
             collate,
             buckets.inputs,
@@ -116,11 +126,12 @@ class Shapes(Reports):
                 "decoder_input_ids": self._pad_token,
                 "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
             },
-            left=getattr(tokenizer, "padding_side", "right") == "left",
+            left=left,
             input_name=self._input_name,
-            limit=self._longest_input,
+            names=buckets.names,
+            limits=self._limits,
             target_lengths=buckets.targets,
-            rows=rows,
+            rows=None if small else batch_size // (self.args.world_size if split else 1),
             fills_unlabelled=not is_training,
         )
 
@@ -156,9 +167,9 @@ class Shapes(Reports):
 
     @property
     def _pad_token(self) -> int:
-        pad = getattr(self.processing_class, "pad_token_id", None)
-        if pad is None:
-            pad = getattr(getattr(self.model, "config", None), "pad_token_id", None)
+        """The token that pads: the model's, if it goes by one, else the tokenizer's."""
+        own = _own_pad_token(base_model(self.model))
+        pad = getattr(self.processing_class, "pad_token_id", None) if own is None else own
         return pad if isinstance(pad, int) else 0
 
     @property
@@ -167,14 +178,13 @@ class Shapes(Reports):
         return str(names[0])
 
     @property
-    def _longest_input(self) -> int | None:
-        """How many tokens the model reads, as well as can be told."""
+    def _limits(self) -> tuple[int, ...]:
+        """The numbers of tokens that the tokenizer or the model may read at most, ascending."""
         config = getattr(base_model(self.model), "config", None)
-        known = (
-            getattr(self.processing_class, "model_max_length", None),
-            getattr(config, "max_position_embeddings", None),
-        )
-        return min((limit for limit in known if isinstance(limit, int)), default=None)
+        parts = (config, *getattr(config, "__dict__", {}).values())  # a text's, a decoder's
+        known = [getattr(part, name, None) for part in parts for name in _LONGEST]
+        known.append(getattr(self.processing_class, "model_max_length", None))
+        return tuple(sorted({n for n in known if isinstance(n, int) and 0 < n < _NO_LIMIT}))
 
     def _length_buckets(self, dataset: Any) -> Lengths:
         """Return the lengths of the run: as listed, or chosen from what is trained on, once."""
@@ -183,7 +193,8 @@ class Shapes(Reports):
         kept = self._chosen_buckets
         if kept is None or kept[0] is not source or kept[1] != asked:
             inputs = asked[0] if isinstance(asked[0], tuple) else self._choose_buckets(source)
-            found = Lengths(inputs, self._target_lengths(as_rows(source), inputs))
+            rows = as_rows(source)
+            found = Lengths(inputs, self._target_lengths(rows, inputs), self._by_token(rows))
             self._chosen_buckets = kept = (source, asked, found)
         return kept[2]
 
@@ -203,7 +214,7 @@ class Shapes(Reports):
                 fix="list the lengths, as in length_buckets=[64, 128, 256], or leave it out.",
             )
         lengths = self._lengths_of(as_rows(source))
-        limit = self._longest_input
+        limit = next((most for most in self._limits if most >= lengths.max(initial=0)), None)
         if asked != "auto":
             assert isinstance(asked, int)  # a list is no choice
             return choose(lengths, asked, _MULTIPLE, limit=limit)
@@ -235,19 +246,29 @@ class Shapes(Reports):
 
     def _target_lengths(self, source: Any, buckets: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return how long targets are made for each length, where a model reads two sequences."""
-        config = getattr(base_model(self.model), "config", None)
-        if not getattr(config, "is_encoder_decoder", False) or not _can_be_read(source):
+        if not _writes(base_model(self.model)) or not _can_be_read(source):
             return None
-        try:
-            targets = self._count_lengths(source, "", "labels")
-        except BadInput:  # no labels to count: none to pad
+        if num_values(_looked_at(source).get("labels")) is None:  # none to pad
             return None
+        targets = self._count_lengths(source, "", "labels")
         place = np.searchsorted(buckets, self._lengths_of(source)).clip(max=len(buckets) - 1)
         longest = np.ones(len(buckets), dtype=np.int64)
         np.maximum.at(longest, place, targets)
         # A short sample may move up to any longer bucket.
         longest = np.maximum.accumulate(longest)
         return tuple((-(-longest // _MULTIPLE) * _MULTIPLE).tolist())
+
+    def _by_token(self, source: Any) -> frozenset[str]:
+        """Return what has a value for each token, as the model and the first samples tell."""
+        model, name = base_model(self.model), self._input_name
+        first = _looked_at(source)
+        size, found = num_values(first.get(name)), BY_TOKEN
+        for index in range(1, min(len(source), _LOOKED_AT) if size is not None else 0):
+            other = _looked_at(source, index)
+            if num_values(other.get(name)) != size:
+                found = columns_by_token(first, other, name)
+                break
+        return found - {"labels"} if _writes(model) or _names_classes(model) else found
 
     def _small_because(self, dataset: Any, *, is_training: bool) -> str | None:
         """Say why a last batch cannot be filled with rows that count nothing; None where it can."""
@@ -273,9 +294,8 @@ def _loss_counts_all(model: nn.Module) -> str | None:
     if getattr(config, "output_router_logits", False):
         return "the loss of its router counts every row"
     problem = getattr(config, "problem_type", None)
-    classifies = kind.__name__.endswith("ForSequenceClassification")
     if problem in ("regression", "multi_label_classification") or (
-        classifies and getattr(config, "num_labels", 2) == 1
+        _names_classes(model) and getattr(config, "num_labels", 2) == 1
     ):
         return "its labels are no classes, and none of their values is left out of the loss"
     return None
@@ -285,12 +305,8 @@ def _unlike_classes(dataset: Any) -> str | None:
     """Say that labels are no whole numbers, where the first sample shows it."""
     if not _can_be_read(dataset):
         return "a stream does not tell how many samples come"
-    before = hold()
-    try:
-        first = dataset[0] if len(dataset) else None
-    finally:
-        put_back(before)
-    labels = next((first[n] for n in _NAMES if isinstance(first, dict) and n in first), None)
+    first = _looked_at(dataset)
+    labels = next((first[n] for n in _NAMES if n in first), None)
     if labels is not None and np.asarray(labels).dtype.kind == "f":
         return "its labels are no classes, and none of their values is left out of the loss"
     return None
@@ -300,9 +316,67 @@ def _can_be_read(dataset: Any) -> bool:
     return not isinstance(dataset, IterableDataset) and has_length(dataset)
 
 
-def _walks_all(sampler: Sampler[Any] | None, dataset: Any) -> bool:
-    """Whether a sampler of ours deals every sample once, so that the last batch is known."""
-    return type(sampler) in (Bucketed, SequentialSampler, RandomSampler) and _can_be_read(dataset)
+def _looked_at(dataset: Any, index: int = 0) -> Mapping[str, Any]:
+    """Return a sample, with nothing drawn by it; an empty one where it has no names."""
+    if not _can_be_read(dataset) or index >= len(dataset):
+        return {}
+    before = hold()
+    try:
+        found = dataset[index]
+    finally:
+        put_back(before)
+    return found if isinstance(found, Mapping) else {}
+
+
+def _deals_otherwise(sampler: Sampler[Any] | None, dataset: Any) -> str | None:
+    """Say that another number of samples may come than there are; None where it is the same."""
+    dealt: Any = sampler.lengths if isinstance(sampler, Bucketed) else sampler
+    known = type(sampler) in (Bucketed, SequentialSampler, RandomSampler)
+    if known and _can_be_read(dataset) and len(dealt) == len(dataset):
+        return None
+    return "the sampler is your own"
+
+
+def _names_classes(model: nn.Module) -> bool:
+    """Whether a model of transformers gives a whole text a class."""
+    return any(
+        kind.__module__.startswith("transformers.")
+        and kind.__name__.endswith("ForSequenceClassification")
+        for kind in type(model).__mro__
+    )
+
+
+def _writes(model: nn.Module) -> bool:
+    """Whether a model reads two sequences: the second is what it learns to write."""
+    classifies = any("Classification" in kind.__name__ for kind in type(model).__mro__)
+    config = getattr(model, "config", None)
+    return bool(getattr(config, "is_encoder_decoder", False)) and not classifies
+
+
+def _own_pad_token(model: nn.Module) -> int | None:
+    """Return the token that the model takes for padding; None where it knows of none."""
+    config = getattr(model, "config", None)
+    pad = getattr(getattr(config, "text_config", None) or config, "pad_token_id", None)
+    return pad if isinstance(pad, int) and pad >= 0 else None
+
+
+def _check_end_is_found(model: nn.Module) -> None:
+    """Refuse a model that would take the end of the padding for the end of a text."""
+    if not _names_classes(model):
+        return
+    if getattr(model.config, "summary_type", None) == "last":
+        why = "it reads a text's class from the last place, which padding on the right takes"
+        fix = "pass processing_class=, a tokenizer with padding_side='left'"
+    elif _own_pad_token(model) is None:
+        why = "its configuration has no pad_token_id, so that it may read the class from padding"
+        fix = "set model.config.pad_token_id = tokenizer.pad_token_id"
+    else:
+        return
+    raise BadInput(
+        f"Cannot use length_buckets with {type(model).__name__}.",
+        why=f"{why}.",
+        fix=f"{fix}, or leave length_buckets out.",
+    )
 
 
 def _is_ours(method: Any) -> bool:

@@ -19,15 +19,34 @@ _COARSE = 64  # what is longer than all lengths is rounded up to these: few new 
 _FILL = {"attention_mask": 0, "token_type_ids": 0, "special_tokens_mask": 1, "labels": IGNORED}
 _MASK = "attention_mask"
 _TARGETS = ("labels", "decoder_input_ids", "decoder_attention_mask")
+_LABELS = ("label", "label_ids")  # collators call them "labels"
+BY_TOKEN = frozenset(
+    {
+        "attention_mask",
+        "bbox",
+        "global_attention_mask",
+        "input_pronunciation_ids",
+        "input_shape_ids",
+        "labels",
+        "langs",
+        "mm_token_type_ids",
+        "position_ids",
+        "special_tokens_mask",
+        "token_type_ids",
+        "xpath_subs_seq",
+        "xpath_tags_seq",
+    }
+)
+"""What models of transformers take that has a value for each token of a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToBuckets:
     """A collator's batches, made as long as the next of `lengths`, and as many rows as `rows`.
 
-    What is as long as the inputs grows with them: whole numbers and truth values, filled by
-    their name (`fills`), else with 0. Rows that only fill a batch up repeat its first one, and
-    have the label that no loss counts.
+    What has a value for each token (`names`) grows with the inputs, filled by its name (`fills`),
+    else with 0; anything else may be as wide as a batch by chance. Rows that only fill a batch up
+    repeat its first one, and have the label that no loss counts.
     """
 
     collate: Callable[[list[Any]], Any]
@@ -35,8 +54,10 @@ class ToBuckets:
     fills: Mapping[str, int] = field(default_factory=dict)
     left: bool = False
     input_name: str = "input_ids"
-    limit: int | None = None
-    """The longest that the model reads: nothing is rounded up beyond it."""
+    names: frozenset[str] = BY_TOKEN
+    """What has a value for each token, besides the inputs."""
+    limits: tuple[int, ...] = ()
+    """What the model is known to read, ascending: nothing is rounded up beyond the next."""
     target_lengths: tuple[int, ...] | None = None
     """The length of a second sequence (a translation's labels) for each of `lengths`."""
     rows: int | None = None
@@ -58,30 +79,45 @@ class ToBuckets:
 
     def _padded(self, batch: Any, inputs: Tensor) -> Any:
         width = inputs.shape[-1]
-        wanted = fitting(self.lengths, width, self.limit)
-        if wanted > width and _MASK not in batch:
-            raise BadInput(
-                "Cannot pad a batch to length_buckets.",
-                why="it has no attention_mask, so the model would read the padding.",
-                fix="let the tokenizer or the data_collator give an attention_mask, or leave "
-                "length_buckets out.",
-            )
+        wanted = fitting(self.lengths, width, self.limits)
+        if wanted > width:
+            self._check_can_grow(batch, inputs)
         for name, value in list(batch.items()):
             if not isinstance(value, Tensor) or value.ndim < 2:
                 continue
             if self.target_lengths is not None and name in _TARGETS:
                 more = self._target_length(wanted, value.shape[1]) - value.shape[1]
                 batch[name] = self._longer(name, value, more, 1)
-            elif value.shape[: inputs.ndim] == inputs.shape and _is_counted(name, value):
+            elif value.shape[: inputs.ndim] == inputs.shape and self._is_by_token(name, value):
                 batch[name] = self._longer(name, value, wanted - width, inputs.ndim - 1)
         return batch
+
+    def _check_can_grow(self, batch: Any, inputs: Tensor) -> None:
+        """Refuse a batch that a model would read otherwise with padding."""
+        if _MASK not in batch:
+            why = "it has no attention_mask, so the model would read the padding"
+            fix = (
+                "let the tokenizer or the data_collator give an attention_mask, or leave "
+                "length_buckets out."
+            )
+        elif inputs.is_floating_point():
+            why = f"its {self.input_name!r} are no tokens, and nothing says what pads them"
+            fix = "leave length_buckets out: it is for texts."
+        else:
+            return
+        raise BadInput("Cannot pad a batch to length_buckets.", why=f"{why}.", fix=fix)
+
+    def _is_by_token(self, name: str, value: Tensor) -> bool:
+        """Whether this grows with the inputs; labels that are no classes have no fill."""
+        if name == "labels" and value.is_floating_point():
+            return False
+        return name == self.input_name or name in self.names
 
     def _target_length(self, length: int, width: int) -> int:
         """Return how long targets are beside inputs of this length: one width for each."""
         assert self.target_lengths is not None
         place = min(bisect_left(self.lengths, length), len(self.lengths) - 1)
-        wanted = self.target_lengths[place]
-        return wanted if width <= wanted else -(-width // _COARSE) * _COARSE
+        return fitting(self.target_lengths[place : place + 1], width, self.limits)
 
     def _longer(self, name: str, value: Tensor, more: int, dim: int) -> Tensor:
         if more <= 0:
@@ -127,19 +163,48 @@ class ToBuckets:
         return self.rows is not None and isinstance(batch, Mapping) and self._can_mask(batch)
 
 
-def fitting(lengths: Sequence[int], width: int, limit: int | None = None) -> int:
-    """Return the next of some ascending lengths; beyond them a multiple of 64, up to `limit`.
+def columns_by_token(
+    one: Mapping[str, Any], other: Mapping[str, Any], input_name: str = "input_ids"
+) -> frozenset[str]:
+    """Return what has a value for each token, as two samples of unlike lengths show.
 
-    >>> [fitting((16, 32), width, limit=100) for width in (9, 32, 33, 99, 101)]
-    [16, 32, 64, 100, 101]
+    What is as long in both has none. Of what they do not show, the name decides.
+
+    >>> short = {"input_ids": [5, 6], "votes": [1, 0], "parts": [7, 7, 7]}
+    >>> found = columns_by_token(short, {**short, "input_ids": [5, 6, 7], "votes": [1, 0, 1]})
+    >>> "votes" in found, "parts" in found, "attention_mask" in found
+    (True, False, True)
+    """
+    inputs = num_values(one.get(input_name)), num_values(other.get(input_name))
+    found = set(BY_TOKEN)
+    if inputs[0] == inputs[1]:
+        return BY_TOKEN
+    for name in one.keys() & other.keys():
+        sizes = num_values(one[name]), num_values(other[name])
+        given = "labels" if name in _LABELS else name
+        if sizes == inputs:
+            found.add(given)
+        elif sizes[0] == sizes[1] is not None:
+            found.discard(given)
+    return frozenset(found)
+
+
+def num_values(value: Any) -> int | None:
+    """Return how many values there are; None where this is a single one, or a text."""
+    if isinstance(value, str | bytes) or not hasattr(value, "__len__"):
+        return None
+    return len(value) if getattr(value, "ndim", 1) else None
+
+
+def fitting(lengths: Sequence[int], width: int, limits: Sequence[int] = ()) -> int:
+    """Return the next of some ascending lengths, or beyond them a multiple of 64.
+
+    It is not above the next of `limits`, which ascend too. One that is below the width already
+    is none: the batch is there.
+
+    >>> [fitting((16, 32), width, limits=(20, 100)) for width in (9, 17, 21, 33, 99, 101)]
+    [16, 20, 32, 64, 100, 128]
     """
     place = bisect_left(lengths, width)
-    if place < len(lengths):
-        return lengths[place]
-    coarse = -(-width // _COARSE) * _COARSE
-    return coarse if limit is None else max(width, min(coarse, limit))
-
-
-def _is_counted(name: str, value: Tensor) -> bool:
-    """Whether this is a value for each token: scores of classes may be as many by chance."""
-    return name == _MASK or not value.is_floating_point()
+    rounded = lengths[place] if place < len(lengths) else -(-width // _COARSE) * _COARSE
+    return min(rounded, next((limit for limit in limits if limit >= width), rounded))
