@@ -27,7 +27,7 @@ from anytrain.engine.metrics import Collected, LossMean, gather_rows, own_rows
 from anytrain.engine.recording.meter import Meter
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.update import StepOutput
-from anytrain.engine.tree import take_rows
+from anytrain.engine.tree import leaves, take_rows
 from anytrain.machine.parallel.world import World
 
 Requests = frozenset[Request]
@@ -213,6 +213,8 @@ class Evaluation:
     batch_done: Callable[[Any, Any, Any, Any, bool], None]
     """Told each batch's gathered losses, logits, labels and inputs, and whether it is the last."""
     keep: Predictions = field(default_factory=Predictions)
+    reduce: Callable[[Any, Any], Any] | None = None
+    """What is kept of the logits, from them and the labels; it sees the rows that count alone."""
 
 
 def evaluate(job: Evaluation) -> Predictions:
@@ -220,15 +222,13 @@ def evaluate(job: Evaluation) -> Predictions:
     keep, world = job.keep, job.world
     for batch in job.loader:
         is_last = bool(getattr(job.loader, "end_of_dataloader", False))
-        rows, whole = num_rows(batch), 0
+        own = batch
+        rows = num_rows(batch)
         if is_last and rows is not None:
-            batch, rows, whole = _own(batch, rows, job)
+            batch, own, rows = _own(batch, rows, job)
         loss = logits = labels = inputs = None
         if rows != 0:
-            loss, logits, labels, inputs = job.predict(batch)
-            if rows is not None and rows < whole:
-                part = slice(0, rows)
-                logits, labels, inputs = take_rows((logits, labels, inputs), part, whole)
+            loss, logits, labels, inputs = _predicted(job, batch, own, rows)
         if loss is not None:
             keep.loss.add(loss, rows or 1)
         losses = (
@@ -248,14 +248,36 @@ def evaluate(job: Evaluation) -> Predictions:
     return keep
 
 
-def _own(batch: Any, rows: int, job: Evaluation) -> tuple[Any, int, int]:
-    """Return the last batch as it is predicted, its own rows, and how many come out.
+def _predicted(job: Evaluation, batch: Any, own: Any, rows: int | None) -> tuple[Any, ...]:
+    """Return what comes of a batch's own rows: its loss, logits, labels and kept inputs.
+
+    A batch that has more rows is predicted as it is, and what comes of them cut off. Where
+    something comes out that has no row for each of the batch's, the own ones are predicted alone.
+    """
+    loss, logits, labels, inputs = job.predict(batch)
+    if own is not batch and rows is not None:
+        whole, found = num_rows(batch) or rows, (logits, labels, inputs)
+        if all(_has_rows(leaf, whole) for leaf in leaves(found)):
+            logits, labels, inputs = take_rows(found, slice(0, rows), whole)
+        else:
+            loss, logits, labels, inputs = job.predict(own)
+    if logits is not None and job.reduce is not None:
+        logits = job.reduce(logits, labels)
+    return loss, logits, labels, inputs
+
+
+def _has_rows(leaf: Any, rows: int) -> bool:
+    return leaf is None or (getattr(leaf, "ndim", 0) > 0 and len(leaf) == rows)
+
+
+def _own(batch: Any, rows: int, job: Evaluation) -> tuple[Any, Any, int]:
+    """Return the last batch as it is predicted, with its own rows alone, and how many these are.
 
     Repeats are cut off, or masked where the loader's batches keep to a few shapes.
     """
     remainder = int(getattr(job.loader, "num_unrepeated", -1))
     cut, num_own = own_rows(batch, remainder, job.world.rank, rows)
     shaper: Any = getattr(job.loader, "collate_fn", None)
-    if hasattr(shaper, "hide") and shaper.can_hide(batch):
-        return shaper.hide(batch, num_own), num_own, rows
-    return cut, num_own, num_own
+    if num_own < rows and hasattr(shaper, "hide") and shaper.can_hide(batch):
+        return shaper.hide(batch, num_own), cut, num_own
+    return cut, cut, num_own

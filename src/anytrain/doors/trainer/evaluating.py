@@ -141,8 +141,6 @@ class Evaluating(Data):
         def predict(batch: Any) -> tuple[Any, Any, Any, Any]:
             inputs = self._main_input(batch) if "inputs" in self.args.include_for_metrics else None
             loss, logits, labels = self.prediction_step(model, batch, only_loss, ignore_keys)
-            if logits is not None and self.preprocess_logits_for_metrics is not None:
-                logits = self.preprocess_logits_for_metrics(logits, labels)
             return loss, logits, labels, inputs
 
         def batch_done(*found: Any) -> None:
@@ -151,9 +149,12 @@ class Evaluating(Data):
 
         world = self._session.world
         keep = Predictions() if only_loss else scores.keep()
+        job = Evaluation(
+            dataloader, world, predict, batch_done, keep, self.preprocess_logits_for_metrics
+        )
         give_back = self._lower_precision()
         try:
-            kept = evaluate(Evaluation(dataloader, world, predict, batch_done, keep))
+            kept = evaluate(job)
             predictions, labels, metrics = scores.result(kept)
             loss = kept.loss.value(world)
             num_samples = sum(world.gather_object(kept.num_rows))
