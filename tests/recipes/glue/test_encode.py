@@ -93,6 +93,14 @@ def test_rows_at_once_are_the_rows_one_by_one(tokenizer: Any) -> None:
         Pad(token=0, length=3)(some)
 
 
+@pytest.mark.parametrize(("most", "width"), [(None, 16), (16, 16), (14, 14), (12, 12)])
+def test_batches_are_not_rounded_up_beyond_the_models_places(
+    tokenizer: Any, most: int | None, width: int
+) -> None:
+    rows = _encoded(tokenizer).__getitems__(range(6))
+    assert Pad(token=0, multiple=8, most=most)(rows)["input_ids"].shape == (6, width)
+
+
 def test_a_second_run_takes_the_rows_from_the_disk(
     tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

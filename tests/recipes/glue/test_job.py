@@ -239,6 +239,18 @@ def test_the_best_model_by_f1_is_kept_with_rows_of_like_length_together(
     assert state["best_metric"] == results["eval_f1"]
 
 
+@pytest.mark.parametrize("padding", [[], ["--pad_to_max_length", "false"]])
+def test_a_model_with_an_odd_number_of_places_learns_in_half_precision(
+    padding: list[str], tmp_path: Path, tiny: Path
+) -> None:
+    train = write_rows(tmp_path / "train.tsv", pairs(40))
+    places = ("--config_overrides", f"{OVERRIDES},max_position_embeddings=17")
+    words = ("--model_name_or_path", tiny, *places, "--train_file", train, "--task_name", "mrpc")
+    short = "--max_seq_length 17 --max_steps 5 --per_device_train_batch_size 8 --precision bf16"
+    results = _glue(tmp_path / "out", *words, "--do_train", *padding, short=short)
+    assert results["train_samples"] == 40
+
+
 def test_a_run_cut_short_after_its_last_step_only_finishes(
     tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -43,6 +43,7 @@ class Encoded(MapStyle):
     """Tokenized rows: each column is one array of numbers, with where each row begins."""
 
     draws_nothing = True  # a row is what it is, whatever the seed
+    loads_alike = True  # and whoever reads it
 
     def __init__(self, columns: Mapping[str, Sequence[Any]], labels: Any = None) -> None:
         self._take(_flattened(columns), labels)
@@ -89,11 +90,14 @@ class Pad:
     """Make a batch of rows: as long as the longest, or as `length` where that is given."""
 
     draws_nothing: ClassVar[bool] = True
+    loads_alike: ClassVar[bool] = True
     token: int
     segment: int = 0
     left: bool = False
     length: int | None = None
     multiple: int = 1
+    most: int | None = None
+    """The most places that the model has: nothing is rounded up beyond it."""
 
     def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, torch.Tensor]:
         """Return the rows as tensors, with `labels` where the rows have a label."""
@@ -122,6 +126,8 @@ class Pad:
                 fix="cut the rows when they are tokenized.",
             )
         width = -(-(self.length or longest) // self.multiple) * self.multiple
+        if self.most is not None:
+            width = max(longest, min(width, self.most))
         if self.left:
             across = np.arange(width) - (width - counts)[:, None]
             return begins[:, None] + across, across >= 0

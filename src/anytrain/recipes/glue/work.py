@@ -102,13 +102,15 @@ class Work:
     def _collator(self) -> Pad:
         training = self.job.training
         half = training.bf16 or training.fp16 or training.precision not in (None, "no")
+        by_batch = training.length_buckets is None and not self.job.data.pad_to_max_length
         return Pad(
             token=self.tokenizer.pad_token_id,
             segment=self.tokenizer.pad_token_type_id,
             left=self.tokenizer.padding_side == "left",
             length=self.length if self.job.data.pad_to_max_length else None,
-            # Tensor cores take multiples of 8.
-            multiple=8 if half and not self.job.data.pad_to_max_length else 1,
+            # Tensor cores take multiples of 8; length_buckets round up by themselves.
+            multiple=8 if half and by_batch else 1,
+            most=self.length,
         )
 
     def introduction(self) -> str:
