@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from anytrain.core.errors import BadInput, Notice
+from anytrain.engine.data.alike import unlike
 from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length, token_cache
 from anytrain.recipes.glue.labels import Labels
 from anytrain.recipes.glue.table import Table
@@ -150,3 +152,8 @@ def test_a_tokenizer_without_a_limit_takes_the_models(tokenizer: Any, tmp_path: 
         model_max_length=10**30, num_special_tokens_to_add=tokenizer.num_special_tokens_to_add
     )
     assert fitting_length(99, endless, SimpleNamespace(), pairs=False) == 99
+
+
+def test_rows_and_batches_may_be_made_by_any_process(tokenizer: Any) -> None:
+    rows: Any = _encoded(tokenizer)
+    assert unlike(DataLoader(rows, collate_fn=Pad(token=0))) is None
