@@ -95,7 +95,7 @@ MACHINE = {
 def test_the_report_names_precisions_ratios_the_missing_and_every_run() -> None:
     found = Outcome(SETTINGS, MACHINE, "2026-01-01", RUNS, {"fabric-bf16": "it is not there"})
     told = report.markdown(found)
-    assert "| anytrain | anytrain Trainer, glue's padding | bf16 | buckets | 2.00 |" in told
+    assert "| anytrain | anytrain Trainer, as `anytrain glue` | bf16 | buckets | 2.00 |" in told
     assert "10.00x | 3.00x raw-bf16 |" in told
     assert "- fabric-bf16: left out, it is not there." in told
     assert "All learnt the same" in told

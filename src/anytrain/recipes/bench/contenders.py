@@ -43,7 +43,7 @@ def _table() -> dict[str, Contender]:
     fabric, raw = f"{_HERE}.peers:fabric_loop", f"{_HERE}.raw:loop"
     hf_padded = "HF Trainer"
     rows = (
-        ("anytrain", "anytrain Trainer, glue's padding", ours, "anytrain", "auto", "buckets"),
+        ("anytrain", "anytrain Trainer, as `anytrain glue`", ours, "anytrain", "auto", "buckets"),
         ("anytrain-bf16-padded", "anytrain Trainer", ours, "anytrain", "bf16", "max"),
         ("anytrain-fp32", "anytrain Trainer", ours, "anytrain", "fp32", "buckets"),
         ("anytrain-fp32-padded", "anytrain Trainer", ours, "anytrain", "fp32", "max"),

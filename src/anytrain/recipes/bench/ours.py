@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -13,18 +14,23 @@ from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.recipes.bench import trainers
 from anytrain.recipes.bench.task import MAX_GRAD_NORM, Task, Trained
+from anytrain.recipes.glue import quick
 
 
 def trainer(task: Task) -> Trained:
-    """Train with the Trainer, with the precision and the padding that `anytrain glue` takes.
-
-    What that takes besides on a CPU (quicker dropout, eager attention) is left out.
-    """
-    more = {"length_buckets": "auto"} if task.padding == "buckets" else {}
+    """Train with the Trainer; with buckets, as `anytrain glue` does, also in what it draws."""
+    more: dict[str, Any] = {}
+    if task.padding == "buckets":
+        more = {"length_buckets": "auto", "around": _quick}
     made, loss = trainers.train(
         task, Trainer, TrainingArguments, TrainerCallback, precision=_spelt(task), **more
     )
     return Trained(made.model, loss, *_decided(made.accelerator))
+
+
+def _quick(made: Trainer) -> AbstractContextManager[Any]:
+    quick.take(made)
+    return quick.in_use(made)
 
 
 def own_loop(task: Task) -> Trained:

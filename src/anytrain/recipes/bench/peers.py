@@ -17,7 +17,7 @@ def hf_trainer(task: Task) -> Trained:
     """Train with transformers' Trainer."""
     import transformers
 
-    more = {} if task.precision == "fp32" else {task.precision: True}
+    more: dict[str, Any] = {} if task.precision == "fp32" else {task.precision: True}
     made, loss = trainers.train(
         task,
         transformers.Trainer,

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from anytrain.recipes.bench.task import MAX_GRAD_NORM, Task
 
 
 def train(
-    task: Task, trainer: Any, arguments: Any, callback: Any, **more: Any
+    task: Task,
+    trainer: Any,
+    arguments: Any,
+    callback: Any,
+    around: Callable[[Any], AbstractContextManager[Any]] = nullcontext,
+    **more: Any,
 ) -> tuple[Any, float]:
-    """Train with the classes of one library; return its trainer and the mean loss."""
+    """Train with the classes of one library; return its trainer and the mean loss.
+
+    `around` gives what the training runs in, from the trainer.
+    """
 
     class Told(callback):  # type: ignore[misc]  # each library has a class of its own
         """Pass on that a step is done."""
@@ -44,6 +54,6 @@ def train(
             data_collator=task.collator(multiple=1 if task.precision == "fp32" else 8),
             callbacks=[Told()] if task.watch is not None else None,
         )
-        with task.timed():
+        with around(made), task.timed():
             result = made.train()
     return made, float(result.training_loss)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from anytrain.recipes import folder
-from anytrain.recipes.glue import models, predict, scores
+from anytrain.recipes.glue import models, predict, quick, scores
 from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length, token_cache
 from anytrain.recipes.glue.job import Checked, Metrics
 from anytrain.recipes.glue.table import Table
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from anytrain.doors.trainer import Trainer
 
 T = TypeVar("T")
-_ATTENTION_DROPOUT = ("attention_probs_dropout_prob", "attention_dropout", "attn_pdrop")
 
 
 class Work:
@@ -44,24 +42,8 @@ class Work:
         model = self._model(parts)
         self.train_set, self.eval_sets = rows.result()
         self.trainer = self._trainer(model)
-        if training.do_train and self._on_cpu:
-            self._take_quick_kernels()
-
-    @property
-    def _on_cpu(self) -> bool:
-        return bool(self.trainer.accelerator.device.type == "cpu")
-
-    def _take_quick_kernels(self) -> None:
-        """Take what trains faster on a processor, whatever the precision, and put it on record."""
-        model: Any = self.trainer.model
-        taken = ["quick dropout"]
-        drops = any(getattr(model.config, name, 0) for name in _ATTENTION_DROPOUT)
-        if drops and getattr(model.config, "_attn_implementation", None) == "sdpa":
-            # With dropout, torch's own attention leaves bf16 on a CPU and computes in float32.
-            model.set_attn_implementation("eager")
-            taken.append("eager attention")
-        because = "faster on a CPU: the same model, with other draws of dropout"
-        self.trainer._session.revise("kernels", ", ".join(taken), because)
+        if training.do_train:
+            quick.take(self.trainer)
 
     def _tokenized(self) -> tuple[Encoded | None, list[tuple[str | None, Encoded]]]:
         """Return the rows to learn from, and the named sets to evaluate."""
@@ -135,14 +117,13 @@ class Work:
     def train(self) -> Metrics:
         """Train to the end, from the newest checkpoint where the run was cut short."""
         from anytrain.doors.trainer.outputs import get_last_checkpoint
-        from anytrain.machine.backends.draws import quick_dropout
 
         trainer, way = self.trainer, self.checked.way
         self._begin()
         resume: Any = self.job.training.resume_from_checkpoint
         if way.kind == "continue":
             resume = get_last_checkpoint(self.job.folder)
-        with quick_dropout() if self._on_cpu else nullcontext():
+        with quick.in_use(trainer):
             result = trainer.train(resume_from_checkpoint=resume)
         trainer.save_model()
         assert self.train_set is not None
