@@ -41,15 +41,21 @@ def test_a_contender_that_fails_is_named_with_its_reason(tmp_path: Path) -> None
 
 
 @pytest.mark.full
-def test_every_peer_trains_and_learns(tmp_path: Path) -> None:
+def test_every_peer_trains_and_ours_learns_what_hf_learns(tmp_path: Path) -> None:
     words = ["--size", "tiny", "--cpu", "--epochs", "6", "--json", "b.json"]
     told = run_command([*BENCH, "glue", *words], cwd=tmp_path, timeout=280).stdout
     found = json.loads((tmp_path / "b.json").read_text())
     assert list(found["left_out"]) == ["hf-tf32"]
     assert len(found["runs"]) == 16
-    # A tiny model learns by leaps, so who leapt a step later may be marked; nobody may be lost.
-    assert all(run["accuracy"] > 0.6 for run in found["runs"])
-    assert "All learnt the same" in told or "(!)" in told
+    # Precision, padding and order differ between contenders, and 42 held-out rows show it. Where
+    # all three are the same, so is what was learnt.
+    runs = {run["name"]: run for run in found["runs"]}
+    for figure in ("train_loss", "accuracy", "eval_loss"):
+        assert runs["anytrain-fp32-padded"][figure] == pytest.approx(runs["hf"][figure], rel=1e-6)
+    # bf16 moves by 1.5 % from run to run of one contender: the comparison's own bound.
+    ours, theirs = (runs[name]["train_loss"] for name in ("anytrain-bf16-padded", "hf-bf16"))
+    assert ours == pytest.approx(theirs, rel=0.1)
+    assert "learnt" in told
 
 
 def test_contenders_can_be_listed_without_loading_torch() -> None:
