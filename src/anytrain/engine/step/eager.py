@@ -72,6 +72,8 @@ class RecordedStep(EagerStep):
     """Whether gradients outlive a batch: then they keep their place."""
     shortcuts: Shortcuts | None = field(default=None, kw_only=True)
     """What does parts of a recorded step in fewer launches; None where torch does them."""
+    without_shortcuts: str = field(default="", kw_only=True)
+    """Why there are none any more."""
     _ends: bool = True
 
     def __call__(self, batch: Any) -> StepOutput:
@@ -139,6 +141,7 @@ class RecordedStep(EagerStep):
     def prepare(self) -> None:
         """Make what must be there before a recording begins."""
         if self.shortcuts is not None and not self.shortcuts.are_there:
+            self.without_shortcuts = self.shortcuts.problem
             self.shortcuts = None
         if self.shortcuts is not None:
             self.shortcuts.prepare(is_whole=True)
@@ -155,8 +158,10 @@ class RecordedStep(EagerStep):
         shortcuts, self.shortcuts = self.shortcuts, None
         if shortcuts is not None:
             shortcuts.clear()
+            self.without_shortcuts = because
         return shortcuts is not None
 
     def how(self) -> str:
-        """Say nothing: all is as usual."""
-        return ""
+        """Say why torch's own kernels do it all, where that is not as planned."""
+        told = self.without_shortcuts
+        return f"by torch's own kernels alone: {told}" if told else ""
