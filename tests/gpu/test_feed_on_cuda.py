@@ -49,6 +49,23 @@ def test_batches_are_whole_while_their_memory_is_used_again(options: dict[str, A
     assert torch.stack(found).tolist() == [[n + 1.0, n + 1.0] for n in range(60)]
 
 
+def test_in_deterministic_mode_new_memory_is_filled_before_the_copy_not_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    data = [dict.fromkeys("abcd", each) for each in batches(30, pinned=True)]
+    _, loader = prepared(data)  # type: ignore[arg-type]
+    found = []
+    torch.use_deterministic_algorithms(True)
+    try:
+        for batch in loader:
+            torch.cuda._sleep(2_000_000)
+            found.append(torch.stack([part.max() for part in batch.values()]))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.stack(found).tolist() == [[n + 1.0] * 4 for n in range(30)]
+
+
 def test_a_walk_left_early_leaves_no_copy_to_spoil_other_memory() -> None:
     _, loader = prepared(batches(8, pinned=True))
     for _ in range(30):

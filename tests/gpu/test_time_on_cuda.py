@@ -78,7 +78,7 @@ def test_a_device_has_run_dry_once_it_is_waited_for() -> None:
 
 
 def test_loading_that_hides_behind_the_device_is_no_wait(tmp_path: Path) -> None:
-    life = train(tmp_path, Heavy(4096, 60), seconds=0.001)
+    life = train(tmp_path, Heavy(4096, 60), seconds=0.005)
     assert life.last["hidden"] > 0.05
     assert life.seconds["data"] < 0.5 * life.last["hidden"]
     finding = judge(life)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
-from functools import partial
 from typing import Any
 
 import torch
@@ -68,7 +67,12 @@ class BlockCall:
         if not (self.block.training and torch.is_grad_enabled()):
             return self.block._call_impl(*args, **kwargs)
         if self.checkpointed and is_plain((args, kwargs)):
-            return checkpoint(partial(self._run, *args, **kwargs), use_reentrant=False)
+            # torch keeps the random state of the devices that it sees in positional arguments.
+            seen = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            return checkpoint(self._run_again, seen, args, kwargs, use_reentrant=False)
+        return self._run(*args, **kwargs)
+
+    def _run_again(self, seen: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
         return self._run(*args, **kwargs)
 
     def _run(self, *args: Any, **kwargs: Any) -> Any:

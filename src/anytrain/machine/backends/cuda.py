@@ -194,8 +194,8 @@ class _SideStream:
         if tensor.device.type != "cpu" or not plain or tensor.requires_grad:
             return tensor.to(self._device)
         copy = torch.empty_like(tensor, device=self._device)
-        if not self._is_open:
-            self._is_open = True
+        if not self._is_open or torch.are_deterministic_algorithms_enabled():
+            self._is_open = True  # in deterministic mode the computing stream fills each new tensor
             self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             # The host's allocator keeps the pinned memory until this stream is through with it.
