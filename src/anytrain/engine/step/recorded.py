@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from anytrain.engine.step.attention import Masks
 from anytrain.engine.step.cuda_graph import Draws
 from anytrain.engine.tree import Slot, put_together, take_apart
 
@@ -115,6 +116,7 @@ class Recordings:
         self._draws: dict[Hashable, Draws] = {}
         """What each shape drew when it ran op by op."""
         self._failed: set[Hashable] = set()
+        self._masks = Masks()
         self._facts: _Facts | None = None
         self._num_forgotten = 0
         self._num_seen: Counter[Hashable] = Counter()
@@ -155,7 +157,7 @@ class Recordings:
             yield
             return
         before, forgotten = _Remains(self._model, self._optimizers), self._num_forgotten
-        with self._recorder.watching() as draws, work.observed():
+        with self._recorder.watching() as draws, self._masks.observed(), work.observed():
             yield
         self._num_seen[kind] += 1
         if self._num_seen[kind] < _WARM_UP:  # the first step may make what later ones use
@@ -231,7 +233,7 @@ class Recordings:
         inputs = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
         before = _Remains(self._model, self._optimizers)
         try:
-            with self._span:
+            with self._span, self._masks.recorded(inputs):
                 work.prepare()
                 self.is_recording = True
                 replay, outputs = self._recorder.record(
