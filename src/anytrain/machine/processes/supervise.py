@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
+from typing import IO, Any, Protocol
 
 GRACE_S = 600.0
 """How long a process may take to save its work after it was asked to stop; a second request ends
@@ -22,7 +23,20 @@ SURVIVOR_GRACE_S = 2.0
 """How long the others get once a rank has died: there is nothing they could finish together."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
-Process = subprocess.Popen[bytes]
+
+class Process(Protocol):
+    """A child as its parent sees it: what `start` returns, or a fork of this process."""
+
+    pid: int
+    returncode: int | Any
+    stdout: IO[bytes] | None
+    stderr: IO[bytes] | None
+
+    def poll(self) -> int | None:
+        """Return the exit code, minus the signal where one ended it; None while it runs."""
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
 
 
 class Stopped(BaseException):
@@ -33,17 +47,33 @@ class Stopped(BaseException):
         self.signum = signum
 
 
-def start(command: Sequence[str], environ: Mapping[str, str], piped: bool = False) -> Process:
+def start(
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    piped: bool = False,
+    pass_fds: Sequence[int] = (),
+) -> Process:
     """Start a process that leads its own session; `piped` hands its output to the caller."""
     out = subprocess.PIPE if piped else None
     return subprocess.Popen(
-        list(command), env=dict(environ), stdout=out, stderr=out, start_new_session=True
+        list(command),
+        env=dict(environ),
+        stdout=out,
+        stderr=out,
+        start_new_session=True,
+        pass_fds=pass_fds,
     )
 
 
-def first_failure(processes: Sequence[Process], interval_s: float = 0.1) -> int | None:
-    """Wait until one fails and return its index, or until all have succeeded and return None."""
-    while True:
+def first_failure(
+    processes: Sequence[Process], interval_s: float = 0.1, timeout_s: float | None = None
+) -> int | None:
+    """Wait until one fails and return its index, or until all have succeeded and return None.
+
+    Past `timeout_s` it raises TimeoutError.
+    """
+    began = time.monotonic()
+    while timeout_s is None or time.monotonic() - began < timeout_s:
         codes = [process.poll() for process in processes]
         failed = [index for index, code in enumerate(codes) if code]
         if failed:
@@ -51,6 +81,7 @@ def first_failure(processes: Sequence[Process], interval_s: float = 0.1) -> int 
         if all(code == 0 for code in codes):
             return None
         time.sleep(interval_s)
+    raise TimeoutError
 
 
 def end(processes: Sequence[Process], signum: int, grace_s: float) -> None:
