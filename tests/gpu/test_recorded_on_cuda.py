@@ -94,6 +94,25 @@ def adapted() -> nn.Module:
     return peft.get_peft_model(model, config)
 
 
+def speaking() -> nn.Module:
+    """Return a GPT-2 whose head, tied to its words, is wide and of an odd width."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(
+        vocab_size=1027,
+        n_positions=32,
+        n_embd=64,
+        n_layer=2,
+        n_head=2,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=1,
+        eos_token_id=1,
+    )
+    torch.manual_seed(0)
+    return transformers.GPT2LMHeadModel(config)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "plain": (bert, {}),
     "dropout": (lambda: bert(dropout=0.1), {}),
@@ -111,6 +130,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         {"gradient_checkpointing": True},
     ),
     "tied": (lambda: twins.gpt2(dropout=0.1), {"train_dataset": unmasked(twins.texts(64))}),
+    "wide and tied": (
+        speaking,
+        {"train_dataset": unmasked(twins.texts(64)), "learning_rate": 1e-3},
+    ),
     "frozen": (frozen, {}),
     "lora": (adapted, {}),
     "skip": (bert, {"on_nonfinite": "skip"}),
@@ -149,7 +172,9 @@ def test_several_lengths_are_several_recordings(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=["fp32", "bf16"])
-@pytest.mark.parametrize("case", ["plain", "accumulation", "tied", "lora", "frozen", "decay"])
+@pytest.mark.parametrize(
+    "case", ["plain", "accumulation", "tied", "wide and tied", "lora", "frozen", "decay"]
+)
 def test_shortcuts_change_results_by_rounding_alone(
     tmp_path: Path, case: str, precision: dict[str, Any]
 ) -> None:

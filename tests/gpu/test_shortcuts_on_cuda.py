@@ -181,3 +181,63 @@ def test_layers_on_rounded_weights_are_autocasts(kernels: Kernels) -> None:
         assert gradient.shape == parameter.shape
         torch.testing.assert_close(gradient.float(), grads[name], rtol=5e-2, atol=2e-3)
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+class NewGELU(nn.Module):
+    """A GELU written out, as language models have it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return 0.5 * x * (1.0 + torch.tanh(0.7978845608 * (x + 0.044715 * torch.pow(x, 3.0))))
+
+
+class Speaking(nn.Module):
+    """An embedding, a layer with a GELU behind it, and a head that may share the embedding."""
+
+    def __init__(self, *, tied: bool, biased: bool) -> None:
+        super().__init__()
+        self.words = nn.Embedding(1027, 64)
+        self.inner, self.act, self.outer = nn.Linear(64, 256), NewGELU(), nn.Linear(256, 64)
+        self.head = nn.Linear(64, 1027, bias=biased)
+        if tied:
+            self.head.weight = self.words.weight
+
+    def forward(self, words: torch.Tensor) -> torch.Tensor:
+        return self.head(self.outer(self.act(self.inner(self.words(words)))))
+
+
+@pytest.mark.parametrize("biased", [True, False])
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_wide_head_and_a_gelu_are_autocasts(kernels: Kernels, tied: bool, biased: bool) -> None:
+    torch.manual_seed(0)
+    model = Speaking(tied=tied, biased=biased).cuda()
+    words = torch.randint(1027, (16, 33), device="cuda")
+
+    def run() -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = model(words).float()
+        loss = nn.functional.cross_entropy(logits[:, :-1].reshape(-1, 1027), words[:, 1:].flatten())
+        loss.backward()
+        return loss.detach()
+
+    sightings = Sightings(model)
+    with sightings.watched():
+        expected = run()
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    groups = sightings.groups()
+    assert sorted(group.width for group in groups) == [64, 256, 1088]
+    halves = Halves(kernels, model, groups)
+    assert [module for module, _ in halves._gelus] == [model.act]
+    for _ in range(2):  # a replay finds what the first has left
+        with halves.used():
+            found = run()
+        torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
+        for name, parameter in model.named_parameters():
+            gradient = halves.gradient(parameter)
+            assert gradient is not None, name
+            assert gradient.shape == parameter.shape
+            assert gradient.is_contiguous()
+            torch.testing.assert_close(gradient.float(), grads[name], rtol=5e-2, atol=2e-3)
+        halves.clear()
+        model.zero_grad()
+    assert all("forward" not in vars(module) for module in model.modules())

@@ -3,7 +3,7 @@
 Autocast rounds each weight by itself, turns each weight's gradient back to float32, and rounds a
 layer's input anew for each layer that reads it. The values are the same here; the launches are
 fewer, and gradients stay in the bfloat16 that they were computed in. A layer norm, which autocast
-computes in float32, gives its result in both precisions at once.
+computes in float32, gives its result in both precisions at once, and a GELU is one kernel.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from anytrain.engine.optim.fused import FusedAdam
+from anytrain.engine.step.gelu import Form, form_of
 from anytrain.engine.step.layers import HALF, Group, is_norm, normalize
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
 
@@ -47,8 +48,10 @@ class Halves:
             copy = leaf.detach()[where]
             row[0], row[1], row[5] = parameter.data_ptr(), copy.data_ptr(), parameter.numel()
         self._rows = rows.to(device)
-        self._scratch = scratch_for(max(sum(group.widths) for group in groups), device)
+        self._scratch = scratch_for(max(group.width for group in groups), device)
         self._norms: list[Any] = [m for m in model.modules() if is_norm(m, kernels)]
+        found = ((module, form_of(module)) for module in model.modules())
+        self._gelus = [(module, form) for module, form in found if form is not None]
         self._last: _Pair | None = None
         self._normed: _Pair | None = None
 
@@ -63,20 +66,21 @@ class Halves:
     def used(self) -> Iterator[None]:
         """Round all weights, and let the model's layers use them inside the block."""
         self._kernels.launch("halve", (len(self._chunks), 1), [self._rows, self._chunks])
-        layers = [layer for group in self._groups for layer in group.layers]
-        for group in self._groups:
-            for number, layer in enumerate(group.layers):
-                vars(layer)["forward"] = self._linear(group, number)
-        for norm in self._norms:
-            vars(norm)["forward"] = self._norm(norm)
+        instead = [
+            *((x, self._linear(g, n)) for g in self._groups for n, x in enumerate(g.layers)),
+            *((norm, self._norm(norm)) for norm in self._norms),
+            *((gelu, _rounded_gelu(gelu, form)) for gelu, form in self._gelus),
+        ]
+        for module, forward in instead:
+            vars(module)["forward"] = forward
         try:
             yield
         finally:
             self._last = self._normed = None
             for group in self._groups:
                 group.forget()
-            for layer in (*layers, *self._norms):
-                del vars(layer)["forward"]
+            for module, _ in instead:
+                del vars(module)["forward"]
 
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """Return a parameter's gradient, wherever the backward pass has left it."""
@@ -139,3 +143,18 @@ class Halves:
         if self._last is None or not self._last.is_of(inputs):
             self._last = _Pair(inputs, inputs._version, inputs.to(HALF))
         return self._last.rounded
+
+
+def _rounded_gelu(gelu: Any, form: Form) -> Callable[..., torch.Tensor]:
+    """Return a GELU whose result is as precise as what it reads, if that is rounded."""
+    plain = type(gelu).forward
+
+    def forward(*given: Any, **more: Any) -> torch.Tensor:
+        inputs = given[0] if given else None
+        is_rounded = isinstance(inputs, torch.Tensor) and inputs.dtype == HALF
+        if is_rounded and len(given) == 1 and not more and torch.is_autocast_enabled("cuda"):
+            return form(given[0])
+        result: torch.Tensor = plain(gelu, *given, **more)
+        return result
+
+    return forward

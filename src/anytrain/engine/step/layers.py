@@ -26,20 +26,29 @@ from anytrain.machine.backends.cuda_kernels import (
 HALF = torch.bfloat16
 _ALIGNED = 16
 _MOST_PARTS = 8
+_WIDE = 1024
+_EVEN = 64
+"""Multiplications of a width that is a multiple of this have the fast kernels."""
 Scratch = tuple[torch.Tensor, torch.Tensor]
 
 
 class Group:
-    """Linear layers that read one input, with their rounded weights; most often only one."""
+    """Linear layers that read one input, with their rounded weights; most often only one.
+
+    A wide layer of an odd width, as a head over a vocabulary is, gets rows of zeros at its end.
+    """
 
     def __init__(self, layers: list[Any]) -> None:
         self.layers = layers
         self.is_turned = _is_turned(layers[0])
         self.widths = [width_of(layer) for layer in layers]
+        self.width = sum(self.widths)
+        if self.width >= _WIDE and self.width % 8 and not self.is_turned:
+            self.width += -self.width % _EVEN
         first = layers[0]
-        shape = first.weight.shape if self.is_turned else (sum(self.widths), first.weight.shape[1])
+        shape = first.weight.shape if self.is_turned else (self.width, first.weight.shape[1])
         self.weight = _leaf(shape, first.weight)
-        self.bias = None if first.bias is None else _leaf((sum(self.widths),), first.bias)
+        self.bias = None if first.bias is None else _leaf((self.width,), first.bias)
         self._last: tuple[torch.Tensor, int, tuple[torch.Tensor, ...]] | None = None
 
     def parts(self) -> Iterator[tuple[nn.Parameter, torch.Tensor, slice]]:
@@ -58,7 +67,8 @@ class Group:
         """Return what one of the layers makes of an input; the others' results are kept."""
         last = self._last
         if last is None or last[0] is not inputs or last[1] != inputs._version:
-            whole = _linear(inputs, self.weight, self.bias, (kernels, scratch, self.is_turned))
+            how = kernels, scratch, self.is_turned, sum(self.widths)
+            whole = _linear(inputs, self.weight, self.bias, how)
             single = len(self.widths) == 1
             results = (whole,) if single else whole.split(self.widths, dim=-1)
             last = self._last = inputs, inputs._version, results
@@ -193,20 +203,25 @@ def _are_plain(parameters: list[Any]) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """A linear layer in bfloat16 whose bias gradient is one launch."""
+    """A linear layer in bfloat16 whose bias gradient is one launch.
+
+    Columns behind the width that is asked for are zeros' own, and nobody sees them.
+    """
 
     @staticmethod
     def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, how: Any) -> Any:
         ctx.save_for_backward(inputs, weight)
         ctx.how = how
-        return functional.linear(inputs, weight.t() if how[2] else weight, bias)
+        made = functional.linear(inputs, weight.t() if how[2] else weight, bias)
+        return made if made.shape[-1] == how[3] else _narrowed(made, how[3])
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: Any) -> Any:
         inputs, weight = ctx.saved_tensors
-        kernels, scratch, turned = ctx.how
-        gradient = given[0].reshape(-1, given[0].shape[-1]).contiguous()
+        kernels, scratch, turned, _ = ctx.how
+        gradient = given[0].reshape(-1, given[0].shape[-1])
+        gradient = _widened(gradient, weight.shape[1 if turned else 0])
         needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         of_inputs = of_weight = of_bias = None
         if needs_inputs:
@@ -218,6 +233,23 @@ class _Linear(torch.autograd.Function):
         if needs_bias:
             of_bias = _sum_rows(gradient, kernels, scratch)
         return of_inputs, of_weight, of_bias, None
+
+
+def _narrowed(made: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the first columns where they lie; no view to autograd, which would refuse writes."""
+    shape = (*made.shape[:-1], width)
+    return made.new_empty(0).set_(made.untyped_storage(), 0, shape, made.stride())
+
+
+def _widened(gradient: torch.Tensor, width: int) -> torch.Tensor:
+    """Return the gradient with columns of zeros for those that nobody saw."""
+    seen = gradient.shape[1]
+    if seen == width:
+        return gradient.contiguous()
+    made = gradient.new_empty(len(gradient), width)
+    made[:, :seen] = gradient
+    made[:, seen:] = 0
+    return made
 
 
 def _sum_rows(matrix: torch.Tensor, kernels: Kernels, scratch: Scratch) -> torch.Tensor:
