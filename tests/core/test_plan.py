@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
+from types import ModuleType
 
 import pytest
 
@@ -89,6 +91,58 @@ def test_several_processes_on_mps_name_the_way_out() -> None:
 
 def test_downcast_is_for_torch_xla() -> None:
     assert plan(XLA, downcast_bf16="True")["precision"] == "no"
+
+
+def test_bf16_on_a_tpu_is_autocast_and_says_why_not_the_variable() -> None:
+    asked = Wishes(precision=Wish("bf16", "argument"))
+    because = resolve(asked, XLA, JobFacts(), 1).precision.because
+    assert because.startswith("argument; autocast, not XLA_USE_BF16, which would turn float64")
+    assert "torch_tpu has no XLA_USE_BF16" in resolve(asked, TPU, JobFacts(), 1).precision.because
+    assert resolve(asked, CUDA, JobFacts(), 1).precision.because == "argument"
+
+
+@pytest.mark.parametrize("name", ["XLA_USE_BF16", "XLA_DOWNCAST_BF16"])
+def test_a_variable_that_narrows_every_float_is_named(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "1")
+    narrowed = replace(XLA, narrowed_by=environment.narrowing())
+    for asked in (Wishes(), Wishes(precision=Wish("bf16", "argument"))):
+        found = resolve(asked, narrowed, JobFacts(), 1)
+        assert f"{name} is set" in found.precision.because
+        assert "not XLA_USE_BF16" not in found.precision.because
+        assert found.precision_is_free == (asked.precision is None)
+
+
+def test_fp16_on_a_tpu_needs_both_its_numbers_and_its_scaler() -> None:
+    half = replace(TPU, dtypes=("float32", "bfloat16", "float16"))
+    for machine in (TPU, half):
+        with pytest.raises(AnytrainError, match='mixed_precision="bf16"'):
+            plan(machine, precision="fp16")
+    assert plan(replace(half, scales_gradients=True), precision="fp16")["precision"] == "fp16"
+
+
+def test_downcasting_is_set_before_torch_xla_loads_and_refused_after(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(environment.DOWNCAST, raising=False)
+    monkeypatch.setitem(sys.modules, "torch_xla", ModuleType("torch_xla"))
+    with pytest.raises(AnytrainError, match="anytrain launch --downcast_bf16"):
+        environment.downcast()
+    monkeypatch.delitem(sys.modules, "torch_xla")
+    environment.downcast()
+    assert environment.variable(environment.DOWNCAST) == "1"
+    monkeypatch.setitem(sys.modules, "torch_xla", ModuleType("torch_xla"))
+    environment.downcast()  # it was there in time
+
+
+@pytest.mark.parametrize("name", ["ANYTRAIN_DOWNCAST_BF16", "ACCELERATE_DOWNCAST_BF16"])
+def test_downcasting_is_refused_by_the_variables_too(name: str) -> None:
+    asked = environment.read({name: "true"}).wishes
+    with pytest.raises(AnytrainError, match="Cannot use downcast_bf16 on 'tpu'"):
+        resolve(asked, TPU, JobFacts(), 1)
+    silent = environment.read({name: "false"}).wishes  # what a launcher of Accelerate exports
+    assert resolve(silent, TPU, JobFacts(), 1).device.value == "tpu:0"
 
 
 def test_an_argument_beats_a_launch_option_which_beats_the_environment() -> None:

@@ -32,6 +32,8 @@ _NAMES = {
     "stall_s": ("ANYTRAIN_STALL_S",),
 }
 MPS_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
+DOWNCAST = "XLA_DOWNCAST_BF16"
+USE_BF16 = "XLA_USE_BF16"
 _OURS = ("ANYTRAIN_", "ACCELERATE_")
 _OTHERS = (
     "CUDA_VISIBLE_DEVICES",
@@ -42,8 +44,8 @@ _OTHERS = (
     MPS_FALLBACK,
     "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
     "PJRT_DEVICE",
-    "XLA_USE_BF16",
-    "XLA_DOWNCAST_BF16",
+    USE_BF16,
+    DOWNCAST,
     "TORCH_DEVICE_BACKEND_AUTOLOAD",
     "OMP_NUM_THREADS",
     "OMP_WAIT_POLICY",
@@ -102,6 +104,26 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
 def variable(name: str) -> str | None:
     """Return one variable that another library reads; None where it is not set."""
     return os.environ.get(name)
+
+
+def narrowing() -> tuple[str, ...]:
+    """Return the variables, set to 1, by which torch_xla narrows every float."""
+    return tuple(name for name in (USE_BF16, DOWNCAST) if os.environ.get(name) == "1")
+
+
+def downcast() -> None:
+    """Let torch_xla take float32 for bfloat16 in this process; refuse where it is too late."""
+    if os.environ.get(DOWNCAST) == "1":
+        return
+    if "torch_xla" in sys.modules:
+        raise BadInput(
+            "Cannot use downcast_bf16 in this process.",
+            why=f"torch_xla is loaded already, and reads {DOWNCAST} when it loads.",
+            fix=f"start with `anytrain launch --downcast_bf16` or notebook_launcher(..., "
+            f"downcast_bf16=True), export {DOWNCAST}=1, or make the Accelerator before torch_xla "
+            "is imported.",
+        )
+    os.environ[DOWNCAST] = "1"
 
 
 def cache_folder(environ: Mapping[str, str] | None = None) -> Path:

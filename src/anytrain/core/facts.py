@@ -50,10 +50,14 @@ class Capabilities:
     """Whether fp16's loss scaling runs on this device."""
     fuses_optimizer: bool = False
     """Whether torch's fused optimizers run here, which skip a bad step on the device."""
+    traces: bool = False
+    """Whether ops are traced into one graph, which runs where a step ends."""
     slow_dtypes: tuple[str, ...] = ()
     """Of the dtypes, those that are made up from others: they work and gain nothing."""
     bf16_gain: Gain | None = None
     """What bfloat16 gains, where it was measured; None where nobody needed to know."""
+    narrowed_by: tuple[str, ...] = ()
+    """Variables by which the runtime narrows every float, whatever a tensor's dtype says."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,16 @@ PRECISIONS = ("no", "bf16", "fp16")
 _FREE_STEPS = ("your own loop", "default")
 STEPS = ("auto", "eager", "cuda_graph")
 _ENOUGH = 1.1
+_NO = ("", "false", "no", "0")
+# What torch_xla's variables do to every tensor, whatever its dtype says.
+_NARROWS = {
+    "XLA_USE_BF16": "is set: float32 and float64 are bfloat16 in torch_xla",
+    "XLA_DOWNCAST_BF16": "is set: float32 is bfloat16 and float64 is float32 in torch_xla",
+}
+_WHY_AUTOCAST = {
+    "xla": ("autocast, not XLA_USE_BF16, which would turn float64 into bfloat16 too",),
+    "tpu": ("autocast: torch_tpu has no XLA_USE_BF16",),
+}
 _DTYPE_OF = {"no": "float32", "bf16": "bfloat16", "fp16": "float16"}
 
 
@@ -71,6 +81,7 @@ class Plan:
     shapes: Choice = Choice("any", "default: batches keep the shapes they come in")
     workers: Choice = Choice("as asked", "default: the loader's own number")
     kernels: Choice = Choice("torch's", "default: as the model asks for them")
+    evaluation: Choice = Choice("as asked", "default: evaluation has its own batch size")
 
     @property
     def precision_is_free(self) -> bool:
@@ -147,7 +158,7 @@ def resolve(wishes: Wishes, machine: Capabilities, job: JobFacts, world_size: in
     """Decide everything about a run. Pure: the same facts give the same Plan."""
     check_precision(wishes.precision)
     _check_world(machine, world_size)
-    _check_downcast(wishes.downcast_bf16, machine)
+    check_downcast(wishes.downcast_bf16, machine.backend)
     return Plan(
         device=_device(wishes, machine),
         precision=_precision(wishes.precision, machine),
@@ -164,6 +175,16 @@ def _device(wishes: Wishes, machine: Capabilities) -> Choice:
 
 
 def _precision(asked: Wish | None, machine: Capabilities) -> Choice:
+    """Return the precision, with what else the compiler of a TPU makes of float32."""
+    found = _chosen_precision(asked, machine)
+    notes = [found.because]
+    if found.value == "bf16" and not machine.narrowed_by:
+        notes += _WHY_AUTOCAST.get(machine.backend, ())
+    notes += [f"{name} {_NARROWS[name]}" for name in machine.narrowed_by]
+    return Choice(found.value, "; ".join(notes))
+
+
+def _chosen_precision(asked: Wish | None, machine: Capabilities) -> Choice:
     if asked is None:
         return Choice("no", "default: float32, as the peers do; ask for bf16 or auto")
     if asked.value == "auto":
@@ -232,6 +253,8 @@ def _asked_step(asked: Wish, machine: Capabilities) -> Choice:
 def _guard(machine: Capabilities) -> Choice:
     if machine.backend == "cpu":
         return Choice("host", "reading a flag on the CPU waits for nothing")
+    if machine.traces:
+        return Choice("select", "the device takes a non-finite step back, in the step's own graph")
     if machine.fuses_optimizer:
         return Choice("device", "the fused optimizer skips a non-finite step by itself")
     return Choice("host", f"no fused optimizer on {machine.backend}: one flag is read a step")
@@ -247,15 +270,19 @@ def _check_world(machine: Capabilities, world_size: int) -> None:
         )
 
 
-def _check_downcast(asked: Wish | None, machine: Capabilities) -> None:
-    if asked is None or asked.value.lower() in ("false", "no", "0"):
+def is_yes(asked: Wish | None) -> bool:
+    """Whether a yes-or-no wish was made, and is a yes."""
+    return asked is not None and asked.value.strip().lower() not in _NO
+
+
+def check_downcast(asked: Wish | None, backend: str) -> None:
+    """Refuse downcast_bf16 where no compiler knows it."""
+    if not is_yes(asked) or backend == "xla":
         return
-    if machine.backend != "xla":
-        tpu = machine.backend == "tpu"
-        raise BadInput(
-            f"Cannot use downcast_bf16 on {machine.backend!r}.",
-            why="torch_tpu has no XLA_DOWNCAST_BF16: its float32 matmuls already run in bfloat16."
-            if tpu
-            else "it maps float32 to bfloat16 inside torch_xla's compiler, on TPUs alone.",
-            fix='pass mixed_precision="bf16", or drop downcast_bf16.',
-        )
+    raise BadInput(
+        f"Cannot use downcast_bf16 on {backend!r}.",
+        why="torch_tpu has no XLA_DOWNCAST_BF16: its float32 matmuls already run in bfloat16."
+        if backend == "tpu"
+        else "it maps float32 to bfloat16 inside torch_xla's compiler, and nowhere else.",
+        fix='pass mixed_precision="bf16", or drop downcast_bf16.',
+    )

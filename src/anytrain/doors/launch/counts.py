@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.facts import Found
-from anytrain.core.plan import Wish, Wishes
+from anytrain.core.plan import Wish, Wishes, check_downcast
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.backends.cores import usable_cores
@@ -27,6 +27,7 @@ class Crowd:
 def choose(wishes: Wishes, asked: int | None) -> Crowd:
     """Return the backend and the count: as asked, or one process for each device."""
     backend = probe.choose(_present_tpu(wishes.device))
+    check_downcast(wishes.downcast_bf16, backend.name)
     if asked is None:
         # Every core could run a rank, but torch uses all of them from one process already.
         return Crowd(backend, 1 if backend.name == "cpu" else backend.process_counts()[-1])

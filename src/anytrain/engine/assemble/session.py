@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,9 @@ from anytrain.core.plan import (
     Plan,
     Revision,
     Wishes,
+    check_downcast,
     check_precision,
+    is_yes,
     resolve,
     whole_number,
 )
@@ -55,6 +57,8 @@ class Session:
     precision: Precision
     cursor: Cursor = field(compare=False)
     environment: Environment
+    end_step: Callable[[], None] | None = field(default=None, compare=False)
+    """Ends a step's graph and starts it; None where the device does not trace."""
     revisions: list[Revision] = field(default_factory=list)
     planned: Plan = field(init=False)
     """The plan as it was before any revision."""
@@ -80,6 +84,9 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
     accumulation = whole_number(wishes.accumulation, "gradient_accumulation_steps", 1)
     backend = probe.choose(wishes.device)
     _check_transport(backend, env.place.size)
+    check_downcast(wishes.downcast_bf16, backend.name)
+    if is_yes(wishes.downcast_bf16):
+        environment.downcast()
     device = backend.device(env.place.local_rank)
     explain_uncaught(backend)
     machine = backend.capabilities(device)
@@ -99,6 +106,7 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
             steps.sync_each_batch,
         )
     )
+    cursor.end_step = end_step = backend.end_step if machine.traces else None
     return Session(
         plan=plan,
         backend=backend,
@@ -112,6 +120,7 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
         ),
         cursor=cursor,
         environment=env,
+        end_step=end_step,
     )
 
 

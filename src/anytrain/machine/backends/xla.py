@@ -91,6 +91,8 @@ class Xla:
             dtypes=trial.working_dtypes(device),
             memory_bytes=self.memory(device).total_bytes,
             process_group=self.process_group,
+            traces=True,
+            narrowed_by=environment.narrowing(),
         )
 
     def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
