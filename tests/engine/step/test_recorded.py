@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -17,6 +17,7 @@ from torch import nn
 from anytrain.engine.step import recorded
 from anytrain.engine.step.cuda_graph import Draws
 from anytrain.engine.step.recorded import Recordings
+from anytrain.engine.step.shortcuts import Shortening
 
 
 class Again:
@@ -51,11 +52,28 @@ class Again:
         return True
 
 
+class Plain(Shortening):
+    """No shortcuts: told when it may begin, and counting what was undone."""
+
+    def __init__(self) -> None:
+        super().__init__(None, ())
+        self.ready, self.num_undone = True, 0
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+    def undo(self, because: str) -> bool:
+        self.num_undone += 1
+        return super().undo(because)
+
+
 class Bench:
+    is_whole = True
+
     def __init__(self, model: nn.Module | None = None) -> None:
         self.model = model or nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.0))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.recorder, self.told, self.undone, self.ready = Again(), [], 0, True
+        self.recorder, self.told, self.shortening = Again(), [], Plain()
         self.recordings = Recordings(
             self.recorder,
             self.model,
@@ -65,24 +83,6 @@ class Bench:
 
     def compute(self, tree: Any) -> torch.Tensor:
         return self.model(tree["x"]).sum().detach()
-
-    def observed(self) -> Any:
-        return nullcontext()
-
-    def is_ready(self) -> bool:
-        return self.ready
-
-    def prepare(self) -> None:
-        pass
-
-    settle = prepare
-
-    def how(self) -> str:
-        return ""
-
-    def undo(self, because: str) -> bool:
-        self.undone += 1
-        return False
 
     def __call__(self, rows: int, **more: Any) -> torch.Tensor:
         tree = {"x": torch.rand(rows, 2, device="cpu"), **more}
@@ -111,11 +111,11 @@ def test_the_first_steps_run_op_by_op_and_later_ones_are_replayed():
 
 def test_nothing_is_recorded_before_the_step_is_ready():
     bench = Bench()
-    bench.ready = False
+    bench.shortening.ready = False
     for _ in range(5):
         bench(4)
     assert bench.recorder.num_recorded == 0
-    bench.ready = True
+    bench.shortening.ready = True
     bench(4)
     assert bench.recorder.num_recorded == 1
 
@@ -212,7 +212,7 @@ def test_a_recording_that_fails_twice_ends_recording_and_names_the_line():
     bench.recorder.fails = RuntimeError("operation not permitted when stream is capturing")
     for _ in range(5):
         bench(4)
-    assert bench.undone == 1
+    assert bench.shortening.num_undone == 1
     assert bench.recordings.stopped is not None
     assert "test_recorded.py line" in bench.recordings.stopped
     assert "on the host" in bench.recordings.stopped

@@ -84,6 +84,6 @@ def build_regions(run: Run, model: nn.Module, step: Update) -> Regions | None:
 
 
 def _has_kernels(step: Update, session: Session) -> bool:
-    if not isinstance(step, RecordedUpdate) or step.shortcuts is None:
+    if not isinstance(step, RecordedUpdate):
         return False
-    return step.shortcuts.replaces_layers and session.cursor.accumulation.num_steps == 1
+    return step.shortening.replaces_layers and session.cursor.accumulation.num_steps == 1

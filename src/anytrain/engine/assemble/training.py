@@ -30,7 +30,7 @@ from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.eager import EagerStep, RecordedStep
 from anytrain.engine.step.guard import DeviceGuard, ScaledGuard, is_finite
 from anytrain.engine.step.recorded import Recordings
-from anytrain.engine.step.shortcuts import Shortcuts
+from anytrain.engine.step.shortcuts import Shortcuts, Shortening
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.update import Latch, Micro, RecordedUpdate, SplittingUpdate, Update
 
@@ -120,7 +120,7 @@ def _whole_step(run: Run, parts: dict[str, Any], options: StepOptions) -> Update
         recordings=recordings,
         settings=purity.settings(*own),
         sum_up=options.sum_up,
-        shortcuts=_shortcuts(run, model, options.max_grad_norm),
+        shortening=_shortening(run, model, options.max_grad_norm),
     )
 
 
@@ -134,15 +134,18 @@ def _nothing_spared() -> bool:
     return False
 
 
-def _shortcuts(run: Run, model: nn.Module, max_norm: float) -> Shortcuts | None:
+def _shortening(
+    run: Run, model: nn.Module, max_norm: float, *, is_whole: bool = True
+) -> Shortening:
     """Return what does parts of a recorded step in fewer launches, where it computes the same."""
     session, optimizer = run.session, run.optimizers[0]
     exact = torch.are_deterministic_algorithms_enabled()
     plain = isinstance(optimizer.guard, DeviceGuard) and fused.fits(optimizer.optimizer)
-    if exact or not plain:
-        return None
+    if exact or not (plain and is_whole):
+        return Shortening(None, tuple(run.optimizers))
     rounds = session.precision.name == "bf16" and not any(map(is_compiled, model.modules()))
-    return Shortcuts(model, optimizer.optimizer, max_norm, rounds=rounds, device=session.device)
+    made = Shortcuts(model, optimizer.optimizer, max_norm, rounds=rounds, device=session.device)
+    return Shortening(made, tuple(run.optimizers))
 
 
 def build_own_step(
@@ -174,7 +177,7 @@ def build_own_step(
         recordings=recordings,
         settings=purity.settings(loss_fn),
         accumulates=accumulates,
-        shortcuts=_shortcuts(run, model, max_norm) if whole else None,
+        shortening=_shortening(run, model, max_norm, is_whole=whole),
     )
 
 

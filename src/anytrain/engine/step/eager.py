@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from anytrain.engine.step.recorded import Recordings
-from anytrain.engine.step.shortcuts import Shortcuts
+from anytrain.engine.step.shortcuts import Shortening
 from anytrain.engine.step.update import capturable
 
 
@@ -70,10 +70,7 @@ class RecordedStep(EagerStep):
     settings: Callable[[], tuple[Any, ...]] = field(kw_only=True)
     accumulates: bool = field(kw_only=True)
     """Whether gradients outlive a batch: then they keep their place."""
-    shortcuts: Shortcuts | None = field(default=None, kw_only=True)
-    """What does parts of a recorded step in fewer launches; None where torch does them."""
-    without_shortcuts: str = field(default="", kw_only=True)
-    """Why there are none any more."""
+    shortening: Shortening = field(kw_only=True)
     _ends: bool = True
 
     def __call__(self, batch: Any) -> StepOutput:
@@ -95,14 +92,20 @@ class RecordedStep(EagerStep):
         norm = output.grad_norm
         return StepOutput(output.loss.clone(), None if norm is None else norm.clone())
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether one micro-batch is the step: shortcuts are taken of such steps alone."""
+        return not self.accumulates
+
     def compute(self, tree: Any) -> StepOutput:
         """Do the device's part of a step."""
-        if self.shortcuts is None:
+        shortcuts = self.shortening.taken
+        if shortcuts is None:
             return self.run(tree, self._ends)
-        with self.shortcuts.forward():
+        with shortcuts.forward():
             loss = self.loss_fn(self.model, tree)
             self.backward(loss)
-        norm = self.shortcuts.measure()
+        norm = shortcuts.measure()
         self.optimizers[0].guard.veto(norm)
         self.update()
         return StepOutput(loss.detach(), None if self.clip is None else norm)
@@ -122,46 +125,11 @@ class RecordedStep(EagerStep):
             optimizer.zero_grad(set_to_none=not self.accumulates)
 
     def _update_on_device(self) -> None:
-        if self.shortcuts is not None:
-            self.shortcuts.update(self.optimizers[0].guard.decide())
-            self.shortcuts.clear()
+        shortcuts = self.shortening.taken
+        if shortcuts is not None:
+            shortcuts.update(self.optimizers[0].guard.decide())
+            shortcuts.clear()
             return
         for optimizer in self.optimizers:
             with capturable(optimizer.optimizer):
                 optimizer.guard.update(optimizer.optimizer, None)
-
-    def observed(self) -> AbstractContextManager[None]:
-        """Return what an observed step runs in."""
-        return nullcontext() if self.shortcuts is None else self.shortcuts.observed()
-
-    def is_ready(self) -> bool:
-        """Whether a recording may begin: the first time on a machine kernels are compiled."""
-        return self.shortcuts is None or self.shortcuts.is_done
-
-    def prepare(self) -> None:
-        """Make what must be there before a recording begins."""
-        if self.shortcuts is not None and not self.shortcuts.are_there:
-            self.without_shortcuts = self.shortcuts.problem
-            self.shortcuts = None
-        if self.shortcuts is not None:
-            self.shortcuts.prepare(is_whole=True)
-
-    def settle(self) -> None:
-        """Fill in what is known once the step is recorded."""
-        if self.shortcuts is not None:
-            self.shortcuts.settle()
-
-    def undo(self, because: str) -> bool:
-        """Clear up what a recording that failed has left; without shortcuts it may work."""
-        for optimizer in self.optimizers:
-            optimizer.guard.forget()
-        shortcuts, self.shortcuts = self.shortcuts, None
-        if shortcuts is not None:
-            shortcuts.clear()
-            self.without_shortcuts = because
-        return shortcuts is not None
-
-    def how(self) -> str:
-        """Say why torch's own kernels do it all, where that is not as planned."""
-        told = self.without_shortcuts
-        return f"by torch's own kernels alone: {told}" if told else ""

@@ -23,6 +23,7 @@ from torch import nn
 
 from anytrain.engine.step.attention import Masks
 from anytrain.engine.step.cuda_graph import Draws
+from anytrain.engine.step.shortcuts import Shortening
 from anytrain.engine.tree import Slot, put_together, take_apart
 
 MOST_SHAPES = 8
@@ -57,26 +58,14 @@ class Recorder(Protocol):
 class Work(Protocol):
     """A step, as a recording sees it."""
 
+    shortening: Shortening
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether one micro-batch is the step."""
+
     def compute(self, tree: Any) -> Any:
         """Do the device's part of the step on these inputs."""
-
-    def observed(self) -> AbstractContextManager[None]:
-        """Return what a step that runs op by op is watched in."""
-
-    def is_ready(self) -> bool:
-        """Whether a recording may begin; until then steps run op by op."""
-
-    def prepare(self) -> None:
-        """Make what must be there before a recording begins."""
-
-    def settle(self) -> None:
-        """Fill in what is known once the step is recorded."""
-
-    def undo(self, because: str) -> bool:
-        """Clear up what a recording that failed has left; say if it is worth another try."""
-
-    def how(self) -> str:
-        """Say what is worth knowing of how it was recorded; nothing where all is as usual."""
 
 
 @dataclass(slots=True)
@@ -157,7 +146,8 @@ class Recordings:
             yield
             return
         before, forgotten = _Remains(self._model, self._optimizers), self._num_forgotten
-        with self._recorder.watching() as draws, self._masks.observed(), work.observed():
+        layers = work.shortening.observed()
+        with self._recorder.watching() as draws, self._masks.observed(), layers:
             yield
         self._num_seen[kind] += 1
         if self._num_seen[kind] < _WARM_UP:  # the first step may make what later ones use
@@ -211,7 +201,7 @@ class Recordings:
         """Whether all is known that a recording of this shape needs."""
         if self.stopped is not None or self._num_seen[self._current[0]] < _WARM_UP:
             return False
-        if not work.is_ready():
+        if not work.shortening.is_ready():
             return False
         runs_first = self._runs_first or key in self._failed
         if key not in self._draws and (
@@ -234,13 +224,13 @@ class Recordings:
         before = _Remains(self._model, self._optimizers)
         try:
             with self._span, self._masks.recorded(inputs):
-                work.prepare()
+                work.shortening.prepare(is_whole=work.is_whole)
                 self.is_recording = True
                 replay, outputs = self._recorder.record(
                     lambda: work.compute(put_together(skeleton, inputs)),
                     self._draws.get(key) or Draws(),
                 )
-                work.settle()
+                work.shortening.settle()
             missed = before.missed()
         except BaseException as error:
             missed = describe(error)
@@ -258,7 +248,7 @@ class Recordings:
             self._recorder.release()
             self._facts = _Facts(self._model, self._optimizers)
         self._known[key] = Recording(inputs, replay, outputs)
-        how = work.how()
+        how = work.shortening.how()
         self._tell(
             "cuda_graph",
             "a step is recorded once for each shape and replayed" + (f"; {how}" if how else ""),
@@ -267,7 +257,7 @@ class Recordings:
 
     def _clear_up(self, work: Work, before: _Remains, because: str) -> bool:
         """Undo what a recording that failed has done; say if it is worth another try."""
-        may_work = work.undo(because)
+        may_work = work.shortening.undo(because)
         before.restore()
         self._known.clear()  # the generator that they draw from is another one now
         return may_work

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import nn
@@ -123,3 +124,57 @@ class Shortcuts:
         """Let go of the gradients."""
         if self._halves is not None:
             self._halves.clear()
+
+
+class Shortening:
+    """The shortcuts that a step's recordings take, until one fails; then they take none."""
+
+    def __init__(self, shortcuts: Shortcuts | None, optimizers: tuple[Any, ...]) -> None:
+        self.taken = shortcuts
+        """None where torch does it all."""
+        self._optimizers = optimizers
+        self._because = ""
+        """Why there are none any more."""
+
+    @property
+    def replaces_layers(self) -> bool:
+        """Whether recordings of one micro-batch run the model's layers in another way."""
+        return self.taken is not None and self.taken.replaces_layers
+
+    def observed(self) -> AbstractContextManager[None]:
+        """Return what a step runs in that runs op by op and is looked at."""
+        return nullcontext() if self.taken is None else self.taken.observed()
+
+    def is_ready(self) -> bool:
+        """Whether a recording may begin: the first time on a machine kernels are compiled."""
+        return self.taken is None or self.taken.is_done
+
+    def prepare(self, *, is_whole: bool) -> None:
+        """Make what must be there before a recording begins; see `Shortcuts.prepare`."""
+        if self.taken is not None and not self.taken.are_there:
+            self._because, self.taken = self.taken.problem, None
+        if self.taken is not None:
+            self.taken.prepare(is_whole=is_whole)
+
+    def settle(self) -> None:
+        """Fill in what is known once the step is recorded."""
+        if self.taken is not None:
+            self.taken.settle()
+
+    def undo(self, because: str) -> bool:
+        """Clear up what a recording that failed has left; without shortcuts it may work."""
+        for optimizer in self._optimizers:
+            optimizer.guard.forget()
+        given_up, self.taken = self.taken, None
+        if given_up is not None:
+            given_up.clear()
+            self._because = because
+        return given_up is not None
+
+    def how(self) -> str:
+        """Say why torch's own kernels do it all, where that is not as planned."""
+        return f"by torch's own kernels alone: {self._because}" if self._because else ""
+
+    def end(self) -> None:
+        """Let go of the shortcuts and their memory."""
+        self.taken = None

@@ -6,7 +6,7 @@ INVARIANT: nothing here waits for the device. What a step leaves behind are devi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -18,7 +18,7 @@ from anytrain.core.errors import NothingFits
 from anytrain.core.events import EventKind
 from anytrain.engine.step.activations import Fit
 from anytrain.engine.step.recorded import Recordings
-from anytrain.engine.step.shortcuts import Shortcuts
+from anytrain.engine.step.shortcuts import Shortening
 from anytrain.engine.step.split import Parts, num_rows, split_rows
 
 
@@ -243,10 +243,7 @@ class RecordedUpdate(Update):
         default=None, kw_only=True
     )
     """Adds a step to the meter's sums, as part of the recording."""
-    shortcuts: Shortcuts | None = field(default=None, kw_only=True)
-    """What does parts of a recorded step in fewer launches; None where torch does them."""
-    without_shortcuts: str = field(default="", kw_only=True)
-    """Why there are none any more."""
+    shortening: Shortening = field(kw_only=True)
     _batch: Any = None
 
     def __call__(self, batch: Any) -> StepOutput:
@@ -274,68 +271,41 @@ class RecordedUpdate(Update):
         self.sum_up(output.loss, output.bad)
         return output._replace(is_summed=True)
 
-    def observed(self) -> AbstractContextManager[None]:
-        """Return what an observed step runs in."""
-        return nullcontext() if self.shortcuts is None else self.shortcuts.observed()
-
-    def is_ready(self) -> bool:
-        """Whether a recording may begin: the first time on a machine kernels are compiled."""
-        return self.shortcuts is None or self.shortcuts.is_done
-
-    def prepare(self) -> None:
-        """Make what must be there before a recording begins."""
-        if self.shortcuts is not None and not self.shortcuts.are_there:
-            self.without_shortcuts = self.shortcuts.problem
-            self.shortcuts = None
-        if self.shortcuts is not None:
-            self.shortcuts.prepare(is_whole=len(self._batch.micro) == 1)
-
-    def settle(self) -> None:
-        """Fill in what is known once the step is recorded."""
-        if self.shortcuts is not None:
-            self.shortcuts.settle()
-
-    def undo(self, because: str) -> bool:
-        """Clear up what a recording that failed has left behind; without shortcuts it may work."""
-        self.optimizer.guard.forget()
-        shortcuts, self.shortcuts = self.shortcuts, None
-        if shortcuts is not None:
-            shortcuts.clear()
-            self.without_shortcuts = because
-        return shortcuts is not None
-
-    def how(self) -> str:
-        """Say why torch's own kernels do it all, where that is not as planned."""
-        told = self.without_shortcuts
-        return f"by torch's own kernels alone: {told}" if told else ""
+    @property
+    def is_whole(self) -> bool:
+        """Whether one micro-batch is the step."""
+        return len(self._batch.micro) == 1
 
     def end(self) -> None:
         """Let go of the recordings and their memory."""
         self.recordings.forget()
-        self.shortcuts = None
+        self.shortening.end()
 
     def gradients(self, batch: Any) -> torch.Tensor:
         """Compute the gradients of all micro-batches; return the step's loss."""
-        if self.shortcuts is None or not self.recordings.is_recording:
+        shortcuts = self.shortening.taken
+        if shortcuts is None or not self.recordings.is_recording:
             return Update.gradients(self, batch)
-        with self.shortcuts.forward():
+        with shortcuts.forward():
             return Update.gradients(self, batch)
 
     def clipped(self) -> torch.Tensor | None:
         """Bound the gradient's norm, and return it."""
-        if self.shortcuts is None or not self.recordings.is_recording:
+        shortcuts = self.shortening.taken
+        if shortcuts is None or not self.recordings.is_recording:
             return Update.clipped(self)
-        norm = self.shortcuts.measure()
+        norm = shortcuts.measure()
         self.optimizer.guard.veto(norm)
         return norm
 
     def update(self) -> None:
         """Update the weights; of a recording this is the device's part alone."""
+        shortcuts = self.shortening.taken
         if not self.recordings.is_recording:
             Update.update(self)
-        elif self.shortcuts is not None:
-            self.shortcuts.update(self.optimizer.guard.decide())
-            self.shortcuts.clear()
+        elif shortcuts is not None:
+            shortcuts.update(self.optimizer.guard.decide())
+            shortcuts.clear()
         else:
             with capturable(self.optimizer.optimizer):
                 self.optimizer.guard.update(self.optimizer.optimizer, None)
