@@ -123,6 +123,7 @@ def fit(
     meter: Meter,
     progress: Progress,
     ledger: Ledger | None = None,
+    end_step: Callable[[], None] | None = None,
 ) -> None:
     """Train to the last step, or until somebody asks to stop."""
     ledger = ledger or Ledger()
@@ -133,7 +134,7 @@ def fit(
         job.tell("epoch_begin")  # of a resumed epoch too: who listens now may not have heard it
         before = progress.batch
         with closing(feed.steps(progress.epoch, progress.batch)) as batches:
-            asked, was_left = _walk(job, batches, step, meter, progress, ledger)
+            asked, was_left = _walk(job, batches, step, meter, progress, ledger, end_step)
             if before == progress.batch == 0:  # an empty epoch: the next would be as empty
                 asked = asked | {"stop"}
             if not was_left:
@@ -153,6 +154,7 @@ def _walk(
     meter: Meter,
     progress: Progress,
     ledger: Ledger,
+    end_step: Callable[[], None] | None,
 ) -> tuple[Requests, bool]:
     """Train on an epoch's steps; return what was asked for at its end, and if it was left early."""
     asked: Requests = frozenset()
@@ -163,6 +165,8 @@ def _walk(
         job.tell("step_begin")
         with computing:
             meter.add(*step(batch))
+            if end_step is not None:
+                end_step()
         progress.left_at = None
         progress.step += 1
         progress.batch += len(batch.micro)
@@ -215,6 +219,8 @@ class Evaluation:
     keep: Predictions = field(default_factory=Predictions)
     reduce: Callable[[Any, Any], Any] | None = None
     """What is kept of the logits, from them and the labels; it sees the rows that count alone."""
+    end_step: Callable[[], None] | None = None
+    """Ends each batch's graph before anything of it is read; None where the device has none."""
 
 
 def evaluate(job: Evaluation) -> Predictions:
@@ -244,6 +250,8 @@ def evaluate(job: Evaluation) -> Predictions:
             if kept is not None and found is not None:
                 kept.add(found)
         keep.num_rows += rows or 0
+        if job.end_step is not None:
+            job.end_step()
         job.batch_done(losses, logits, labels, inputs, is_last)
     return keep
 

@@ -150,7 +150,13 @@ class Evaluating(Data):
         world = self._session.world
         keep = Predictions() if only_loss else scores.keep()
         job = Evaluation(
-            dataloader, world, predict, batch_done, keep, self.preprocess_logits_for_metrics
+            dataloader,
+            world,
+            predict,
+            batch_done,
+            keep,
+            self.preprocess_logits_for_metrics,
+            self._session.end_step,
         )
         give_back = self._lower_precision()
         try:

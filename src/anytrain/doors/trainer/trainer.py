@@ -276,7 +276,8 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         if self.args.eval_on_start:
             self._evaluate(self._trial, self._ignored_in_eval, skip_scheduler=True)
         step, ledger = self._remembering(self._step), self._session.ledger
-        fit(TrainerJob(self), self._feed, step, self._meter, self._progress, ledger)
+        cut = self._session.end_step
+        fit(TrainerJob(self), self._feed, step, self._meter, self._progress, ledger, cut)
         self._end_saving()
         reading = self._meter.read(self._session.world)
         self._take_loss(reading)

@@ -26,6 +26,7 @@ from anytrain.engine.prepared.optimizer import PreparedOptimizer, follow, fuse, 
 from anytrain.engine.prepared.scheduler import PreparedScheduler
 from anytrain.engine.prepared.skipped import SkippedLoader
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
+from anytrain.engine.step.undo import CutGuard, SelectGuard, select
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,10 +266,20 @@ class Run:
 
 def guard_for(optimizer: Optimizer, session: Session) -> Guard:
     """Return what keeps a non-finite gradient from this optimizer."""
+    if session.end_step is not None:
+        return _traced_guard(optimizer, session, session.end_step)
     on_device = session.plan.guard.value == "device" and fuse(optimizer, session.device)
     if session.precision.scale is not None:
         return ScaledGuard(session.precision.scale, session.device, on_device)
     return DeviceGuard(session.device) if on_device else HostGuard(session.device)
+
+
+def _traced_guard(optimizer: Optimizer, session: Session, end_step: Callable[[], None]) -> Guard:
+    if session.plan.guard.value == "select" and select(optimizer):
+        return SelectGuard(session.device)
+    kind = type(optimizer).__name__
+    session.revise("guard", "host", f"{kind} cannot be undone on the device: a flag is read a step")
+    return CutGuard(session.device, end_step)
 
 
 def holders(optimizers: list[PreparedOptimizer], parameters: list[Any]) -> list[PreparedOptimizer]:

@@ -66,6 +66,7 @@ def build_step(
 ) -> Update:
     """Return the step of a run whose model, optimizer and schedule are prepared."""
     session, optimizer = run.session, run.optimizers[0]
+    session.cursor.end_step = None  # the loop ends its steps itself, once they are added up
     parts: dict[str, Any] = {
         "model": model,
         "micro": micro,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from anytrain.machine.backends.fresh import zero
 from anytrain.machine.parallel.world import World
 
 
@@ -38,6 +39,6 @@ class LossMean:
 def _zero(device: torch.device) -> torch.Tensor:
     """Return a zero to add to: in float64, or in float32 where the device has no other."""
     try:
-        return torch.zeros((), dtype=torch.float64, device=device)
+        return zero(device, torch.float64)
     except (TypeError, RuntimeError):
         return torch.zeros((), dtype=torch.float32, device=device)

@@ -94,6 +94,11 @@ class DeviceRate:
         self._hand_over()
 
     def _write(self, position: int) -> None:
+        if self._table.device.type == "xla":  # a place by its number would be a graph of its own
+            place = torch.tensor([position % _ROOM]).to(self._table.device)
+            rates = torch.tensor(self._host, dtype=self._table.dtype).unsqueeze(1)
+            self._table.index_copy_(1, place, rates.to(self._table.device))
+            return
         for group, rate in enumerate(self._host):
             self._table[group, position % _ROOM].fill_(rate)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,6 +51,8 @@ class Cursor:
         self.micro = 0
         self.updates = 0
         self.stops: Stops | None = None
+        self.end_step: Callable[[], None] | None = None
+        """Ends the device's graph where a loop's step ends; None where the device has none."""
         self._updates_before = 0
         self._open: list[weakref.ref[Walked]] = []
 

@@ -6,76 +6,23 @@ that of the batch handed out, not of the ones read ahead.
 
 from __future__ import annotations
 
-import copy
-import random
-import warnings
-from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Generator, Iterator
 from itertools import islice
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from anytrain.core.clock import Ledger
-from anytrain.core.errors import Notice
-from anytrain.engine import rng
 from anytrain.engine.data.ahead import Ahead, Placement
 from anytrain.engine.data.alike import Watch
 from anytrain.engine.data.dispatch import dispatch
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets, load
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.data.workers import AutoWorkers, with_workers
-from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.prepared.rebuild import rebuild, skipping
-from anytrain.machine.backends.base import Backend
-from anytrain.machine.parallel.world import World
+from anytrain.engine.prepared.walk import Walk
 
 __all__ = ["Placement", "PreparedLoader", "Walk"]
-
-
-@dataclass(slots=True)
-class Walk:
-    """What the loader needs besides the batches."""
-
-    cursor: Cursor
-    world: World
-    backend: Backend
-    device: torch.device
-    placement: Placement | None
-    rng_types: tuple[str, ...] = ()
-    generator: torch.Generator | None = None
-    dispatching: bool = False
-    split_batches: bool = False
-    slice_fn: Callable[..., Any] | None = None
-    tickets: Tickets | None = None
-    """What seeds the loading of each sample; None where nothing is drawn."""
-    ledger: Ledger = field(default_factory=Ledger)
-    stream: Any = None
-    """A stream that can tell and take its place; None where there is none."""
-    given: Any = None
-    """The loader that the user prepared."""
-    workers: AutoWorkers | None = None
-    """Chooses how many processes load; None keeps to the loader's own number."""
-
-    def stream_state(self) -> dict[str, Any] | None:
-        """Return where the stream is, if it can tell."""
-        return None if self.stream is None else copy.deepcopy(self.stream.state_dict())
-
-    def catch_up(self, num_batches: int, state: dict[str, Any] | None) -> int:
-        """Take the stream to its place; return how many batches are left to read and drop."""
-        if self.stream is not None and state is not None:
-            self.stream.load_state_dict(state)
-            return 0
-        warnings.warn(
-            f"Reading {num_batches} batches again to get back to where the stream was. Give the "
-            "dataset state_dict() and load_state_dict() to skip this (with num_workers=0).",
-            Notice,
-            stacklevel=2,
-        )
-        return num_batches
 
 
 class PreparedLoader(DataLoader[Any]):
@@ -183,6 +130,8 @@ class PreparedLoader(DataLoader[Any]):
                 own["_done"] = done = done + each
                 own["_stream"] = batches.reached
                 yield current
+                if walk.cursor.end_step is not None:
+                    walk.cursor.end_step()
                 if walk.cursor.stops is not None:
                     walk.cursor.between(self)
             self.iteration += 1
@@ -222,9 +171,8 @@ class PreparedLoader(DataLoader[Any]):
         if resume is not None:
             self._at_start = resume["at_start"]
         else:
-            if walk.rng_types:
-                rng.share(walk.rng_types, walk.world, walk.backend, walk.device, walk.generator)
-            self._at_start = {**_process_generators(), "generator": self._generator_state()}
+            walk.share_generators()
+            self._at_start = walk.generators()
         if walk.tickets is not None:
             walk.tickets.begin(self._seed or 0, self.iteration)
 
@@ -236,7 +184,8 @@ class PreparedLoader(DataLoader[Any]):
         """
         if not done and resume is None:
             return self._ahead(self._whole())
-        with self._drawing_again(None if resume is None else resume["at_start"]):
+        walk = self.walk
+        with walk.drawing_again(None if resume is None else resume["at_start"], self.get_sampler):
             base, drop = self._rest(done, resume)
             batches = self._batches(base)
             for _ in range(drop):
@@ -278,42 +227,11 @@ class PreparedLoader(DataLoader[Any]):
         except Exception as error:  # noqa: BLE001  nobody asked for workers: their errors are ours
             said = str(error).strip().splitlines()
             auto.give_up(f"workers failed: {said[0] if said else type(error).__name__}")
-        with self._drawing_again(self._at_start):
+        with self.walk.drawing_again(self._at_start, self.get_sampler):
             rest = self._batches(self._rest(done, None)[0])
             first = list(islice(rest, 1))  # draws the permutation
         yield from first
         yield from rest
-
-    @contextmanager
-    def _drawing_again(self, at_start: dict[str, Any] | None) -> Iterator[None]:
-        """Let the block draw what was drawn when an epoch began, and nobody notice it after."""
-        if at_start is None:
-            yield
-            return
-        now, before = _process_generators(), self._take_order(at_start)
-        yield
-        _set_process_generators(now)
-        if before is not None:
-            self.get_sampler().generator = before
-
-    def _take_order(self, at_start: dict[str, Any]) -> torch.Generator | None:
-        """Set the generators as they were when the epoch's order was drawn.
-
-        One process draws its order from torch's generator, several from one that they share. An
-        epoch ends in the order it began with, so the other way is taken for its rest. Return the
-        shared generator if it must be put back once the order is drawn.
-        """
-        walk = self.walk
-        _set_process_generators(at_start)
-        if at_start["generator"] is None:
-            if walk.generator is None:
-                return None
-            self.get_sampler().generator = None
-            return walk.generator
-        if walk.generator is None:
-            walk.generator = self.get_sampler().generator = torch.Generator()
-        walk.generator.set_state(at_start["generator"])
-        return None
 
     def _rest(self, done: int, resume: dict[str, Any] | None) -> tuple[DataLoader[Any], int]:
         """Return a loader of what is left, and how many batches of it must be read and dropped."""
@@ -442,7 +360,7 @@ class PreparedLoader(DataLoader[Any]):
             "iteration": self.iteration,
             "done": self._done,
             "at_start": self._at_start,
-            "generator": self._generator_state(),
+            "generator": self.walk.generator_state(),
             "seed": self._seed,
             "stream": self._stream,
             "layout": None if (held := self._laid_out()) is None else held.order_layout(),
@@ -455,11 +373,6 @@ class PreparedLoader(DataLoader[Any]):
             source = getattr(source, "batch_sampler", None)
         return source
 
-    def _generator_state(self) -> torch.Tensor | None:
-        """Return the state of the generator that orders are drawn from, where it is no global."""
-        generator = self.walk.generator
-        return None if generator is None else generator.get_state()
-
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue, at the next walk, after the batches that `state` counts."""
         self.iteration = state["iteration"]
@@ -471,28 +384,10 @@ class PreparedLoader(DataLoader[Any]):
         # what the loop does after an epoch is done once.
         self._resume = state if state["at_start"] is not None else None
         if state["generator"] is not None:
-            if self.walk.generator is None and hasattr(self.get_sampler(), "generator"):
-                self.walk.generator = self.get_sampler().generator = torch.Generator()
-            if self.walk.generator is not None:
-                self.walk.generator.set_state(state["generator"])
+            self.walk.take_generator(state["generator"], self.get_sampler())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PreparedLoader, (self.base_dataloader, self.walk, self._drop_last, self._seed)
-
-
-def _process_generators() -> dict[str, Any]:
-    """Return the process's own generators: samplers draw orders from any of them."""
-    return {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-    }
-
-
-def _set_process_generators(state: dict[str, Any]) -> None:
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
 
 
 def _ticketed(batches: Any, tickets: Tickets | None) -> Any:

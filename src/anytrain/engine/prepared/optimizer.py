@@ -52,6 +52,8 @@ class PreparedOptimizer(Optimizer):
                     parameter.grad = None
         else:
             self.optimizer.zero_grad(set_to_none=set_to_none)
+        if self._cursor.end_step is not None:
+            self._cursor.end_step()
 
     @property
     def step_was_skipped(self) -> bool:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from anytrain.machine.backends.fresh import readable, restart, zero
 from anytrain.machine.parallel.world import World
 
 
@@ -30,17 +31,18 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._loss = torch.zeros((), device=device)
-        self._num_bad = torch.zeros((), device=device)
-        self._before_bad = torch.zeros((), device=device)
+        # On xla float32 may be bfloat16 (XLA_DOWNCAST_BF16), where 256 + 1 is 256.
+        exact = torch.float64 if device.type == "xla" else torch.float32
+        self._loss = zero(device, exact)
+        self._num_bad = zero(device, exact)
+        self._before_bad = zero(device, exact)
         """How many steps there were before the first bad one."""
         self._restart()
 
     def _restart(self) -> None:
         self.num_steps = 0
-        self._loss.zero_()
-        self._num_bad.zero_()
-        self._before_bad.zero_()
+        for total in (self._loss, self._num_bad, self._before_bad):
+            restart(total)
         self._norm: torch.Tensor | None = None
         self._rate: torch.Tensor | float = 0.0
 
@@ -86,7 +88,8 @@ class Meter:
         return int(self._first_bad().item())
 
     def _first_bad(self) -> torch.Tensor:
-        return torch.where(self._num_bad > 0, self._before_bad, -1.0)
+        num_bad, before = readable(self._num_bad), readable(self._before_bad)
+        return torch.where(num_bad > 0, before, -1.0)
 
     def forget_bad(self) -> None:
         """Go on as if the bad steps had not been: they were answered. Waits for the device."""
@@ -99,8 +102,8 @@ class Meter:
         rate = self._rate if isinstance(self._rate, float) else float(self._rate)
         return {
             "num_steps": self.num_steps,
-            "losses": world.gather(self._loss.clone().reshape(1)),  # it goes on changing
-            "bad": torch.stack((self._num_bad, self._first_bad())),
+            "losses": world.gather(readable(self._loss).clone().reshape(1)),  # it goes on changing
+            "bad": torch.stack((readable(self._num_bad), self._first_bad())),
             "rate": rate,
         }
 
@@ -118,10 +121,16 @@ class Meter:
         """Return the reading and begin anew; None where no step was taken. Waits for the device."""
         if self.num_steps == 0:
             return None
-        loss = world.reduce(self._loss, "mean")
-        nothing = torch.full((), -1.0, device=self._device)
+        loss = world.reduce(readable(self._loss), "mean")
+        nothing = torch.full((), -1.0, device=loss.device)
+        norm_now = nothing if self._norm is None else readable(self._norm.detach())
         told = torch.stack(
-            [loss, self._num_bad, self._first_bad(), self._scalar(self._norm, nothing)]
+            [
+                loss,
+                readable(self._num_bad).to(loss.dtype),
+                self._first_bad().to(loss.dtype),
+                norm_now.to(loss.dtype).reshape(()),
+            ]
         )
         mean, num_bad, first_bad, norm = (float(value) for value in told.tolist())
         reading = Reading(
@@ -134,7 +143,3 @@ class Meter:
         )
         self._restart()
         return reading
-
-    @staticmethod
-    def _scalar(value: torch.Tensor | None, otherwise: torch.Tensor) -> torch.Tensor:
-        return otherwise if value is None else value.detach().float().reshape(())
