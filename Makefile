@@ -9,12 +9,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 SOURCES := src tests tools benchmarks
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-.PHONY: help demo test test-full format check pytest wheel-test golden lock clean
+.PHONY: help demo test test-full test-xla format check pytest wheel-test golden lock clean
 
 help:
 	@echo "make demo        train a small model here, in under a minute"
 	@echo "make test        format, lint, types, imports, tests, docs, wheel"
 	@echo "make test-full   the tests that take longer"
+	@echo "make test-xla    the torch_xla tests, on the CPU, in an environment of their own (7.5 GB)"
 	@echo "make check       of make test, what needs no test run"
 	@echo "make wheel-test  of make test, the clean install"
 	@echo "make format      format and fix what can be fixed"
@@ -38,6 +39,11 @@ pytest: $(VENV)/.dev
 
 test-full: $(VENV)/.dev
 	$(PYTEST) -m full
+
+# One process: XLA compiles with all cores as it is.
+test-xla: $(VENV)/.dev
+	python="$$($(BIN)/python tools/xla_env.py)" && \
+	PJRT_DEVICE=CPU PYTHONPATH=src "$$python" -m pytest tests/xla
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format $(SOURCES)
