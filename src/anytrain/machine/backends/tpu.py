@@ -1,8 +1,8 @@
 """Google's TPUs through torch_tpu, which gives torch a device of its own.
 
-torch_tpu loads itself when torch is imported and finds a chip. Its own functions raise when user
-code calls them, so everything goes through `torch.accelerator`. One process holds one device for
-its whole life.
+torch_tpu loads itself when torch is imported and finds a chip. Many of its own functions raise
+when user code calls them, so what `torch.accelerator` offers is asked there. One process holds one
+device for its whole life, and a process that was forked from one that held it holds none.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import gc
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import ClassVar
@@ -26,6 +28,9 @@ from anytrain.machine.backends import trial
 from anytrain.machine.backends.chips import tpu_chips
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
+_ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
+_FULL = ("RESOURCE_EXHAUSTED", "TPU ran out of memory")
+_FORKED = "re-initialize TPU in a forked subprocess"
 # Chips on a board are wired as a mesh, and only these counts are a whole part of it.
 _COUNTS = {
     "TPU v4": (1, 2, 4, 8),
@@ -36,13 +41,13 @@ _COUNTS = {
 }
 # torch_tpu remembers the first answer for the life of a process, and a notebook may launch twice
 # with different counts: ask it in a process that ends.
+# Of several hosts it would also name the meeting point, which a launcher of ours has named already.
 _ASK_LAUNCH_ENVIRONMENT = """
 import json, os, sys
 import torch
-before = dict(os.environ)
 torch.tpu.distributed.set_tpu_launch_env(nproc_per_node=int(sys.argv[1]))
-changed = {name: value for name, value in os.environ.items() if before.get(name) != value}
-print(json.dumps(changed))
+found = {name: value for name, value in os.environ.items() if name.startswith("TORCH_TPU_")}
+print(json.dumps(found))
 """
 
 
@@ -65,12 +70,7 @@ class Tpu:
             return Found(f"torch_tpu has {count} device(s): {_kind(chips)}", count)
         if not chips:
             return NotFound("torch_tpu is installed, and no TPU chip is on this host")
-        return NotFound(
-            f"{_kind(chips)} is here, but torch_tpu did not load itself"
-            + (f", with {_AUTOLOAD}=0" if environment.variable(_AUTOLOAD) == "0" else ""),
-            broken=True,
-            fix=f"unset {_AUTOLOAD}, and install the torch_tpu that fits torch {torch.__version__}",
-        )
+        return _did_not_load(chips)
 
     def process_counts(self) -> tuple[int, ...]:
         """Return the parts that this board's mesh can be cut into."""
@@ -99,11 +99,23 @@ class Tpu:
                 fix="check the chips with `anytrain env`, or start one process.",
             )
         answer: dict[str, str] = json.loads(ran.stdout.strip().splitlines()[-1])
+        _check_addresses(answer.get(_ADDRESSES, ""), num_processes)
         return answer
 
     def device(self, local_rank: int) -> torch.device:
         """Return the one device that this process holds."""
-        index = torch.accelerator.current_device_index()
+        try:
+            # A first tensor would abort the process where the chip does not start; this raises.
+            with _without_stage_warnings():
+                getattr(torch.get_device_module(torch.device(self.name)), "default_generators", ())
+            index = torch.accelerator.current_device_index()
+        except RuntimeError as error:
+            raise DeviceBroken(
+                "torch_tpu is loaded, and the TPU does not start.",
+                why=trial.first_line(error),
+                fix="end other programs that hold the chips, and use fresh processes, not forked "
+                "ones, where this one has used the TPU.",
+            ) from error
         if self.index is not None and self.index != index:
             raise BadInput(
                 f"Cannot use tpu:{self.index} in this process.",
@@ -114,14 +126,16 @@ class Tpu:
 
     def capabilities(self, device: torch.device) -> Capabilities:
         """Return what the TPU computes in, found by computing."""
-        # No scaler: a TPU's narrow type is bfloat16, which needs none.
+        dtypes = trial.working_dtypes(device)
         return Capabilities(
             backend=self.name,
             device=str(device),
             name=_kind(tpu_chips()),
-            dtypes=trial.working_dtypes(device),
+            dtypes=dtypes,
             memory_bytes=_total_memory(device),
             process_group=self.process_group,
+            # Each trial compiles: what nobody can use is not tried.
+            scales_gradients="float16" in dtypes and trial.scales_gradients(device),
             fuses_optimizer=trial.fused_optimizer_skips(device),
         )
 
@@ -154,12 +168,18 @@ class Tpu:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether the TPU's memory is full."""
-        return isinstance(error, torch.OutOfMemoryError) or (
-            isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
-        )
+        if isinstance(error, torch.OutOfMemoryError):
+            return True
+        return isinstance(error, RuntimeError) and any(word in str(error) for word in _FULL)
 
     def explain(self, error: BaseException) -> str | None:
-        """Say what to do when the TPU's memory is full."""
+        """Say what to do when the TPU's memory is full, or a forked process asks for it."""
+        if isinstance(error, RuntimeError) and _FORKED in str(error):
+            return (
+                "This process was forked from one that had used the TPU, and cannot use it.\n"
+                'Start fresh processes: `anytrain launch`, notebook_launcher, or the "spawn" '
+                "start method."
+            )
         if not self.is_out_of_memory(error):
             return None
         return (
@@ -179,14 +199,15 @@ class Tpu:
         if generic is not None:
             state: torch.Tensor = generic.get_rng_state(device)
         else:
-            state = (
-                torch.get_device_module(device).default_generators[device.index or 0].get_state()
-            )
+            with _without_stage_warnings():
+                generators = torch.get_device_module(device).default_generators
+            state = generators[device.index or 0].get_state()
         return state.cpu()
 
     def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
         """Set the state of the TPU's generator."""
-        torch.get_device_module(device).set_rng_state(state.cpu(), device)
+        with _without_stage_warnings():
+            torch.get_device_module(device).set_rng_state(state.cpu(), device)
 
     def compilations(self) -> int | None:
         """Return the misses of torch_tpu's compile cache, where it tells them."""
@@ -212,6 +233,38 @@ def _not_installed(chips: tuple[str, ...]) -> NotFound:
 
 def _total_memory(device: torch.device) -> int | None:
     try:
-        return int(torch.get_device_module(device).get_device_properties(device).total_memory)
+        with _without_stage_warnings():
+            return int(torch.get_device_module(device).get_device_properties(device).total_memory)
     except (AttributeError, RuntimeError):
         return None
+
+
+@contextmanager
+def _without_stage_warnings() -> Iterator[None]:
+    """Keep torch_tpu from telling users that a function which we call may change one day."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="<TorchTpu/ApiStage/")
+        yield
+
+
+def _did_not_load(chips: tuple[str, ...]) -> NotFound:
+    told = f"{_kind(chips)} is here, but torch_tpu did not load itself"
+    if environment.variable(_AUTOLOAD) == "0":
+        return NotFound(f"{told}, with {_AUTOLOAD}=0", broken=True, fix=f"unset {_AUTOLOAD}")
+    return NotFound(
+        told,
+        broken=True,
+        fix="let this process see the chips (torch_tpu counts those under /dev/vfio), and install "
+        f"the torch_tpu that fits torch {torch.__version__}",
+    )
+
+
+def _check_addresses(told: str, num_processes: int) -> None:
+    """Refuse a mesh that was described from outside for another number of processes."""
+    given = environment.variable(_ADDRESSES)
+    if given is not None and len(told.split(",")) % num_processes:
+        raise BadInput(
+            f"Cannot start {num_processes} processes on this TPU host.",
+            why=f"{_ADDRESSES} is set, and lists {len(told.split(','))} of them.",
+            fix=f"unset {_ADDRESSES} and TORCH_TPU_TOPOLOGY: a launch finds them by itself.",
+        )
