@@ -118,6 +118,8 @@ class Interrupts:
             return
         if self._wanted != number:
             self._wanted = number
+            if self._is_walking():
+                notes.tell_saving(self._beats)
             _say(f"anytrain: {signal.Signals(number).name}: saving after this step, then stopping.")
         if not self._is_walking():
             reminder = threading.Timer(_PATIENCE_S, self._remind, (number,))

@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 
 import psutil
 import pytest
@@ -46,9 +47,10 @@ def test_the_childs_own_error_is_raised_with_its_type_and_traceback():
     with pytest.raises(LookupError, match="no such column") as caught:
         call(work, (), crew())
     assert time.monotonic() - begun < 15
-    story = "".join(caught.value.__notes__)
-    assert "raised by rank 1" in story
-    assert "in work" in story
+    assert caught.value.__notes__ == ["It was raised by rank 1 of 2."]
+    shown = "".join(traceback.format_exception(caught.value))
+    assert ", in work" in shown.replace(", in test_the_childs_own_error", "")
+    assert 'raise LookupError("no such column")' in shown
 
 
 def test_an_error_that_cannot_travel_is_told_in_words():

@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from anytrain.core import environment
-from anytrain.core.errors import BadInput, Unsupported
+from anytrain.core.errors import BadInput, Unsupported, WrongOrder
 from anytrain.core.plan import Wish, Wishes, check_precision, wish
+from anytrain.doors.launch import forking
 from anytrain.doors.launch.options import check_port
 from anytrain.machine.processes import spawn
 
@@ -31,26 +32,47 @@ def notebook_launcher(
     max_restarts: int = 0,
     monitor_interval: float = 0.1,
     log_line_prefix_template: str | None = None,
+    start_method: str | None = None,
+    timeout: float | None = None,
+    downcast_bf16: bool = False,
+    return_all: bool = False,
 ) -> Any:
     """Call the function in `num_processes` fresh processes; return what rank 0 returns.
 
-    Without a number there is one process for each device. A single process is this one. The
-    error of the rank that fails first is raised here. `num_processes` counts this machine's.
+    Without a number there is one process for each device. A single process is this one, unless
+    a `start_method` or a `timeout` asks for a child. `num_processes` counts this machine's.
+    The function, its arguments and the notebook's variables that it uses are handed over;
+    tensors among them lie once in memory that all processes share until one writes to them. The
+    error of the rank that fails first is raised here, and an interrupt ends them all.
+
+    `start_method="fork"` copies this process instead, if it has touched no device; each copy
+    computes with one thread. `timeout` is how many seconds the call may take. `return_all` gives
+    a list of what each process of this machine returned. Tensors come back on the CPU.
     """
     _check(mixed_precision, num_processes, node_rank, num_nodes, rdzv_backend)
+    _check_start(start_method, timeout)
     from anytrain.doors.launch.counts import choose, threads
 
     # "no" is the argument's default: it must not silence what the environment says.
     precision = None if mixed_precision == "no" else mixed_precision
-    wishes = Wishes(precision=wish(precision, "notebook_launcher"))
+    wishes = Wishes(
+        precision=wish(precision, "notebook_launcher"),
+        downcast_bf16=wish("yes" if downcast_bf16 else None, "notebook_launcher"),
+    )
     variables = environment.launch_variables(wishes)
     everything = wishes.over(environment.read().wishes)
     crowd = choose(everything, num_processes)
-    if crowd.num_processes * num_nodes == 1:
+    is_alone = crowd.num_processes * num_nodes == 1
+    if is_alone and start_method is None and timeout is None:
         with _exported(variables):
-            return function(*args)
+            value = function(*args)
+        return [value] if return_all else value
+    if start_method == "fork":
+        forking.check(function, args, crowd.backend.name)
     variables.update(threads(crowd.num_processes, None))
     variables.update(crowd.backend.launch_environment(crowd.num_processes, everything))
+    if is_alone and not rdzv_endpoint:
+        use_port = 0  # nobody else is to be met
     address, port = _meeting_point(rdzv_endpoint, master_addr, use_port, node_rank, num_nodes)
     crew = spawn.Crew(
         num_processes=crowd.num_processes,
@@ -62,6 +84,10 @@ def notebook_launcher(
         prefix=log_line_prefix_template,
         interval_s=monitor_interval,
         max_restarts=max_restarts,
+        forks=start_method == "fork",
+        timeout_s=timeout,
+        brings_all=return_all,
+        trains_on_host=crowd.backend.name == "cpu",
     )
     return spawn.call(function, args, crew)
 
@@ -81,6 +107,35 @@ def debug_launcher(
     return spawn.call(function, args, crew)
 
 
+def _check_start(start_method: str | None, timeout: float | None) -> None:
+    if start_method not in (None, "spawn", "fork"):
+        raise BadInput(
+            f"Cannot start processes by {start_method!r}.",
+            why="a fork server is one more process that knows nothing of the notebook: its forks "
+            "would be fresh processes in all but name."
+            if start_method == "forkserver"
+            else 'there are two ways: "spawn" (fresh processes) and "fork" (copies of this one).',
+            fix='pass start_method="spawn", or leave it out.',
+        )
+    if timeout is not None and timeout <= 0:
+        raise BadInput(
+            f"Cannot use timeout={timeout}.",
+            why="it is the number of seconds that the whole call may take.",
+            fix="pass a positive number, or leave it out to wait for as long as it takes.",
+        )
+
+
+def _check_nested() -> None:
+    env = environment.read()
+    if env.beats is not None or env.place.size > 1:
+        raise WrongOrder(
+            "Cannot launch processes from a process that was launched.",
+            why=f"this one is rank {env.place.rank} of {env.place.size}; each of its peers would "
+            "start as many again, on the same devices.",
+            fix="call the function itself here, and launch once, from the notebook or script.",
+        )
+
+
 def _check(
     mixed_precision: str,
     num_processes: int | None,
@@ -88,6 +143,7 @@ def _check(
     num_nodes: int,
     rdzv_backend: str,
 ) -> None:
+    _check_nested()
     check_precision(wish(mixed_precision.lower(), "argument"))
     if num_processes is not None and num_processes < 1:
         raise BadInput(

@@ -11,11 +11,13 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol, TextIO
 
 from anytrain.core.errors import Notice
 from anytrain.engine.recording.pace import Pace
 from anytrain.engine.recording.shown import Entry, Pairs, Summary, duration, number, rate, size
+from anytrain.machine.processes.cell import PIPE, Page, in_notebook
 
 DeviceMemory = Callable[[], Mapping[str, int]]
 """Returns the bytes in use, by device."""
@@ -242,6 +244,13 @@ class Plain(Followed):
 
 def pick() -> Console:
     """Return the console that suits where this process writes to."""
+    from anytrain.core.environment import variable
+
+    pipe = variable(PIPE)
+    if pipe is not None:  # a notebook launched this process: its cell shows the page
+        from anytrain.engine.recording.notebook_bar import NotebookBar
+
+        return NotebookBar(partial(Page, int(pipe)))
     if in_notebook():
         from anytrain.engine.recording.notebook_bar import NotebookBar
 
@@ -251,13 +260,6 @@ def pick() -> Console:
 
         return Terminal()
     return Plain()
-
-
-def in_notebook() -> bool:
-    """Whether a notebook's kernel runs this process; IPython in a terminal is none."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -239,6 +239,11 @@ def _why_none(complaint: str, shown: str | None) -> NotFound:
     return NotFound(f"{card} is here, but {complaint}", broken=True, fix=fix)
 
 
+def is_started() -> bool:
+    """Whether this process has used a GPU, so that a fork of it can use none."""
+    return bool(torch.cuda.is_initialized())
+
+
 def nvidia_gpu() -> str | None:
     """Name an NVIDIA GPU that the system shows, whatever torch thinks; None where none is."""
     program = shutil.which("nvidia-smi")

@@ -3,57 +3,82 @@
 from __future__ import annotations
 
 import os
-import pickle
+import signal
 import sys
-import traceback
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
-import cloudpickle
-
-from anytrain.machine.processes import notes
+from anytrain.core.errors import BadType
+from anytrain.machine.processes import culprits, handover, leash, notes, outcome
 from anytrain.machine.processes.last_words import is_peer_lost
-from anytrain.machine.processes.spawn import CALL, OUTCOME
+
+Call = tuple[Callable[..., Any], Sequence[Any]]
 
 
-def main(folder: str) -> None:
-    """Make the call that lies in the folder, as the rank that the environment says."""
+def main(folder: str, parcel: int, end: int, brings_value: bool) -> int:
+    """Make the call that lies in the open file `parcel`, as the rank that the environment says.
+
+    `end` is the child's end of the leash. Return the exit code.
+    """
+    # Until the call begins, an interrupt ends this process without a word.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for stream in (sys.stdout, sys.stderr):
+        # Whole lines: those of two ranks must not be mixed.
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     rank = int(os.environ["RANK"])
+    leash.follow(end, folder, rank)
+
+    def unpack() -> Call:
+        call: Call = handover.receive(parcel)
+        os.close(parcel)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        return call
+
+    return perform(unpack, folder, rank, brings_value)
+
+
+def perform(unpack: Callable[[], Call], folder: str, rank: int, brings_value: bool) -> int:
+    """Make the call and write down how it went; return the exit code."""
     try:
-        packed = pickle.loads((Path(folder) / CALL).read_bytes())
-        sys.path[:] = packed["path"]
-        function, args = pickle.loads(packed["call"])
+        function, args = unpack()
         value = function(*args)
+        if brings_value:
+            _bring(folder, rank, function, value)
+    except KeyboardInterrupt:
+        notes.leave(folder, rank, "interrupt", "")
+        return 128 + signal.SIGINT
     except SystemExit as leave:
-        if leave.code not in (None, 0):
-            raise
-        value = None
-    except BaseException as error:
+        return _code(leave)
+    except BaseException as error:  # noqa: BLE001  whatever it is, the parent raises it
         if is_peer_lost(error):
-            raise
-        notes.leave(folder, rank, "error", f"{type(error).__name__}: {error}")
-        _write(folder, rank, _portable(error), "".join(traceback.format_exception(error)))
-        sys.exit(1)
-    if rank == 0:
-        _write(folder, rank, None, value)
+            sys.excepthook(type(error), error, error.__traceback__)
+        else:
+            notes.leave(folder, rank, "error", f"{type(error).__name__}: {error}")
+            outcome.write(folder, rank, outcome.Outcome(outcome.tell(error), None))
+        return 1
+    return 0
 
 
-def _write(folder: str, rank: int, error: BaseException | None, value: Any) -> None:
-    """Write the value, or an error and its traceback, whole or not at all."""
-    path = Path(folder) / OUTCOME.format(rank)
-    draft = path.with_suffix(".draft")
-    draft.write_bytes(cloudpickle.dumps((error, value)))
-    draft.replace(path)
-
-
-def _portable(error: BaseException) -> BaseException:
-    """Return the error, or another one in its place if it cannot travel."""
+def _bring(folder: str, rank: int, function: Callable[..., Any], value: Any) -> None:
     try:
-        pickle.loads(cloudpickle.dumps(error))
-    except Exception:  # noqa: BLE001  any class may have any trouble with its own pickling
-        return RuntimeError(f"{type(error).__name__}: {error}")
-    return error
+        outcome.write(folder, rank, outcome.Outcome(None, value))
+    except Exception as error:
+        name = getattr(function, "__name__", repr(function))
+        raise BadType(
+            f"Cannot bring back what {name} returned.",
+            why=f"{culprits.name_within(value, 'value')} cannot be pickled: {error}",
+            fix="return plain values and tensors, or save the object and return its path.",
+        ) from error
+
+
+def _code(leave: SystemExit) -> int:
+    """Return the exit code of sys.exit(...), which may have been given words."""
+    if leave.code is None or isinstance(leave.code, int):
+        return leave.code or 0
+    sys.stderr.write(f"{leave.code}\n")
+    return 1
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    folder, parcel, end, brings_value = sys.argv[1:]
+    sys.exit(main(folder, int(parcel), int(end), brings_value == "1"))

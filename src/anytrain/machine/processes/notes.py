@@ -79,5 +79,19 @@ def peer_died(beats: str | None) -> bool:
     return beats is not None and (Path(beats) / "peer-died").exists()
 
 
+def tell_saving(beats: str | None) -> None:
+    """Leave word that this rank was asked to stop, and saves its work before it does."""
+    if beats is not None:
+        try:
+            (Path(beats) / "saving").touch()
+        except OSError:
+            return  # the launcher and its folder are gone: nobody will ask
+
+
+def is_saving(beats: str | Path) -> bool:
+    """Whether a rank left word that it saves its work before it stops."""
+    return (Path(beats) / "saving").exists()
+
+
 def _path(beats: str | Path, rank: int) -> Path:
     return Path(beats) / f"rank-{rank}.note"

@@ -1,31 +1,45 @@
-"""Call a function in fresh processes, and bring back what rank 0 returns or what went wrong.
+"""Call a function in several processes, and bring back what it returns or what went wrong.
 
-Function and arguments travel by value (cloudpickle), so functions of a notebook or of the
-script that is running work. Nothing of this process's state is inherited: no fork, no device.
+By default they are fresh: function and arguments travel by value, so those of a notebook or of
+the script that is running work, and nothing of this process's state is inherited, no device
+least of all. A fork is made only where it is asked for. Nothing is left behind: no process, no
+folder, no file, whether the call ends well, is interrupted, or this process is killed.
 """
 
 from __future__ import annotations
 
 import os
-import pickle
 import shutil
 import signal
 import sys
 import tempfile
-import threading
+import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from string import Template
 from typing import IO, Any, TextIO
 
-import cloudpickle
+from anytrain.core.errors import BadType, Notice, PeerLost
+from anytrain.machine.processes import (
+    cell,
+    child,
+    crashes,
+    culprits,
+    fork,
+    handover,
+    leash,
+    notes,
+    outcome,
+    pulse,
+    room,
+    supervise,
+)
 
-from anytrain.core.errors import BadType
-from anytrain.machine.processes import crashes, supervise
-
-CALL, OUTCOME = "call.pkl", "outcome-{}.pkl"
+_INTERRUPT_GRACE_S = 2.0
+"""How long children may take to leave an interrupted call, unless they save their work."""
+_ANSWER_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +57,16 @@ class Crew:
     """What each output line begins with; ${rank}, ${local_rank} and ${role_name} are filled in."""
     interval_s: float = 0.1
     max_restarts: int = 0
+    forks: bool = False
+    timeout_s: float | None = None
+    brings_all: bool = False
+    """Whether every rank's value comes back, as a list, instead of rank 0's."""
+    trains_on_host: bool = True
+    """Whether each process will write to the tensors it is handed, in the host's memory."""
 
     def variables(self, local_rank: int, folder: str) -> dict[str, str]:
-        """Return the environment of one child."""
+        """Return what one child's environment says beyond this process's own."""
         return {
-            **os.environ,
             **self.environ,
             "RANK": str(self.first_rank + local_rank),
             "LOCAL_RANK": str(local_rank),
@@ -58,103 +77,201 @@ class Crew:
             "ANYTRAIN_BEATS": folder,
         }
 
+    def brings(self, local_rank: int) -> bool:
+        """Whether this child's value comes back."""
+        return self.brings_all or self.first_rank + local_rank == 0
+
 
 def call(function: Callable[..., Any], args: Sequence[Any], crew: Crew) -> Any:
     """Call the function in each process of the crew; return rank 0's value, if it is here.
 
-    The error of the rank that failed first is raised here, with its type, and with its
-    traceback as a note. A Ctrl-C ends the children before it goes on.
+    The error of the rank that failed first is raised here, with its type and its traceback.
+    A Ctrl-C ends the children before it goes on.
     """
-    packed = pack(function, args)
-    for attempt in range(crew.max_restarts + 1):
-        folder = tempfile.mkdtemp(prefix="anytrain-")
-        try:
-            (Path(folder) / CALL).write_bytes(packed)
-            failure = _run(folder, crew)
-            if failure is None:
-                return _outcome(folder, 0)[1] if crew.first_rank == 0 else None
-            if attempt == crew.max_restarts:
-                raise failure
-        finally:
-            shutil.rmtree(folder, ignore_errors=True)
+    with ExitStack() as stack:
+        parcel = None
+        if not crew.forks:
+            parcel = stack.enter_context(_stored(pack(function, args), crew))
+        for attempt in range(crew.max_restarts + 1):
+            folder = tempfile.mkdtemp(prefix="anytrain-")
+            try:
+                failure = _Attempt(folder, crew, (function, tuple(args)), parcel).run()
+                if failure is None:
+                    return _values(folder, crew)
+                if attempt == crew.max_restarts:
+                    raise failure
+            finally:
+                shutil.rmtree(folder, ignore_errors=True)
     raise AssertionError("the last attempt returns or raises")
 
 
-def pack(function: Callable[..., Any], args: Sequence[Any]) -> bytes:
-    """Return the call as bytes, or say what in it cannot travel."""
+def pack(function: Callable[..., Any], args: Sequence[Any]) -> handover.Parcel:
+    """Return the call as a parcel, or say what in it cannot travel."""
     try:
-        inner = cloudpickle.dumps((function, tuple(args)))
+        parcel = handover.pack((function, tuple(args)))
     except Exception as error:
         name = getattr(function, "__name__", repr(function))
+        culprit = culprits.name(function, tuple(args)) or "it or something it refers to"
         raise BadType(
             f"Cannot hand {name} over to other processes.",
-            why=f"it, its arguments or something it refers to cannot be pickled: {error}",
+            why=f"{culprit} cannot be pickled: {error}",
             fix="create that object inside the function, or pass what it is made from.",
         ) from error
-    # The child must look for modules where this process does before it unpacks the call.
-    return pickle.dumps({"path": sys.path, "call": inner})
+    parcel.surroundings = handover.surroundings()
+    if parcel.devices:
+        warnings.warn(
+            f"Tensors on {', '.join(sorted(parcel.devices))} are handed over through the host's "
+            "memory: each process gets them on the CPU, and `prepare` moves them to its device.",
+            Notice,
+            stacklevel=4,
+        )
+    return parcel
 
 
-def _run(folder: str, crew: Crew) -> BaseException | None:
-    """Run one attempt; return the error that ended it."""
-    before = crashes.memory_marks()
-    command = [sys.executable, "-u", "-m", "anytrain.machine.processes.child", folder]
-    piped = crew.prefix is not None or not _is_terminal_output(sys.stdout)
-    members: list[supervise.Process] = []
-    try:
-        for local_rank in range(crew.num_processes):
-            environ = crew.variables(local_rank, folder)
-            members.append(supervise.start(command, environ, piped=piped))
-        with _showing_output(members if piped else [], crew):
-            failed = supervise.first_failure(members, crew.interval_s)
-            if failed is not None:
-                supervise.end(members, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
-    except BaseException as stop:
-        asked = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
-        supervise.end(members, asked, supervise.GRACE_S)
-        raise
-    return None if failed is None else _failure(folder, crew, members, failed, before)
+@contextmanager
+def _stored(parcel: handover.Parcel, crew: Crew) -> Iterator[IO[bytes]]:
+    """Give an open file that holds the parcel and that no folder lists."""
+    free = room.free()
+    copies = crew.num_processes if crew.trains_on_host else 0
+    room.check(room.Need(crew.num_processes, parcel.num_bytes, copies), free)
+    with handover.nameless_file(room.folder_for(parcel.num_bytes, free)) as file:
+        parcel.write(file)
+        yield file
 
 
-def _failure(
-    folder: str,
-    crew: Crew,
-    members: list[supervise.Process],
-    first: int,
-    before: crashes.MemoryMarks,
-) -> BaseException:
-    order = [first, *(i for i, m in enumerate(members) if i != first and m.returncode)]
-    endings = [
-        crashes.ending(folder, crew.first_rank + i, members[i].pid, members[i].returncode)
-        for i in order
-    ]
-    for end in endings:
-        error, story = _outcome(folder, end.rank)
-        if error is not None:
-            error.add_note(f"It was raised by rank {end.rank}:\n{story}")
-            return error
-    return crashes.explain(endings, crew.size, before, crashes.memory_marks())
+class _Attempt:
+    """One start of all processes, to its end."""
+
+    def __init__(self, folder: str, crew: Crew, call: child.Call, parcel: IO[bytes] | None) -> None:
+        self._folder, self._crew, self._call, self._parcel = folder, crew, call, parcel
+        self._members: list[supervise.Process] = []
+        self._piped = crew.prefix is not None or not _is_terminal_output(sys.stdout)
+
+    def run(self) -> BaseException | None:
+        """Start them, wait, and return the error that ended it."""
+        before = crashes.memory_marks()
+        failed = None
+        with leash.held() as ends, _pages() as pages:
+            try:
+                for local_rank in range(self._crew.num_processes):
+                    self._members.append(self._start(local_rank, ends, pages))
+                with _showing_output(self._members if self._piped else [], self._crew):
+                    failed = self._wait()
+            except TimeoutError:
+                return self._out_of_time()
+            except BaseException:
+                self._interrupt()
+                raise
+        return None if failed is None else self._failure(failed, before)
+
+    def _start(self, local_rank: int, ends: tuple[int, int], pages: int | None) -> Any:
+        crew, folder = self._crew, self._folder
+        variables = crew.variables(local_rank, folder)
+        shared = [] if pages is None else [pages]
+        if pages is not None:
+            variables[cell.PIPE] = str(pages)
+        if self._parcel is None:
+            return self._fork(local_rank, variables, ends)
+        files = [self._parcel.fileno(), ends[0]]
+        command = [sys.executable, "-m", child.__name__, folder, *map(str, files)]
+        command.append("1" if crew.brings(local_rank) else "0")
+        return supervise.start(command, {**os.environ, **variables}, self._piped, files + shared)
+
+    def _fork(self, local_rank: int, variables: dict[str, str], ends: tuple[int, int]) -> Any:
+        rank, brings = self._crew.first_rank + local_rank, self._crew.brings(local_rank)
+
+        def work() -> int:
+            leash.follow(ends[0], self._folder, rank)
+            return child.perform(lambda: self._call, self._folder, rank, brings)
+
+        return fork.start(work, variables, self._piped, close=[ends[1]])
+
+    def _wait(self) -> int | None:
+        crew = self._crew
+        try:
+            failed = supervise.first_failure(self._members, crew.interval_s, crew.timeout_s)
+        except TimeoutError:
+            leash.ask_for_stacks(self._folder)
+            time.sleep(_ANSWER_S)
+            supervise.end(self._members, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
+            raise
+        if failed is not None:
+            notes.tell_peer_died(self._folder)
+            supervise.end(self._members, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
+        return failed
+
+    def _interrupt(self) -> None:
+        """End the children at once, but for a checkpoint that they are about to save."""
+        folder = self._folder
+        grace_s = _INTERRUPT_GRACE_S
+        supervise.end(self._members, signal.SIGINT, grace_s, lambda: notes.is_saving(folder))
+
+    def _out_of_time(self) -> PeerLost:
+        ranks = range(self._crew.first_rank, self._crew.first_rank + self._crew.num_processes)
+        doing = "\n".join(_doing(self._folder, rank) for rank in ranks)
+        return PeerLost(
+            f"The launch was ended after {self._crew.timeout_s:g} s.",
+            why=f"timeout={self._crew.timeout_s:g} was given and it was not done.\n{doing}",
+            fix="give it more time, or look at the lines above for what it waited for.",
+        )
+
+    def _failure(self, first: int, before: crashes.MemoryMarks) -> BaseException:
+        members, crew = self._members, self._crew
+        order = [first, *(i for i, m in enumerate(members) if i != first and m.returncode)]
+        endings = [
+            crashes.ending(self._folder, crew.first_rank + i, members[i].pid, members[i].returncode)
+            for i in order
+        ]
+        for end in endings:
+            found = outcome.read(self._folder, end.rank)
+            if found is not None and found.error is not None:
+                error = outcome.revive(found.error)
+                error.add_note(f"It was raised by rank {end.rank} of {crew.size}.")
+                return error
+        return crashes.explain(endings, crew.size, before, crashes.memory_marks())
 
 
-def _outcome(folder: str, rank: int) -> tuple[BaseException | None, Any]:
-    """Return what a child wrote: no error and its value, or an error and its traceback."""
-    path = Path(folder) / OUTCOME.format(rank)
-    if not path.exists():
-        return None, None
-    error, value = pickle.loads(path.read_bytes())
-    return error, value
+def _doing(folder: str, rank: int) -> str:
+    """Say where a rank was when its time was over."""
+    beat = pulse.read_beat(folder, rank)
+    where = "had not reached anytrain's part" if beat is None else f"was {beat.where()}"
+    stack = leash.stack(folder, rank)
+    lines = "it ended, or hung in native code" if stack is None else f"its stack:\n{stack}"
+    return f"    rank {rank} {where}; {lines}".rstrip()
+
+
+def _values(folder: str, crew: Crew) -> Any:
+    ranks = range(crew.first_rank, crew.first_rank + crew.num_processes)
+    found = [outcome.read(folder, rank) for rank in ranks]
+    values = [None if each is None else each.value for each in found]
+    return values if crew.brings_all else values[0]
 
 
 def _is_terminal_output(stream: TextIO) -> bool:
     """Whether children that write to file 1 write where this process's prints go."""
     try:
-        return stream.fileno() == 1
+        return stream.fileno() == 1 and not cell.in_notebook()
     except (OSError, ValueError, AttributeError):
         return False
 
 
 @contextmanager
-def _showing_output(members: list[supervise.Process], crew: Crew) -> Iterator[None]:
+def _pages() -> Iterator[int | None]:
+    """Give the end of a pipe whose pages this process's cell shows; None outside a notebook."""
+    if not cell.in_notebook():
+        yield None
+        return
+    ours, theirs = os.pipe()
+    thread = cell.copy_pages(os.fdopen(ours, "rb"))
+    try:
+        yield theirs
+    finally:
+        os.close(theirs)
+        thread.join(2.0)
+
+
+@contextmanager
+def _showing_output(members: Sequence[supervise.Process], crew: Crew) -> Iterator[None]:
     """Copy the children's output to this process's, as a notebook needs."""
     threads = []
     for local_rank, member in enumerate(members):
@@ -162,22 +279,8 @@ def _showing_output(members: list[supervise.Process], crew: Crew) -> Iterator[No
         prefix = Template(crew.prefix or "").safe_substitute(words, role_name="default")
         for pipe, stream in ((member.stdout, sys.stdout), (member.stderr, sys.stderr)):
             if pipe is not None:
-                thread = threading.Thread(target=_copy, args=(pipe, stream, prefix), daemon=True)
-                thread.start()
-                threads.append(thread)
+                threads.append(cell.copy_text(pipe, stream, prefix))
     yield
     for thread in threads:
         # A grandchild may hold the pipe open: what it still says is not waited for.
         thread.join(2.0)
-
-
-def _copy(pipe: IO[bytes], stream: TextIO, prefix: str) -> None:
-    with pipe:
-        if prefix:
-            for line in pipe:
-                stream.write(prefix + line.decode(errors="replace"))
-        else:
-            # Not by lines: a progress bar ends its lines only when it is done.
-            while chunk := os.read(pipe.fileno(), 4096):
-                stream.write(chunk.decode(errors="replace"))
-                stream.flush()

@@ -84,11 +84,17 @@ def first_failure(
     raise TimeoutError
 
 
-def end(processes: Sequence[Process], signum: int, grace_s: float) -> None:
+def end(
+    processes: Sequence[Process],
+    signum: int,
+    grace_s: float,
+    is_saving: Callable[[], bool] = lambda: False,
+) -> None:
     """Send the signal, wait a while, then kill what is left, with everything it started.
 
-    Being asked to stop once more while waiting means: now. What has already ended well is left
-    alone, with whatever it has left running on purpose.
+    While `is_saving` they may take up to GRACE_S. Being asked to stop once more while waiting
+    means: now. What has already ended well is left alone, with whatever it has left running on
+    purpose.
     """
     concerned = [process for process in processes if process.poll() != 0]
     try:
@@ -99,6 +105,8 @@ def end(processes: Sequence[Process], signum: int, grace_s: float) -> None:
                 # A stopped process takes no signal but SIGKILL until it is continued.
                 _signal_group(process, signal.SIGCONT)
         _wait(concerned, grace_s)
+        if is_saving():
+            _wait(concerned, GRACE_S)
     finally:
         for process in concerned:
             _signal_group(process, signal.SIGKILL)

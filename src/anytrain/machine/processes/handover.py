@@ -1,0 +1,224 @@
+"""Hand an object over to other processes, its tensors in one file that all of them map.
+
+A pickle would hold every tensor by value, once for each process. Here each storage is written
+once, and whoever receives it maps the file copy-on-write: what nobody writes to exists once.
+Storages keep their identity, so ties and views stay what they are. Arrays of numpy and others
+that pickle offers as buffers travel the same way. Nothing here imports torch: without it there
+are no tensors to hand over.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import io
+import linecache
+import mmap
+import os
+import pickle
+import struct
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from typing import IO, Any
+
+import cloudpickle
+
+_ALIGNMENT = 64  # what torch's own allocator gives
+_LENGTH = struct.Struct("<q")
+_WITHOUT_STORAGE = ("xla", "tpu")
+_CHUNK = 2**26
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Memory that lies beside the pickle."""
+
+    source: Any
+    """A view of memory, or a storage of torch's."""
+    num_bytes: int
+    is_read_only: bool = False
+
+
+@dataclass(slots=True)
+class Parcel:
+    """An object packed for other processes: its pickle, and the pieces that lie beside it."""
+
+    pickled: bytes = b""
+    pieces: list[Piece] = field(default_factory=list)
+    buffers: list[int] = field(default_factory=list)
+    """Which pieces are pickle's own buffers, in its order; the others are storages."""
+    devices: set[str] = field(default_factory=set)
+    """Where tensors live that arrive on the CPU instead."""
+    surroundings: dict[str, Any] = field(default_factory=dict)
+    """Where the sender looks for modules, and its notebook's cells, for a fresh process."""
+
+    @property
+    def num_bytes(self) -> int:
+        """How many bytes the pieces have; the pickle itself is small beside them."""
+        return sum(piece.num_bytes for piece in self.pieces)
+
+    def write(self, file: IO[bytes]) -> None:
+        """Write all of it; `receive` reads it."""
+        offsets, end = [], 0
+        for piece in self.pieces:
+            offsets.append((end, piece.num_bytes, piece.is_read_only))
+            end = _aligned(end + piece.num_bytes)
+        head = {
+            "surroundings": self.surroundings,
+            "pickled": self.pickled,
+            "pieces": offsets,
+            "buffers": self.buffers,
+        }
+        raw = pickle.dumps(head)
+        file.write(_LENGTH.pack(len(raw)) + raw)
+        begin = _aligned(_LENGTH.size + len(raw))
+        for piece, (offset, _, _) in zip(self.pieces, offsets, strict=True):
+            file.seek(begin + offset)
+            _write(piece.source, file)
+        file.truncate(max(begin + end, _LENGTH.size + len(raw)))
+        file.flush()
+
+
+def pack(thing: Any) -> Parcel:
+    """Pack an object; whatever pickle raises says what cannot travel."""
+    parcel = Parcel()
+    out = io.BytesIO()
+    _Packer(out, parcel).dump(thing)
+    parcel.pickled = out.getvalue()
+    return parcel
+
+
+def nameless_file(folder: str) -> IO[bytes]:
+    """Return a file that is gone as soon as nobody holds it open, even after a SIGKILL."""
+    # Not tempfile's own choice of a class: children need its number, and unbuffered writes.
+    return tempfile.TemporaryFile(dir=folder, buffering=0)
+
+
+def receive(number: int) -> Any:
+    """Return the object that lies in the open file, whose memory stays mapped copy-on-write."""
+    size = os.fstat(number).st_size
+    held = memoryview(mmap.mmap(number, size, access=mmap.ACCESS_COPY))
+    (length,) = _LENGTH.unpack_from(held)
+    head = pickle.loads(held[_LENGTH.size : _LENGTH.size + length])
+    # This process must look for modules where the sender does before it unpacks the rest.
+    sys.path[:] = head["surroundings"].get("path", sys.path)
+    linecache.cache.update(head["surroundings"].get("cells", {}))
+    begin = _aligned(_LENGTH.size + length)
+    pieces = [_part(held[begin:], *place) for place in head["pieces"]]
+    return _Unpacker(head["pickled"], pieces, head["buffers"]).load()
+
+
+class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """A pickler that lays storages and buffers beside the pickle, each once."""
+
+    def __init__(self, file: IO[bytes], parcel: Parcel) -> None:
+        super().__init__(file, protocol=5, buffer_callback=self._keep_buffer)
+        self._parcel = parcel
+        self._known: dict[int, int] = {}
+        torch = sys.modules.get("torch")
+        self._torch = torch
+        self._typed = getattr(getattr(torch, "storage", None), "TypedStorage", ())
+        self._untyped = getattr(torch, "UntypedStorage", ())
+
+    def persistent_id(self, thing: Any) -> tuple[Any, ...] | None:
+        """Return a storage's place among the pieces; None for anything else."""
+        if self._torch is None:
+            return None
+        if isinstance(thing, self._typed):
+            storage = thing._untyped_storage
+            if storage.device.type != "meta":
+                return thing.dtype, True, self._keep_storage(storage)
+        elif isinstance(thing, self._untyped) and thing.device.type != "meta":
+            return self._torch.uint8, False, self._keep_storage(thing)
+        return None
+
+    def reducer_override(self, thing: Any) -> Any:
+        """Bring tensors of devices that show no storage to the host."""
+        torch = self._torch
+        if torch is not None and type(thing) is torch.Tensor:
+            if thing.device.type in _WITHOUT_STORAGE:
+                self._parcel.devices.add(str(thing.device))
+                near = thing.detach().cpu().requires_grad_(thing.requires_grad)
+                return near.__reduce_ex__(5)
+            return NotImplemented
+        return super().reducer_override(thing)
+
+    def _keep_storage(self, storage: Any) -> int:
+        found = self._known.get(storage._cdata)
+        if found is None:
+            if storage.device.type != "cpu":
+                self._parcel.devices.add(str(storage.device))
+            # The piece keeps the storage: its address is not given to another one meanwhile.
+            found = self._known[storage._cdata] = len(self._parcel.pieces)
+            self._parcel.pieces.append(Piece(storage, storage.nbytes()))
+        return found
+
+    def _keep_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        view = buffer.raw()
+        if view.nbytes == 0:
+            return True  # by value: nothing can be mapped
+        self._parcel.buffers.append(len(self._parcel.pieces))
+        self._parcel.pieces.append(Piece(view, view.nbytes, view.readonly))
+        return False
+
+
+class _Unpacker(pickle.Unpickler):
+    """The other end: storages and buffers are parts of the mapped file."""
+
+    def __init__(self, pickled: bytes, pieces: list[memoryview], buffers: list[int]) -> None:
+        super().__init__(io.BytesIO(pickled), buffers=[pieces[number] for number in buffers])
+        self._pieces = pieces
+        self._storages: dict[int, Any] = {}
+
+    def persistent_load(self, place: tuple[Any, ...]) -> Any:
+        """Return the storage at its place; the same one whenever it is asked for."""
+        dtype, is_typed, number = place
+        torch = sys.modules["torch"]  # loading the dtype has imported it
+        if number not in self._storages:
+            self._storages[number] = _storage(torch, self._pieces[number])
+        storage = self._storages[number]
+        if not is_typed:
+            return storage
+        return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+def _part(held: memoryview, offset: int, length: int, is_read_only: bool) -> memoryview:
+    part = held[offset : offset + length]
+    return part.toreadonly() if is_read_only else part
+
+
+def _storage(torch: Any, part: memoryview) -> Any:
+    if part.nbytes == 0:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(part, dtype=torch.uint8).untyped_storage()
+
+
+def _write(source: Any, file: IO[bytes]) -> None:
+    """Write a view or a storage; one that lives on a device comes to the host here."""
+    if isinstance(source, memoryview):
+        view = source
+    else:
+        near = source if source.device.type == "cpu" else source.cpu()
+        view = memoryview((ctypes.c_char * near.nbytes()).from_address(near.data_ptr())).cast("B")
+    # One write call of the system takes less than 2 GiB.
+    for begin in range(0, view.nbytes, _CHUNK):
+        file.write(view[begin : begin + _CHUNK])
+
+
+def _aligned(position: int) -> int:
+    return -(-position // _ALIGNMENT) * _ALIGNMENT
+
+
+def surroundings() -> dict[str, Any]:
+    """Return what a fresh process must know of this one before it unpacks a parcel."""
+    return {"path": list(sys.path), "cells": _cells()}
+
+
+def _cells() -> dict[str, Any]:
+    """Return the source of a notebook's cells, which no file holds, for tracebacks."""
+    found = {}
+    for name, entry in linecache.cache.items():
+        is_ours = not name.startswith("<") or name.startswith(("<ipython-input", "<python-input"))
+        if is_ours and len(entry) == 4 and entry[1] is None:
+            found[name] = entry
+    return found

@@ -1,0 +1,148 @@
+"""Compare the host's free memory with what a launch will need, before it is too late."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from anytrain.core.errors import DiskFull, NothingFits, Notice
+
+BASE_BYTES = 300 * 2**20
+"""What a fresh process with torch and transformers holds for itself: 290 MiB were measured."""
+_MARGIN_BYTES = 256 * 2**20
+_SHARED = "/dev/shm"
+_GIB = 2**30
+# Each pair: where a group's limit stands, how much it has in use; version 2 of groups, then 1.
+_FILES = (
+    ("memory.max", "memory.current", "inactive_file"),
+    ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """How much memory is free, and what says so."""
+
+    free_bytes: int
+    because: str
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """What a launch will hold: processes, and tensors that are handed over."""
+
+    num_processes: int
+    tensor_bytes: int
+    copies: int
+    """How many processes will write to the tensors, and so hold them for themselves."""
+
+    @property
+    def least_bytes(self) -> int:
+        """What it takes to start: the processes, and the tensors once."""
+        return self.num_processes * BASE_BYTES + self.tensor_bytes
+
+    @property
+    def bytes(self) -> int:
+        """What training will take: the copies too."""
+        return self.least_bytes + self.copies * self.tensor_bytes
+
+
+def free(root: Path = Path("/")) -> Room:
+    """Return the least of what the host and this process's control groups leave free."""
+    found = [Room(int(psutil.virtual_memory().available), "the host has")]
+    for folder in _groups(root):
+        for limit_name, used_name, cache in _FILES:
+            limit, used = _number(folder / limit_name), _number(folder / used_name)
+            if limit is not None and used is not None and limit < 2**60:
+                # Cached files that nobody maps are given up before anything is killed.
+                kept = max(0, used - _stat(folder / "memory.stat", cache))
+                words = f"the control group's limit of {limit / _GIB:.1f} GiB leaves"
+                found.append(Room(max(0, limit - kept), words))
+    return min(found, key=lambda room: room.free_bytes)
+
+
+def check(need: Need, room: Room) -> None:
+    """Refuse a launch that cannot even start; say so when training will be tight."""
+    told = (
+        f"{need.num_processes} processes need about {BASE_BYTES / _GIB:.1f} GiB each before they "
+        f"train, and the tensors handed over {need.tensor_bytes / _GIB:.1f} GiB once"
+    )
+    left = f"{room.because} {room.free_bytes / _GIB:.1f} GiB free"
+    if need.least_bytes > room.free_bytes:
+        raise NothingFits(
+            f"Cannot start {need.num_processes} processes in this host's memory.",
+            why=f"{told}: {need.least_bytes / _GIB:.1f} GiB; {left}.",
+            fix="start fewer processes, or free memory: delete what the notebook holds and "
+            "does not need.",
+        )
+    if need.bytes > room.free_bytes:
+        warnings.warn(
+            f"Host memory may run out: {told}, and {need.copies} times more when each process "
+            f"trains its own copy: {need.bytes / _GIB:.1f} GiB in all; {left}. "
+            "Fewer processes need less.",
+            Notice,
+            stacklevel=4,
+        )
+
+
+def folder_for(num_bytes: int, room: Room) -> str:
+    """Return where the tensors go: shared memory if it has room for them, else the disk."""
+    wanted = num_bytes + _MARGIN_BYTES
+    if os.access(_SHARED, os.W_OK) and min(_space(_SHARED), room.free_bytes) > wanted:
+        return _SHARED
+    disk = tempfile.gettempdir()
+    if _space(disk) < num_bytes:
+        raise DiskFull(
+            f"Cannot hand over {num_bytes / _GIB:.1f} GiB of tensors.",
+            why=f"{_SHARED} has no room for them, and {disk} has "
+            f"{_space(disk) / _GIB:.1f} GiB free.",
+            fix="make room there, or set TMPDIR to a folder on a larger disk.",
+        )
+    return disk
+
+
+def _space(folder: str) -> int:
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize
+
+
+def _groups(root: Path) -> list[Path]:
+    """Return this process's memory groups, up to the top of the tree, of either version."""
+    mount = root / "sys/fs/cgroup"
+    # In a container the group's own files stand at the mount, whatever path /proc names.
+    found = [mount, mount / "memory"]
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        top = mount / "memory" if controllers else mount
+        parts = [part for part in path.split("/") if part not in ("", "..")]
+        found += [top.joinpath(*parts[: n + 1]) for n in range(len(parts))]
+    return found
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):  # "max": no limit
+        return None
+
+
+def _stat(path: Path, name: str) -> int:
+    try:
+        for line in path.read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == name:
+                return int(value)
+    except (OSError, ValueError):
+        return 0
+    return 0
