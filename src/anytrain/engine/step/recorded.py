@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from operator import is_
+from itertools import chain
+from operator import is_, methodcaller
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +33,7 @@ _MOST_RESTARTS = 4
 _OWN = str(Path(__file__).parents[2])
 _PLAIN = (bool, int, float, str)
 _FIXED = ("_parameters", "_buffers", "_modules")
+_values = methodcaller("values")
 Tell = Callable[[str, str], None]
 """Told how steps run from here on, and why."""
 
@@ -324,28 +326,29 @@ class _Facts:
         self._parameters = list(model.parameters())
         self._tensors = [*self._parameters, *model.buffers()]
         self._kept: list[dict[str, Any]] = []
-        self._all: list[dict[str, Any]] = []
-        """The modules' hooks and the like: most are empty, and only their number is compared."""
+        self._empty: list[dict[str, Any]] = []
+        """The modules' hooks and the like: most are empty, and need only stay so."""
         for module in model.modules():
             own = vars(module)
             inner = [value for value in own.values() if isinstance(value, dict)]
             self._kept += [own, *filter(None, inner)]
-            self._all += inner
+            self._empty += [value for value in inner if not value]
         self._optimizers = optimizers
-        self._objects = self._look()
+        self._lengths = list(map(len, self._kept))
+        self._objects = list(self._look())
         self._numbers = self._count()
 
     def hold(self) -> bool:
         """Whether all is as it was."""
-        if self._count() != self._numbers:
-            return False
-        return all(
-            len(kept) == len(known) and all(map(is_, kept.values(), known))
-            for kept, known in zip(self._kept, self._objects, strict=True)
+        return (
+            not any(self._empty)
+            and list(map(len, self._kept)) == self._lengths
+            and all(map(is_, self._look(), self._objects))
+            and self._count() == self._numbers
         )
 
-    def _look(self) -> list[tuple[Any, ...]]:
-        return [tuple(kept.values()) for kept in self._kept]
+    def _look(self) -> Iterator[Any]:
+        return chain.from_iterable(map(_values, self._kept))
 
     def _count(self) -> tuple[Any, ...]:
         groups = [group for o in self._optimizers for group in o.param_groups]
@@ -361,7 +364,6 @@ class _Facts:
                 if name != "params"
             ],
             [len(group["params"]) for group in groups],
-            sum(map(len, self._all)),
         )
 
 
