@@ -18,6 +18,7 @@ from torch.utils.data import (
 from anytrain.core.errors import BadInput
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.given import Given, as_it_is
+from anytrain.engine.data.graphs import LoaderShapes
 from anytrain.engine.data.seeded import (
     SeedableRandomSampler,
     SeededCollate,
@@ -61,11 +62,8 @@ def prepare_loader(
     world = session.world
     streams = isinstance(loader.dataset, IterableDataset)
     dispatching = _dispatching(options, place, streams)
-    size = loader.batch_size
-    if size is None:
-        size = getattr(_batch_sampler(loader), "batch_size", None)
     if options.split_batches and world.size > 1:
-        check_split(size, world.size)
+        check_split(batch_size(loader), world.size)
     drop_last = bool(loader.drop_last or getattr(_batch_sampler(loader), "drop_last", False))
     base = _seeded(loader, options)
     # A generator that the user has given is part of the position, also in one process.
@@ -93,6 +91,7 @@ def prepare_loader(
         stream=_stream(base),
         given=loader,
         workers=_auto_workers(base, session) if auto_workers and not dispatching else None,
+        shapes=_watched(session, loader.collate_fn),
     )
     # Shared here, where every rank is: later a single rank may look at a batch alone.
     seed = world.broadcast_object(torch.initial_seed()) if tickets is not None else None
@@ -121,8 +120,16 @@ def given_loader(batches: Any, session: Session) -> PreparedLoader:
         backend=session.backend,
         device=session.device,
         placement=Placement(session.backend, session.device),
+        shapes=_watched(session),
     )
     return PreparedLoader(base, walk, drop_last=False)
+
+
+def _watched(session: Session, collate: Any = None) -> LoaderShapes | None:
+    """Return what knows a loader's new shapes; None where nothing is compiled for them."""
+    if session.graphs is None:
+        return None
+    return LoaderShapes(session.graphs, collate, session.cursor.accumulation.num_steps)
 
 
 def _own_generator(loader: DataLoader[Any]) -> torch.Generator | None:
@@ -185,6 +192,14 @@ def _dispatching(options: LoaderOptions, place: bool, streams: bool) -> bool:
             fix="leave device_placement on, or pass dispatch_batches=False.",
         )
     return options.dispatch_batches
+
+
+def batch_size(loader: DataLoader[Any]) -> int | None:
+    """Return how many samples a loader's batches have; None where nobody tells."""
+    size = loader.batch_size
+    if size is None:
+        size = getattr(_batch_sampler(loader), "batch_size", None)
+    return size
 
 
 def _batch_sampler(loader: DataLoader[Any]) -> Any:

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from anytrain.core.errors import BadInput, Notice
 from anytrain.core.plan import Choice
 from anytrain.engine import precision as precisions
-from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
+from anytrain.engine.assemble.loaders import LoaderOptions, batch_size, prepare_loader
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.prepared import model as models
@@ -164,6 +164,7 @@ class Run:
                 self._remember(self.loaders, loader)
                 return loader
             loader = loader.given  # prepared by an earlier run, as in a notebook's cell
+        self._compare_sizes(loader)
         prepared = prepare_loader(
             loader,
             self.session,
@@ -173,6 +174,20 @@ class Run:
         )
         self.loaders.append(prepared)
         return prepared
+
+    def _compare_sizes(self, loader: DataLoader[Any]) -> None:
+        """Say that a loader's batches have another size than the first one's, where that costs."""
+        if self.session.graphs is None or not self.loaders or self.session.world.rank:
+            return
+        size, first = batch_size(loader), batch_size(self.loaders[0].given)
+        if size is not None and first is not None and size != first:
+            warnings.warn(
+                f"This loader has batches of {size}, the first one of {first}: "
+                f"{self.session.backend.name} compiles a graph for each shape. Give both one "
+                "batch size, unless the graphs are worth their compiling.",
+                Notice,
+                stacklevel=6,
+            )
 
     def scheduler(self, scheduler: Any) -> PreparedScheduler:
         """Return the scheduler, moving with its optimizer."""

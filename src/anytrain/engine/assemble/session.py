@@ -26,6 +26,7 @@ from anytrain.core.plan import (
 )
 from anytrain.engine import precision as precisions
 from anytrain.engine.assemble.uncaught import explain_uncaught
+from anytrain.engine.data.graphs import Graphs
 from anytrain.engine.precision import Precision
 from anytrain.engine.prepared.cursor import Accumulation, Cursor
 from anytrain.machine.backends import probe, speed
@@ -67,6 +68,8 @@ class Session:
         self.planned = self.plan
 
     ledger: Ledger = field(default_factory=Ledger, compare=False)
+    graphs: Graphs | None = field(default=None, compare=False)
+    """What was compiled; None where nothing compiles."""
 
     def revise(self, choice: str, value: str, because: str, step: int = 0) -> None:
         """Move one of the plan's choices, and keep a record of it; the same again is no news."""
@@ -121,7 +124,15 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
         cursor=cursor,
         environment=env,
         end_step=end_step,
+        graphs=_graphs(backend, world),
     )
+
+
+def _graphs(backend: Backend, world: World) -> Graphs | None:
+    """Return what counts a device's graphs; None where it compiles none."""
+    if backend.compilations() is None:
+        return None
+    return Graphs(backend.compilations, is_main=world.rank == 0)
 
 
 def _check_transport(backend: Backend, size: int) -> None:

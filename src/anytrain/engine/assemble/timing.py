@@ -40,7 +40,10 @@ def known(session: Session) -> Mapping[str, Any]:
 
 
 def _standing(session: Session) -> Mapping[str, Any]:
+    graphs = session.graphs
+    compiled = {} if graphs is None else {"graphs": graphs.num_compiled, "late_shapes": graphs.late}
     return {
+        **compiled,
         "peak_bytes": session.backend.memory(session.device).peak_bytes,
         "revisions": [asdict(revision) for revision in session.revisions],
     }

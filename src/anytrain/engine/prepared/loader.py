@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from anytrain.engine.data.ahead import Ahead, Placement
 from anytrain.engine.data.alike import Watch
 from anytrain.engine.data.dispatch import dispatch
+from anytrain.engine.data.graphs import Watched
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets, load
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.data.workers import AutoWorkers, with_workers
@@ -198,6 +199,8 @@ class PreparedLoader(DataLoader[Any]):
         walk = self.walk
         waits = None if walk.workers is None else walk.workers.waits
         reached = None if walk.stream is None else walk.stream_state
+        if walk.shapes is not None:
+            return Watched(walk.shapes, batches, walk.placement, walk.ledger, reached, waits)
         return Ahead(batches, walk.placement, walk.ledger, reached, waits)
 
     def _whole(self) -> Iterator[Any]:

@@ -21,6 +21,7 @@ from anytrain.core.clock import Ledger
 from anytrain.core.errors import Notice
 from anytrain.engine import rng
 from anytrain.engine.data.ahead import Placement
+from anytrain.engine.data.graphs import LoaderShapes
 from anytrain.engine.data.seeded import Tickets
 from anytrain.engine.data.workers import AutoWorkers
 from anytrain.engine.prepared.cursor import Cursor
@@ -51,6 +52,8 @@ class Walk:
     """The loader that the user prepared."""
     workers: AutoWorkers | None = None
     """Chooses how many processes load; None keeps to the loader's own number."""
+    shapes: LoaderShapes | None = None
+    """Knows new shapes, where each is compiled; None where nothing compiles."""
 
     def stream_state(self) -> dict[str, Any] | None:
         """Return where the stream is, if it can tell."""

@@ -32,6 +32,8 @@ class Fake:
     index: int | None = None
     facts: Capabilities = _MODEST
     num_devices: int = 2
+    compiled: Callable[[], int] | None = None
+    """Returns how many graphs it claims to have compiled; None claims that nothing compiles."""
     name: ClassVar[str] = "fake"
 
     @property
@@ -105,8 +107,8 @@ class Fake:
         torch.set_rng_state(state)
 
     def compilations(self) -> int | None:
-        """Return None: nothing compiles."""
-        return None
+        """Return what was given; None where nothing compiles."""
+        return None if self.compiled is None else self.compiled()
 
 
 class _SlowLane:
