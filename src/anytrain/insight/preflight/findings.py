@@ -1,0 +1,45 @@
+"""What a preflight has found, in words that name the place and the way out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Severity = Literal["error", "warning", "note"]
+SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
+"""The gravest first: an error ends the run or spoils it, a warning costs time or memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an operation comes from."""
+
+    module: str = ""
+    """The path of the module that ran it, such as "bert.encoder.layer.0"; empty for the model."""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    text: str = ""
+    """The source line itself."""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.file else "an unknown line"
+        return f"{where} in {self.module}" if self.module else where
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that will fail, or cost something, on a target."""
+
+    kind: str
+    """The question that found it, by the name of its file: "kernels", "host_reads", ..."""
+    severity: Severity
+    what: str
+    """One sentence, such as "linalg_eigh has no kernel on mps."."""
+    why: str
+    fix: str
+    place: Place | None = None
+    per_step: int = 0
+    """How often a training step meets it; 0 where it is no matter of steps."""
+    certain: bool = True
+    """Whether it is known ("no kernel"), and not only likely ("may fail")."""

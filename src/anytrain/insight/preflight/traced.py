@@ -1,0 +1,113 @@
+"""What one traced step leaves behind: facts alone, which travel from the child by pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+from anytrain.insight.preflight.findings import Place
+
+Phase = Literal["make", "data", "forward", "backward", "clip", "optimizer", "evaluate"]
+Owner = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "batch", "other"]
+
+
+class TensorFacts(NamedTuple):
+    """A tensor as an operation saw it."""
+
+    dtype: str
+    """torch's name without "torch.": float32, bfloat16, int64."""
+    shape: tuple[int, ...]
+    device: str
+    """cpu, or the target's kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Calls of one operation that are alike: the same place, phase and tensors."""
+
+    name: str
+    """As the schema writes it, without the namespace of ATen: "linalg_eigh", "add.Tensor"; other
+    namespaces keep theirs: "quantized::linear"."""
+    phase: Phase
+    place: Place
+    inputs: tuple[TensorFacts, ...]
+    outputs: tuple[TensorFacts, ...]
+    settings: tuple[tuple[str, object], ...]
+    """Arguments that are no tensors, by name: (("dim", 1), ("keepdim", False))."""
+    calls: int
+    """How often in one training step (or one evaluation step, in that phase)."""
+    flops: int
+    """Of all the calls together, as are the bytes."""
+    bytes: int
+    """Read and written."""
+    host_read: str = ""
+    """What makes the host wait for it: "item", "nonzero", "to cpu"; empty where nothing does."""
+    is_dynamic: bool = False
+    """Whether the shape of its result depends on values."""
+
+
+class Moment(NamedTuple):
+    """How much memory was held at one point of the step."""
+
+    op: int
+    """How many operations had run."""
+    phase: Phase
+    module: str
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the memory held at its peak, by owner and, of activations, by module."""
+
+    peak_bytes: int
+    by_owner: dict[Owner, int]
+    activations_by_module: dict[str, int]
+    timeline: tuple[Moment, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the run said of itself before the step."""
+
+    precision: str = "no"
+    batch_size: int = 0
+    accumulation: int = 1
+    world_size: int = 1
+    num_parameters: int = 0
+    num_trainable: int = 0
+    optimizer: str = ""
+    loader_workers: int = 0
+    worker_trouble: str = ""
+    """Why the loader's parts cannot be handed to a worker; empty where they can."""
+    unused_parameters: tuple[str, ...] = ()
+    """Trainable parameters that got no gradient."""
+    checkpointed_modules: tuple[str, ...] = ()
+    """Modules whose activations are computed again in backward."""
+    draws_in_checkpointed: tuple[Place, ...] = ()
+    """Where random numbers are drawn inside of them."""
+    scales_gradients: bool = False
+    output_dir: str = ""
+    checkpoint_bytes: int = 0
+    lengths: tuple[int, ...] = ()
+    """The samples' own lengths, where the data set could tell; for counting shapes."""
+    buckets: str = ""
+    """What the shape governor was asked for: "off", "auto", or the lengths."""
+    uses_ddp: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One training step and one evaluation step of a run, on a device that is not here."""
+
+    job: Job
+    ops: tuple[Op, ...]
+    held: Held
+    trace_s: float
+    notes: tuple[str, ...] = ()
+    """What could not be seen: "only one branch of the `if` at train.py:30 was followed"."""
+    failure: str = ""
+    """The error that ended the trace early, with its place; empty where it went through."""
+    failure_place: Place | None = None
+    parts: dict[str, object] = field(default_factory=dict)
+    """Room for what one question alone needs."""
