@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from anytrain.core.errors import BadInput
+from anytrain.machine.backends import xla
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.parallel.world import World
 
@@ -24,6 +25,7 @@ def seed_everything(seed: int, *, deterministic: bool = False) -> None:
     random.seed(seed)
     np.random.seed(seed)
     torch.manual_seed(seed)  # reaches cuda, mps and every registered device too
+    xla.seed(seed)
     if deterministic:
         torch.use_deterministic_algorithms(True)
 

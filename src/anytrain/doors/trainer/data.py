@@ -84,7 +84,7 @@ class Data(Shapes):
         if isinstance(eval_dataset, str):
             dataset = self.eval_dataset[eval_dataset]
         loader = self._get_dataloader(
-            dataset, "Evaluation", self.args.eval_batch_size, self._get_eval_sampler
+            dataset, "Evaluation", self._eval_batch_size, self._get_eval_sampler
         )
         named = eval_dataset is None or isinstance(eval_dataset, str)
         if self.args.dataloader_persistent_workers and named:
@@ -94,7 +94,7 @@ class Data(Shapes):
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
         """Return the loader of a prediction."""
         return self._get_dataloader(
-            test_dataset, "test", self.args.eval_batch_size, self._get_eval_sampler
+            test_dataset, "test", self._eval_batch_size, self._get_eval_sampler
         )
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
@@ -123,7 +123,8 @@ class Data(Shapes):
             "batch_size": batch_size,
             "collate_fn": collate,
             "num_workers": args.dataloader_num_workers,
-            "pin_memory": args.dataloader_pin_memory and self._run.session.device.type != "cpu",
+            "pin_memory": args.dataloader_pin_memory
+            and self._run.session.device.type not in ("cpu", "xla"),  # no pinned memory
             "persistent_workers": args.dataloader_persistent_workers,
             "multiprocessing_context": args.dataloader_multiprocessing_context,
             "prefetch_factor": args.dataloader_prefetch_factor,
@@ -143,7 +144,7 @@ class Data(Shapes):
                 options["worker_init_fn"] = partial(
                     seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
                 )
-        if args.length_buckets is not None:
+        if self._wants_buckets(given):
             options["collate_fn"] = self._to_buckets(
                 collate, given, batch_size, sampler, is_training=is_training
             )
@@ -185,7 +186,7 @@ class Data(Shapes):
                 why="train_dataset has no sample.",
                 fix="check how it was read and filtered.",
             )
-        if self.args.length_buckets is not None:
+        if self._orders_by_bucket(dataset):
             return self._bucketed(dataset)
         strategy = str(self.args.train_sampling_strategy)
         if strategy in ("group_by_length", "batch_rebalance"):

@@ -203,11 +203,12 @@ class Recording(Reports):
         session, memory = self._run.session, {}
         if session.device.type != "cpu":  # the host's own memory is shown anyway
             used = session.backend.memory(session.device).used_bytes
-            memory = {str(session.device): used}
+            memory = {} if used is None else {str(session.device): used}
         return {
             "samples_per_step": self._samples_per_step(),
             "device_memory": memory,
             "remark": lambda: remark(self._timesheet),
+            "compiled": None if session.graphs is None else session.graphs.summary(),
         }
 
     def _samples_per_step(self) -> int:

@@ -30,6 +30,7 @@ from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals, tell
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint import foreign
 from anytrain.engine.checkpoint.export import export_model
+from anytrain.engine.checkpoint.model import host_weights
 from anytrain.engine.loop import Progress
 from anytrain.engine.recording.meter import Meter
 
@@ -109,7 +110,8 @@ class Saving(Best):
         if hasattr(self.model, "save_pretrained"):
             with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as beside:
                 model: Any = self.model
-                model.save_pretrained(beside, state_dict=state_dict)
+                weights = host_weights(model) if state_dict is None else state_dict
+                model.save_pretrained(beside, state_dict=weights)
                 _put_in_place(Path(beside), folder)
         else:
             export_model(self.model, folder, max_shard_size="5GB", safe_serialization=True)

@@ -28,6 +28,7 @@ import torch
 from anytrain.core.errors import CheckpointError
 from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.tensors import CODES, to_bytes
+from anytrain.machine.backends import xla
 
 _TAG = "~"
 _DEEPEST = 100
@@ -248,6 +249,8 @@ def identity(tensor: torch.Tensor) -> tuple[object, ...]:
         address = tensor.data_ptr() if tensor.numel() else 0
     except RuntimeError:  # some devices hide their addresses
         address = 0
+    if not address and tensor.device.type == "xla":
+        address = xla.number(tensor)
     if not address:
         return (id(tensor),)
     view = tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj(), tensor.is_neg()

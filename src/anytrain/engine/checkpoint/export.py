@@ -18,6 +18,7 @@ from torch import nn
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.checkpoint import files
+from anytrain.engine.checkpoint.encode import identity
 from anytrain.engine.checkpoint.model import model_state, split
 from anytrain.engine.checkpoint.tensors import TensorFile, shards
 
@@ -64,7 +65,7 @@ def export_object(obj: Any, path: Path, *, safe_serialization: bool) -> None:
     seen: dict[tuple[Any, ...], str] = {}
     kept, metadata = {}, {"format": "pt"}
     for name, tensor in obj.items():
-        storage = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
+        storage = identity(tensor)
         if tensor.numel() and storage in seen:
             metadata[name] = seen[storage]
         else:

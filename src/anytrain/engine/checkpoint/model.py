@@ -40,6 +40,21 @@ def model_state(model: nn.Module, weights: Mapping[str, Any] | None = None) -> M
     )
 
 
+def host_weights(model: nn.Module) -> dict[str, Any] | None:
+    """Return the weights on the host, ties kept, where others could not read them; else None."""
+    state = model.state_dict()
+    if not any(isinstance(v, torch.Tensor) and v.device.type == "xla" for v in state.values()):
+        return None
+    here: dict[tuple[object, ...], torch.Tensor] = {}
+    for value in state.values():
+        if isinstance(value, torch.Tensor) and identity(value) not in here:
+            here[identity(value)] = value.cpu()
+    return {
+        name: here[identity(value)] if isinstance(value, torch.Tensor) else value
+        for name, value in state.items()
+    }
+
+
 def split(state: ModelState) -> tuple[dict[str, torch.Tensor], dict[str, str], dict[str, Any]]:
     """Return the tensors to store once each, the ties to them, and what is no plain tensor."""
     tensors: dict[str, torch.Tensor] = {}

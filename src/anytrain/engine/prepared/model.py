@@ -47,10 +47,21 @@ def restore_forward(model: nn.Module) -> None:
 
 def move(model: nn.Module, device: torch.device) -> dict[int, nn.Parameter]:
     """Put the model on the device; return the parameters that had to be made anew, by old id."""
-    before = list(model.parameters())
+    # One by one: torch_xla's tensors cannot take a parameter's place, so each is made anew, and a
+    # tied one once for each of its names.
+    places = [
+        (owner, name, parameter)
+        for owner in model.modules()
+        for name, parameter in owner._parameters.items()
+        if parameter is not None
+    ]
     model.to(device)
-    after = list(model.parameters())
-    return {id(old): new for old, new in zip(before, after, strict=True) if old is not new}
+    moved: dict[int, nn.Parameter] = {}
+    for owner, name, old in places:
+        new = owner._parameters[name]
+        if new is not None and new is not old:
+            owner._parameters[name] = moved.setdefault(id(old), new)
+    return moved
 
 
 def unwrap(

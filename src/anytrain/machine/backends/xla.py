@@ -7,8 +7,10 @@ are set before it is imported, so nothing here imports it before a device is ask
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from typing import Any, ClassVar
 
@@ -79,19 +81,22 @@ class Xla:
                 why=trial.first_line(error),
                 fix="check that torch and torch_xla have the same version, and PJRT_DEVICE.",
             ) from error
+        _seed_once(device)
         return device
 
     def capabilities(self, device: torch.device) -> Capabilities:
         """Return what the device computes in, found by computing."""
         target, _ = _target()
+        dtypes = trial.working_dtypes(device)
         return Capabilities(
             backend=self.name,
             device=str(device),
             name=f"torch_xla on {(tpu_chips() or (target,))[0]}",
-            dtypes=trial.working_dtypes(device),
+            dtypes=dtypes,
             memory_bytes=self.memory(device).total_bytes,
             process_group=self.process_group,
             traces=True,
+            scales_gradients="float16" in dtypes and trial.scales_gradients(device),
             narrowed_by=environment.narrowing(),
         )
 
@@ -161,6 +166,32 @@ class Xla:
         from torch_xla.debug import metrics
 
         return int(metrics.counter_value("UncachedCompile") or 0)
+
+
+def number(tensor: torch.Tensor) -> int:
+    """Return what a tensor and its aliases have in common; torch_xla hides their addresses."""
+    return int(_library()._XLAC._xla_get_tensor_id(tensor))
+
+
+def seed(value: int) -> None:
+    """Seed the device's generator, which torch.manual_seed does not reach."""
+    if is_loaded():
+        from torch_xla.core import xla_model
+
+        xla_model.set_rng_state(value)
+
+
+def is_loaded() -> bool:
+    """Whether torch_xla was imported, after which its variables count no more."""
+    return "torch_xla" in sys.modules
+
+
+@cache
+def _seed_once(device: torch.device) -> None:
+    """Let a script that has seeded torch before it had a device draw the same again."""
+    from torch_xla.core import xla_model
+
+    xla_model.set_rng_state(torch.initial_seed() % 2**63, str(device))
 
 
 def _library() -> Any:
