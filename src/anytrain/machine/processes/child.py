@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from anytrain.core.errors import BadType
-from anytrain.machine.processes import culprits, handover, leash, notes, outcome
+from anytrain.machine.processes import culprits, faults, handover, leash, notes, outcome
 from anytrain.machine.processes.last_words import is_peer_lost
 
 Call = tuple[Callable[..., Any], Sequence[Any]]
@@ -23,8 +23,8 @@ def main(folder: str, parcel: int, end: int, brings_value: bool) -> int:
     # Until the call begins, an interrupt ends this process without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
-        # Whole lines: those of two ranks must not be mixed.
-        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
+        # Whole lines: those of two ranks must not be mixed, whatever PYTHONUNBUFFERED says.
+        stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     rank = int(os.environ["RANK"])
     leash.follow(end, folder, rank)
 
@@ -39,6 +39,7 @@ def main(folder: str, parcel: int, end: int, brings_value: bool) -> int:
 
 def perform(unpack: Callable[[], Call], folder: str, rank: int, brings_value: bool) -> int:
     """Make the call and write down how it went; return the exit code."""
+    faults.watch_faults(folder, rank)
     try:
         function, args = unpack()
         value = function(*args)

@@ -14,6 +14,10 @@ import cloudpickle
 from anytrain.machine.processes import handover
 
 _FIRST_FRAMES, _LAST_FRAMES = 20, 60
+Place = tuple[str, str, int, int]
+"""A line that an error came through: file, function, the function's first line, the line."""
+# An entry of CPython's table of positions: "8 code units, no columns, so many lines further".
+_EIGHT_UNITS = 0x80 | 13 << 3 | 7
 _OURS = str(Path(__file__).parent)
 
 
@@ -23,7 +27,7 @@ class Told:
 
     pickled: bytes | None
     words: str
-    frames: list[tuple[str, str, int]]
+    frames: list[Place]
     cause: Told | None
     context: Told | None
     hides_context: bool
@@ -95,11 +99,12 @@ def _portable(error: BaseException) -> bytes | None:
     return pickled
 
 
-def _frames(error: BaseException) -> list[tuple[str, str, int]]:
-    """Return file, function and line of each frame, ours before the call left out."""
+def _frames(error: BaseException) -> list[Place]:
+    """Return the place of each frame, without ours before the call."""
     walked = [
-        (frame.f_code.co_filename, frame.f_code.co_qualname, line)
+        (code.co_filename, code.co_qualname, code.co_firstlineno, line or code.co_firstlineno)
         for frame, line in traceback.walk_tb(error.__traceback__)
+        for code in (frame.f_code,)
     ]
     while walked and walked[0][0].startswith(_OURS):
         del walked[0]
@@ -108,19 +113,25 @@ def _frames(error: BaseException) -> list[tuple[str, str, int]]:
     return walked
 
 
-def _traceback(frames: list[tuple[str, str, int]]) -> types.TracebackType | None:
+def _traceback(frames: list[Place]) -> types.TracebackType | None:
     """Make a traceback out of places: whoever shows it looks the lines up by file and number."""
     found = None
     for place in reversed(frames):
-        # -1: no instruction, so that no columns are marked.
-        found = types.TracebackType(found, _frame(*place), -1, place[2])
+        found = types.TracebackType(found, _frame(*place), 0, place[-1])
     return found
 
 
-def _frame(file: str, function: str, line: int) -> types.FrameType:
-    """Return a frame that says it is that place: of code that does nothing but raise there."""
-    code = compile("\n" * (line - 1) + "raise LookupError", file, "exec")
-    code = code.replace(co_name=function.rpartition(".")[2], co_qualname=function)
+def _frame(file: str, function: str, first: int, line: int) -> types.FrameType:
+    """Return a frame that says it is that place: of code that does nothing but raise."""
+    code = compile("raise LookupError", file, "exec")
+    # Without columns: else whoever shows the line would mark some in it.
+    lines = bytes([_EIGHT_UNITS, *_varint(max(0, line - first) << 1)])
+    code = code.replace(
+        co_name=function.rpartition(".")[2],
+        co_qualname=function,
+        co_firstlineno=first,
+        co_linetable=lines + bytes([_EIGHT_UNITS, 0]) * (len(code.co_code) // 16),
+    )
     try:
         exec(code, {"__name__": "anytrain.child"})
     except LookupError as error:
@@ -128,6 +139,15 @@ def _frame(file: str, function: str, line: int) -> types.FrameType:
         assert trace is not None and trace.tb_next is not None
         return trace.tb_next.tb_frame
     raise AssertionError("it raises")
+
+
+def _varint(value: int) -> list[int]:
+    """Write a number in groups of six bits, lowest first, as the table of positions does."""
+    parts = []
+    while value > 63:
+        parts.append(0x40 | value & 63)
+        value >>= 6
+    return [*parts, value]
 
 
 def _path(folder: str, rank: int) -> Path:
