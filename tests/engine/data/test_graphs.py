@@ -47,7 +47,7 @@ def test_a_shape_that_comes_late_is_told_once_with_both_shapes_and_counted() -> 
             seen.sees(texts(32, 64))
     told = (
         r"batch tensor 'input_ids' is 32x61, was 32x64: it compiles again \(graph 1\); "
-        r"so do 'attention_mask'.*length_buckets"
+        r"new too: 'attention_mask'.*length_buckets"
     )
     with pytest.warns(Notice, match=told):
         seen.sees(texts(32, 61))

@@ -20,8 +20,8 @@ _TIMES = ("_runtime", "_samples_per_second", "_steps_per_second")
 
 Facts = Callable[[], Mapping[str, Any]]
 """Returns what the run knows of itself: "samples_per_step" (a number), "device_memory" (bytes in
-use by device) and "remark" (returns a line on where the time went, or None). Asked when the
-training begins, at each log entry and at the end."""
+use by device), "remark" (returns a line on where the time went, or None) and "compiled" (how many
+graphs, or None). Asked when the training begins, at each log entry and at the end."""
 
 
 class PrinterCallback(TrainerCallback):
@@ -140,7 +140,7 @@ class ProgressCallback(TrainerCallback):
             summary = summarize(args, state, time.monotonic() - self._began)
             told = {} if self._facts is None else self._facts()
             remark = told.get("remark", lambda: None)()
-            self._console.end(replace(summary, remark=remark))
+            self._console.end(replace(summary, remark=remark, compiled=told.get("compiled")))
         self._is_training, self._console, self._facts = False, None, None
 
     def close(self) -> None:

@@ -284,7 +284,7 @@ class Evaluating(Data):
     def _timed(self, output: EvalLoopOutput, prefix: str, began: float) -> dict[str, float]:
         """Return the metrics with how fast they came."""
         num_samples = output.num_samples or 0
-        num_steps = math.ceil(num_samples / (self.args.eval_batch_size * self.args.world_size))
+        num_steps = math.ceil(num_samples / (self._eval_batch_size * self.args.world_size))
         speed = speed_metrics(prefix, began, num_samples=num_samples, num_steps=num_steps)
         return {**(output.metrics or {}), **speed}
 

@@ -1,8 +1,12 @@
-"""The part of `Trainer` that keeps batches to a few shapes, where length_buckets asks for it."""
+"""The part of `Trainer` that keeps batches to a few shapes.
+
+So it is where length_buckets asks for it, and by itself where the device compiles each shape.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,7 +31,7 @@ _MULTIPLE = 8
 # What a shape costs, in tokens of the whole run. On an H200 a recording of BERT-base took 0.06 to
 # 0.1 s and a token 1.3 us; a compiler takes seconds.
 _RECORDED, _COMPILED = 45_000, 3_000_000
-_COSTS = {"cuda": _RECORDED, "xla": _COMPILED, "tpu": _COMPILED}
+_COSTS = {"cuda": _RECORDED}
 # Heads whose loss of whole numbers leaves out those that are -100.
 _COUNTING = (
     "ForSequenceClassification",
@@ -71,8 +75,62 @@ class Shapes(Reports):
     compute_loss_func: Callable[..., Any] | None
     can_return_loss: bool
     _run: Run
+    data_collator: Callable[[list[Any]], Any]
     _measured_lengths: tuple[Any, Numbers] | None = None
     _chosen_buckets: tuple[Any, Any, Lengths] | None = None
+
+    @property
+    def _eval_batch_size(self) -> int:
+        """The rows of evaluation's batches: training's, where each shape is compiled."""
+        args = self.args
+        if self._session.graphs is None or args.is_told("per_device_eval_batch_size"):
+            return args.eval_batch_size
+        size = args.train_batch_size
+        self._session.revise(
+            "evaluation",
+            f"batches of {size}",
+            f"{self._session.backend.name} compiles each shape, and per_device_eval_batch_size was "
+            "not given: as in training",
+        )
+        return size
+
+    def _wants_buckets(self, dataset: Any) -> bool:
+        """Whether batches keep to a few lengths: if asked for, or where each is compiled."""
+        if self.args.length_buckets is not None:
+            return True
+        if self._session.graphs is None or self.args.packing:
+            return False
+        why = self._unbucketed_because(dataset)
+        if why is not None:
+            told = f"{self._session.backend.name} compiles each, but {why}"
+            self._session.revise("shapes", "any", told)
+        return why is None
+
+    def _orders_by_bucket(self, dataset: Any) -> bool:
+        """Whether a batch holds samples of one length; unasked, one length is no order."""
+        if not self._wants_buckets(dataset):
+            return False
+        return self.args.length_buckets is not None or len(self._length_buckets(dataset).inputs) > 1
+
+    def _unbucketed_because(self, dataset: Any) -> str | None:
+        """Say why nobody can choose the lengths of batches unasked; None where it can be done."""
+        source = dataset if self.train_dataset is None else self.train_dataset
+        if str(self.args.train_sampling_strategy) != "random":
+            return f"train_sampling_strategy is {str(self.args.train_sampling_strategy)!r}"
+        looked_at = [_looked_at(as_rows(given)) for given in (source, dataset)]
+        if not all(
+            num_values(first.get(self._input_name)) and "attention_mask" in first
+            for first in looked_at
+        ):
+            return "the samples are no texts with an attention_mask whose lengths can be read"
+        if not _pads_to_longest(self.data_collator):
+            return f"the data_collator is your own: {type(self.data_collator).__name__}"
+        try:
+            if getattr(self.processing_class, "padding_side", "right") != "left":
+                _check_end_is_found(base_model(self.model))
+        except BadInput as refused:
+            return refused.why.rstrip(".")
+        return None
 
     def _bucketed(self, dataset: Any) -> Bucketed:
         """Return the order of training: batches of one length each, the steps shuffled."""
@@ -215,10 +273,11 @@ class Shapes(Reports):
             )
         lengths = self._lengths_of(as_rows(source))
         limit = next((most for most in self._limits if most >= lengths.max(initial=0)), None)
-        if asked != "auto":
+        if asked not in ("auto", None):  # None: chosen unasked
             assert isinstance(asked, int)  # a list is no choice
             return choose(lengths, asked, _MULTIPLE, limit=limit)
-        cost = _COMPILED if args.torch_compile else _COSTS.get(self._session.backend.name, 0)
+        compiles = args.torch_compile or self._session.graphs is not None
+        cost = _COMPILED if compiles else _COSTS.get(self._session.backend.name, 0)
         passes = float(args.num_train_epochs)
         if args.max_steps > 0:
             step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -310,6 +369,13 @@ def _unlike_classes(dataset: Any) -> str | None:
     if labels is not None and np.asarray(labels).dtype.kind == "f":
         return "its labels are no classes, and none of their values is left out of the loss"
     return None
+
+
+def _pads_to_longest(collate: Any) -> bool:
+    """Whether a collator is known to pad a batch to its longest sample, and no further."""
+    kind = collate if isinstance(collate, FunctionType) else type(collate)
+    known = str(kind.__module__).startswith(("anytrain.", "transformers."))
+    return known and getattr(collate, "padding", True) in (True, "longest")
 
 
 def _can_be_read(dataset: Any) -> bool:

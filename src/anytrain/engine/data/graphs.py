@@ -110,6 +110,18 @@ class Graphs:
         """Graphs since the run's first batch."""
         return 0 if self._before is None else (self._count() or 0) - self._before
 
+    def summary(self) -> str:
+        """Return in a few words what was compiled.
+
+        >>> Graphs(lambda: 0).summary()
+        '0 graphs'
+        """
+        told = f"{self.num_compiled} graph{'' if self.num_compiled == 1 else 's'}"
+        if self.late:
+            name, times = max(self.late.items(), key=lambda each: each[1])
+            told += f"; {name!r} had {times} new shape{'' if times == 1 else 's'} after the first"
+        return told
+
     def begin(self) -> None:
         """Expect the device to compile, from here until `end`."""
         if self._before is None:
@@ -130,12 +142,12 @@ class Graphs:
             return
         new, old = changed[news[0]]
         others = news[1 : 1 + _MOST_NAMED]
-        more = f"; so do {', '.join(map(repr, others))}" if others else ""
+        more = f"; new too: {', '.join(map(repr, others))}" if others else ""
         short = len(new) == len(old) and new[1:] == old[1:]
         fix = (
             "Pass drop_last=True to the loader, or fill the last batch up."
             if short
-            else 'Pad all batches to one length (padding="max_length"), or to a few: length_buckets.'
+            else 'Pad batches to one length (padding="max_length"), or to a few: length_buckets.'
         )
         warnings.warn(
             f"batch tensor {news[0]!r} is {_by(new)}, was {_by(old)}: it compiles again "

@@ -45,6 +45,7 @@ class Summary:
     results: str | None = None
     """Where the results lie."""
     remark: str | None = None
+    compiled: str | None = None
     """Where the time went, if something but the steps took much of it."""
 
     @property
@@ -66,13 +67,13 @@ class Summary:
         if self.best is not None:
             name, value, step = self.best
             rows.append((f"best {name}", f"{number(value)}{_at(step)}"))
-        if self.best_checkpoint:
-            rows.append(("best checkpoint", self.best_checkpoint))
-        if self.results:
-            rows.append(("results", self.results))
-        if self.remark:
-            rows.append(("time went to", self.remark))
-        return rows
+        told = {
+            "best checkpoint": self.best_checkpoint,
+            "results": self.results,
+            "compiled": self.compiled,
+            "time went to": self.remark,
+        }
+        return rows + [(name, value) for name, value in told.items() if value]
 
     def _steps(self) -> str:
         cut_short = self.max_steps is not None and self.steps < self.max_steps
