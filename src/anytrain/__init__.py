@@ -14,6 +14,11 @@ from anytrain.core import environment as _environment
 
 # libtorch reads the variable when it is loaded: setting it after `import torch` does nothing.
 _environment.enable_mps_fallback()
+if _environment.variable("ANYTRAIN_BEATS"):
+    # A launcher of ours listens. As early as can be: it explains crashes before the first step.
+    from anytrain.machine.processes.faults import watch_rank as _watch_rank
+
+    _watch_rank()
 
 _ACCELERATOR = "anytrain.doors.accelerator"
 _ARGUMENTS = "anytrain.doors.training_args"

@@ -8,17 +8,18 @@ import pytest
 
 from anytrain.machine.processes import crashes, notes
 from anytrain.machine.processes.crashes import Ending, MemoryMarks
+from anytrain.machine.processes.evidence import Evidence, Space
 from anytrain.machine.processes.notes import Note
 from anytrain.machine.processes.pulse import Beat, Pulse
 
-CALM = MemoryMarks(3, "this control group's", 4 * 2**30)
-KILLED = MemoryMarks(4, "this control group's", 4 * 2**30)
+CALM = MemoryMarks(3, "this control group's", 4 * 2**30, 39 * 2**30 // 10)
+KILLED = MemoryMarks(4, "this control group's", 4 * 2**30, 39 * 2**30 // 10)
 BLIND = MemoryMarks(None, "this machine's", None)
 
 
-def ending(rank=1, code=-9, note=None, step=12):
+def ending(rank=1, code=-9, note=None, step=12, evidence=Evidence()):  # noqa: B008  frozen
     beat = Beat(rank, 4711, "here", step, "backward", False, 0, 0.0)
-    return Ending(rank, 4711, code, beat, note)
+    return Ending(rank, 4711, code, beat, note, evidence)
 
 
 def note(kind, text=""):
@@ -32,12 +33,97 @@ def test_a_killed_rank_is_named_with_its_signal_and_step():
 
 
 def test_memory_is_blamed_only_when_the_kernel_has_counted_a_kill():
-    blamed = crashes.explain([ending()], 2, CALM, KILLED).why
-    assert "out of memory" in blamed
-    assert "from 3 to 4" in blamed
-    assert "limit of 4.0" in blamed
-    for before, after in ((CALM, CALM), (BLIND, BLIND)):
-        assert not crashes.explain([ending()], 2, before, after).why.startswith("out of memory")
+    blamed = crashes.explain([ending()], 2, CALM, KILLED)
+    assert blamed.why.startswith("it ran out of host memory: 3.9 of 4.0 GiB were in use;")
+    assert "from 3 to 4" in blamed.why
+    for before, after in ((CALM, CALM), (BLIND, BLIND), (BLIND, KILLED)):
+        assert "ran out" not in crashes.explain([ending()], 2, before, after).why
+
+
+def test_a_kill_counted_by_the_whole_machine_is_only_likely_to_be_this_one():
+    calm, killed = (MemoryMarks(n, "this machine's", None, is_own_group=False) for n in (3, 4))
+    assert "it most likely ran out" in crashes.explain([ending()], 2, calm, killed).why
+
+
+def test_every_ranks_memory_is_told_and_one_model_advised_where_several_had_some():
+    each = Evidence(peak_bytes=2**31, peers=((0, 2**30), (1, 2**31)))
+    several = crashes.explain([ending(evidence=each)], 2, CALM, KILLED)
+    assert "the ranks were seen with up to (0: 1.0 GiB, 1: 2.0 GiB)" in several.why
+    assert "make the model once outside and pass it in" in several.fix
+    alone = Evidence(peak_bytes=2**31, peers=((0, 2**31),))
+    lone = crashes.explain([ending(rank=0, evidence=alone)], 1, CALM, KILLED)
+    assert "it was seen with up to 2.0 GiB" in lone.why
+    assert "outside" not in lone.fix
+
+
+def test_a_kill_beside_full_memory_that_nobody_counted_is_told_as_that():
+    full = Evidence(peak_bytes=4 * 2**30, peers=((1, 4 * 2**30),))
+    why = crashes.explain([ending(evidence=full)], 2, CALM, CALM).why
+    assert "did not rise" in why
+    assert "a scheduler or a memory guard may have sent it" in why
+
+
+@pytest.mark.parametrize(
+    ("peak", "after", "words"),
+    [
+        (2**30, "CALM", "Memory was not short: it was seen with up to 1.0 of 4.0 GiB"),
+        (4 * 2**30, "CALM", "Memory was short: it was seen with up to 4.0 of 4.0 GiB"),
+        (2**30, "KILLED", "While the job ran, this control group's count"),
+    ],
+)
+def test_a_native_crash_says_whether_memory_was_short(peak, after, words):
+    seen = Evidence(peak_bytes=peak, peers=((1, peak),))
+    marks = {"CALM": CALM, "KILLED": KILLED}[after]
+    assert words in crashes.explain([ending(code=-11, evidence=seen)], 2, CALM, marks).why
+
+
+def test_a_bus_error_blames_shared_memory_only_where_that_was_full():
+    full = Evidence(shared=Space(64 * 2**20, 0))
+    error = crashes.explain([ending(code=-7, evidence=full)], 2, CALM, CALM)
+    assert error.why == "shared memory ran out: /dev/shm of 64 MiB was full."
+    assert "--shm-size" in error.fix
+    empty = Evidence(shared=Space(64 * 2**20, 63 * 2**20))
+    other = crashes.explain([ending(code=-7, evidence=empty)], 2, CALM, CALM)
+    assert "cut short" in other.why
+    assert "had 63 MiB of 64 MiB free" in other.why
+    assert "shm" not in other.fix
+
+
+def test_a_loading_worker_that_was_killed_is_explained_by_the_counter_alone():
+    text = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
+    own = ending(code=1, note=note("error", text))
+    blamed = crashes.explain([own], 2, CALM, KILLED).why
+    assert "A loading worker ran out of host memory" in blamed
+    assert "memory" not in crashes.explain([own], 2, CALM, CALM).why
+
+
+def test_a_loading_workers_bus_error_is_told_with_the_room_of_shared_memory():
+    text = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. It is possible"
+    full = Evidence(shared=Space(64 * 2**20, 0))
+    own = ending(code=1, note=note("error", text), evidence=full)
+    assert "shared memory ran out" in crashes.explain([own], 2, CALM, CALM).why
+
+
+def test_refused_memory_is_told_with_the_limit_that_refused_it():
+    limited = Evidence(address_limit_bytes=3 * 2**30, peak_bytes=2**30)
+    own = ending(code=1, note=note("error", "MemoryError: "), evidence=limited)
+    error = crashes.explain([own], 2, CALM, CALM)
+    assert "its address space may be 3.0 GiB (ulimit -v)" in error.why
+    assert "3.0 GiB" in crashes.remark(own, CALM, CALM)
+    other = ending(code=1, note=note("error", "KeyError: 'x'"), evidence=limited)
+    assert crashes.remark(other, CALM, CALM) is None
+
+
+def test_a_gpus_allocator_is_quoted_in_the_launchers_summary():
+    text = (
+        "OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total "
+        "capacity of 15.77 GiB of which 512.00 MiB is free. Of the allocated memory 14.01 GiB is "
+        "allocated by PyTorch, and 600.00 MiB is reserved by PyTorch but unallocated."
+    )
+    error = crashes.explain([ending(code=1, note=note("error", text))], 2, CALM, CALM)
+    assert "GPU 1 has no memory left: 2.00 GiB more were asked for" in error.why
+    assert "tensors hold 14.01 GiB" in error.why
+    assert error.fix.startswith("try a smaller batch")
 
 
 def test_an_oom_kill_elsewhere_is_not_blamed_for_another_signal():
@@ -115,7 +201,6 @@ def test_a_beat_of_an_earlier_process_is_not_taken_for_the_dead_ones(tmp_path):
 def test_this_systems_counters_can_be_read_or_are_said_to_be_absent():
     marks = crashes.memory_marks()
     assert marks.oom_kills is None or marks.oom_kills >= 0
-    assert crashes.peak_child_bytes() >= 0
 
 
 def test_only_the_first_rank_of_a_host_says_the_same_words(tmp_path):

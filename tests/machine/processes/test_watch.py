@@ -114,7 +114,9 @@ def test_a_stopped_rank_is_named_and_the_job_ends(job):
     running.signal(signal.SIGSTOP, 1)
     code, _, err = running.output(0)
     assert code != 0
-    assert len(err.splitlines()) == 3
+    assert "Its Python stack:\n" in err
+    assert f"    {running.folder}/rank.py line " in err
+    assert len(err.splitlines()) == 4
     pid = running.ranks[1].pid
     assert f"Rank 1 (pid {pid} on " in err
     assert "is stopped (SIGSTOP, or Ctrl-Z); it was at step 7 (forward), in rank.py line" in err

@@ -155,7 +155,7 @@ class _Agent(LocalElasticAgent):
     ) -> None:
         known = {each.rank for each in self.endings}
         for worker, process in zip(group.workers, processes, strict=True):
-            code = process.poll()
+            code = supervise.poll(process)
             if code and worker.global_rank not in known:
                 found = ending(self._job.beats, worker.global_rank, process.pid, code)
                 if found.failed_by_itself or not only_own_errors:
@@ -165,7 +165,7 @@ class _Agent(LocalElasticAgent):
         """Let every rank leave after the common save; such an end is no failure to start over."""
         code = next(each.code for each in self.endings if each.was_preempted)
         deadline = time.monotonic() + supervise.GRACE_S
-        while time.monotonic() < deadline and any(p.poll() is None for p in processes):
+        while time.monotonic() < deadline and any(supervise.poll(p) is None for p in processes):
             time.sleep(0.05)
         supervise.end(processes, signal.SIGTERM, 0)
         raise supervise.Stopped(code - 128)
@@ -180,7 +180,7 @@ class _Agent(LocalElasticAgent):
     def _kill_the_stuck(self, group: WorkerGroup, processes: list[supervise.Process]) -> None:
         """Kill a rank that has told of its error and cannot leave, as transports sometimes do."""
         for worker, process in zip(group.workers, processes, strict=True):
-            if process.poll() is None:
+            if supervise.poll(process) is None:
                 note = notes.read(self._job.beats, worker.global_rank)
                 if note is not None and time.time() - note.written > _STUCK_S:
                     supervise.end([process], signal.SIGTERM, supervise.SURVIVOR_GRACE_S)

@@ -1,37 +1,57 @@
-"""Turn an exit code, the last beat and the memory counters into a true sentence.
+"""Turn an exit code, the last beat, the stack and the memory counters into a true sentence.
 
-Nothing is guessed: "out of memory" is said only where the kernel has counted a kill.
+Nothing is guessed: "out of memory" is said only where the kernel has counted a kill or has
+refused memory, and what is only likely is said to be so.
 """
 
 from __future__ import annotations
 
 import json
-import resource
 import signal
-import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from anytrain.core.errors import PeerLost
-from anytrain.machine.processes import notes
+from anytrain.machine.processes import device_memory, evidence, faults, notes
+from anytrain.machine.processes.evidence import Evidence, MemoryMarks, memory_marks
+from anytrain.machine.processes.faults import watch_faults
 from anytrain.machine.processes.notes import Note
 from anytrain.machine.processes.pulse import Beat, read_beat
 from anytrain.machine.processes.watch import RESUME
 
+__all__ = [
+    "Ending",
+    "MemoryMarks",
+    "cause",
+    "ending",
+    "explain",
+    "memory_marks",
+    "remark",
+    "watch_faults",
+]
+
 _CONSEQUENCES = ("peer lost", "interrupt")
 _NATIVE = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP")
+_SHORT_OF_MEMORY = 0.9
+"""The part of the limit that the ranks must have had in use for memory to have been short."""
+_REFUSED = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
+_SHARED_WORDS = ("shared memory", "/dev/shm", "No space left on device")
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a rank's process ended: its exit code (a signal is negative), beat and note."""
+    """How a rank's process ended: its exit code (a signal is negative), beat, note, evidence."""
 
     rank: int
     pid: int
     code: int
     beat: Beat | None
     note: Note | None
+    evidence: Evidence = Evidence()
+    noticed: float = 0.0
+    """Wall-clock time at which its launcher saw it."""
 
     @property
     def exit_code(self) -> int:
@@ -50,21 +70,18 @@ class Ending:
         """Whether an error of the script's own ended it, whatever swept the process away."""
         return self.note is not None and self.note.kind == "error"
 
-
-@dataclass(frozen=True, slots=True)
-class MemoryMarks:
-    """What the kernel has counted: kills for want of memory, and the limit they came from."""
-
-    oom_kills: int | None
-    source: str
-    limit_bytes: int | None
+    @property
+    def words(self) -> str:
+        """The error that it told of, "" where it told of none."""
+        return self.note.text if self.note is not None and self.failed_by_itself else ""
 
 
 def ending(beats: str | Path, rank: int, pid: int, code: int) -> Ending:
     """Collect what a rank left behind; a beat of an earlier process is not its own."""
     beat = read_beat(beats, rank)
     own = beat if beat is not None and beat.pid == pid else None
-    return Ending(rank, pid, code, own, notes.read(beats, rank))
+    found = evidence.collect(beats, rank, pid, code)
+    return Ending(rank, pid, code, own, notes.read(beats, rank), found, time.time())
 
 
 def cause(endings: Sequence[Ending]) -> Ending:
@@ -86,23 +103,180 @@ def explain(
     if note is not None and note.kind == "peer lost":
         return _lost_elsewhere(first)
     what = f"{_who(first, endings, size)} {_how(first)} {_where(first)}."
-    return PeerLost(what, why=_why(first, before, after), fix=f"{_fix(first)}{RESUME}.")
+    why, fix = _Verdict(first, before, after).words()
+    return PeerLost(what, why=f"{why}{_stack(first)}", fix=f"{fix}{RESUME}.")
 
 
-def memory_marks() -> MemoryMarks:
-    """Read the kernel's counters as they stand now; compare two readings."""
-    for folder in _memory_groups():
-        for name in ("memory.events", "memory.oom_control"):
-            kills = _counter(folder / name, "oom_kill")
-            if kills is not None:
-                return MemoryMarks(kills, "this control group's", _limit(folder))
-    return MemoryMarks(_counter(Path("/proc/vmstat"), "oom_kill"), "this machine's", None)
+def remark(end: Ending, before: MemoryMarks, after: MemoryMarks) -> str | None:
+    """Return what the evidence adds to an error that the script raised itself, if anything."""
+    found = _Verdict(end, before, after).addition()
+    return None if found is None else f"{found[0]}\n  fix: {found[1].removesuffix('; then ')}."
 
 
-def peak_child_bytes() -> int:
-    """Return the largest memory that a child which has ended had in use."""
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
+@dataclass(frozen=True, slots=True)
+class _Verdict:
+    """What follows from one rank's end and two readings of the kernel's counters."""
+
+    end: Ending
+    before: MemoryMarks
+    after: MemoryMarks
+
+    def words(self) -> tuple[str, str]:
+        """Return why it ended, and what to do before starting again."""
+        if self.end.failed_by_itself:
+            return self._raised()
+        if self.end.code >= 0:
+            return "the script ended itself; what it wrote above may say why.", "mend that, then "
+        if self.end.code == -signal.SIGKILL:
+            return self._killed()
+        if self.end.code == -signal.SIGBUS:
+            return self._bus_error()
+        if _signal_name(self.end.code) in _NATIVE:
+            return self._native()
+        return "another process sent the signal; anytrain did not.", "find out who sent it, then "
+
+    def addition(self) -> tuple[str, str] | None:
+        """Return what the evidence adds to an error of the script's own, and what to do."""
+        text = self.end.words
+        if device := device_memory.explain(text):
+            lines = device.splitlines()
+            return "\n    ".join(lines[:-1]), f"{lines[-1][0].lower()}{lines[-1][1:]}; then "
+        if "DataLoader worker" in text:
+            return self._worker_died(text)
+        if text.startswith("MemoryError") or any(words in text for words in _REFUSED):
+            return self._refused(), "ask for less at once, or raise the limit; then "
+        if any(words in text for words in _SHARED_WORDS) and self._shared_is_full:
+            return self._shared_words(), _MORE_SHARED
+        return None
+
+    def _raised(self) -> tuple[str, str]:
+        told = "the script raised it; its traceback is above."
+        added, fix = self.addition() or ("", "mend that, then ")
+        return f"{told}\n    {added}" if added else told, fix
+
+    def _worker_died(self, text: str) -> tuple[str, str] | None:
+        if "Bus error" in text:
+            return self._bus_error()
+        if "Killed" in text and self._new_kills:
+            return f"A loading worker {self._out_of_memory()}", self._less_memory()
+        return None
+
+    def _killed(self) -> tuple[str, str]:
+        if self._new_kills:
+            return f"it {self._out_of_memory()}", self._less_memory()
+        if self.before.oom_kills is None or self.after.oom_kills is None:
+            counted = "no count of out-of-memory kills can be read here"
+        else:
+            counted = f"{self.after.source} count of out-of-memory kills did not rise"
+        why = f"SIGKILL came from outside; {counted}{self._had(', and ')}."
+        if self._share >= _SHORT_OF_MEMORY:
+            why += " That is nearly all: a scheduler or a memory guard may have sent it."
+        return why, "find out who sent it, then "
+
+    def _native(self) -> tuple[str, str]:
+        why = "native code failed, in a library or an extension: Python raises errors instead."
+        if self._new_kills:
+            why += f" While the job ran, {self._counted()}."
+        elif self._share >= _SHORT_OF_MEMORY:
+            why += f" Memory was short{self._had(': ')}."
+        elif self.end.evidence.peak_bytes is not None:
+            why += f" Memory was not short{self._had(': ')}."
+        if self.end.evidence.stack:
+            return why, "see what that line hands to native code, then "
+        return why, "run with PYTHONFAULTHANDLER=1 to see the line, then "
+
+    def _bus_error(self) -> tuple[str, str]:
+        if self._shared_is_full:
+            return self._shared_words(), _MORE_SHARED
+        return f"{_BUS} {self._shared_words()}".rstrip(), "look at the files that it maps, then "
+
+    @property
+    def _new_kills(self) -> int:
+        if self.before.oom_kills is None or self.after.oom_kills is None:
+            return 0
+        return max(0, self.after.oom_kills - self.before.oom_kills)
+
+    @property
+    def _limit(self) -> int | None:
+        return self.after.limit_bytes
+
+    @property
+    def _share(self) -> float:
+        """How much of the memory the ranks had in use together at most, as far as was seen."""
+        used = sum(peak for _, peak in self.end.evidence.peers)
+        return used / (self._limit or evidence.machine_bytes())
+
+    def _out_of_memory(self) -> str:
+        """Say what is known of a kill for want of memory, "ran out ..." or less than that."""
+        likely = "" if self.after.is_own_group else "most likely "
+        used = ""
+        if self._limit is not None and self.after.peak_bytes is not None:
+            used = f": {_of(self.after.peak_bytes, self._limit)} were in use"
+        each = self._each()
+        return f"{likely}ran out of host memory{used}; {self._counted()}{each and f'; {each}'}."
+
+    def _less_memory(self) -> str:
+        several = len(self.end.evidence.peers) > 1
+        return f"{_LESS_MEMORY}{_ONE_MODEL if several else ''}; then "
+
+    def _counted(self) -> str:
+        before, after = self.before.oom_kills, self.after.oom_kills
+        return f"{self.after.source} count of out-of-memory kills rose from {before} to {after}"
+
+    def _each(self) -> str:
+        """Say how much each rank of this host had."""
+        peers = self.end.evidence.peers
+        if len(peers) > 1:
+            shown = ", ".join(f"{rank}: {_size(peak)}" for rank, peak in peers[:16])
+            return f"the ranks were seen with up to ({shown})"
+        peak = self.end.evidence.peak_bytes
+        return "" if peak is None else f"it was seen with up to {_size(peak)}"
+
+    def _had(self, link: str) -> str:
+        if self.end.evidence.peak_bytes is None:
+            return ""
+        home = "" if self._limit is not None else " that this machine has"
+        total = self._limit or evidence.machine_bytes()
+        return f"{link}it was seen with up to {_of(self.end.evidence.peak_bytes, total)}{home}"
+
+    def _refused(self) -> str:
+        limit = self.end.evidence.address_limit_bytes
+        if limit is not None:
+            return (
+                "The system refused it more memory: its address space may be "
+                f"{_size(limit)} (ulimit -v){self._had(', and ')}."
+            )
+        return f"The system refused it more memory{self._had('; ')}."
+
+    @property
+    def _shared_is_full(self) -> bool:
+        shared = self.end.evidence.shared
+        return shared is not None and shared.is_full
+
+    def _shared_words(self) -> str:
+        shared = self.end.evidence.shared
+        if shared is None:
+            return ""
+        if shared.is_full:
+            total = _size(shared.total_bytes)
+            return f"shared memory ran out: {evidence.SHARED_MEMORY} of {total} was full."
+        free = _of(shared.free_bytes, shared.total_bytes)
+        return f"{evidence.SHARED_MEMORY} had {free} free at the least, where it was looked at."
+
+
+_BUS = (
+    "the system could not provide a page of mapped memory, as when a mapped file is cut short "
+    "or its disk is full."
+)
+_LESS_MEMORY = "start fewer processes or loading workers, or give it more memory"
+_ONE_MODEL = (
+    "; where every process makes the model, make the model once outside and pass it in "
+    "(notebook_launcher shares it)"
+)
+_MORE_SHARED = (
+    "give the container more shared memory (docker run --shm-size=8g, or --ipc=host), or use "
+    "fewer loading workers (num_workers=0 needs none); then "
+)
 
 
 def _who(first: Ending, endings: Sequence[Ending], size: int) -> str:
@@ -121,8 +295,8 @@ def _same_error(one: Ending, other: Ending) -> bool:
 
 
 def _how(end: Ending) -> str:
-    if end.note is not None and end.failed_by_itself:
-        return f"failed with {_first_line(end.note.text)}"
+    if end.failed_by_itself:
+        return f"failed with {_first_line(end.words)}"
     if end.code < 0:
         verb = "was killed by" if end.code in (-9, -15) else "crashed with"
         return f"{verb} {_signal_name(end.code)}"
@@ -130,40 +304,29 @@ def _how(end: Ending) -> str:
 
 
 def _where(end: Ending) -> str:
-    return end.beat.where() if end.beat else "before it reached anytrain"
+    frame = faults.own_frame(end.evidence.stack)
+    line = f", in {frame}" if frame is not None else ""
+    if end.beat is not None:
+        return f"{end.beat.where()}{line}"
+    # What it left shows that it has loaded anytrain; it has made no Accelerator or Trainer yet.
+    loaded = end.evidence.seen or end.evidence.stack
+    reached = "before the first step" if loaded else "before it reached anytrain"
+    return f"{reached}{line}"
 
 
-def _why(end: Ending, before: MemoryMarks, after: MemoryMarks) -> str:
-    if end.failed_by_itself:
-        return "the script raised it; its traceback is above."
-    if end.code == -signal.SIGKILL:
-        return _why_killed(before, after)
-    if end.code < 0 and _signal_name(end.code) in _NATIVE:
-        return "native code failed, in a library or an extension: Python raises errors instead."
-    if end.code < 0:
-        return "another process sent the signal; anytrain did not."
-    return "the script ended itself; what it wrote above may say why."
+def _stack(end: Ending) -> str:
+    """Return the lines that show what it was doing."""
+    if end.evidence.stack:
+        return f"\n    Its Python stack, innermost first:\n{_lines(end.evidence.stack)}"
+    seen = end.evidence.seen
+    if end.code != -signal.SIGKILL or end.failed_by_itself or seen is None or not seen.stack:
+        return ""
+    ago = max(0.0, end.noticed - seen.at)
+    return f"\n    {ago:.1f} s before that was noticed, it was in:\n{_lines(seen.stack)}"
 
 
-def _why_killed(before: MemoryMarks, after: MemoryMarks) -> str:
-    peak = f"the largest process had {peak_child_bytes() / 2**30:.1f} GiB"
-    limit = "" if after.limit_bytes is None else f" of a limit of {after.limit_bytes / 2**30:.1f}"
-    if before.oom_kills is None or after.oom_kills is None:
-        return f"SIGKILL came from outside; no memory counter can be read here, and {peak}{limit}."
-    if after.oom_kills > before.oom_kills:
-        return (
-            f"out of memory: {after.source} count of such kills rose from {before.oom_kills} "
-            f"to {after.oom_kills}; {peak}{limit}."
-        )
-    return f"SIGKILL came from outside; {after.source} count of out-of-memory kills did not rise."
-
-
-def _fix(end: Ending) -> str:
-    if end.code >= 0 or end.failed_by_itself:
-        return "mend that, then "
-    if _signal_name(end.code) in _NATIVE:
-        return "run with PYTHONFAULTHANDLER=1 to see the line, then "
-    return "find out who sent it, then "
+def _lines(stack: Sequence[faults.Frame]) -> str:
+    return faults.describe(stack, indent="      ")
 
 
 def _lost_elsewhere(end: Ending) -> PeerLost:
@@ -186,39 +349,18 @@ def _first_line(text: str) -> str:
     return line if len(line) <= 200 else line[:197] + "..."
 
 
-def _memory_groups() -> list[Path]:
-    """Return this process's memory control group, as version 2 and as version 1 mount it."""
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    root = Path("/sys/fs/cgroup")
-    folders: list[Path] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        base = root if not controllers else root / "memory"
-        if not controllers or "memory" in controllers.split(","):
-            folders += [base / path.lstrip("/"), base]
-    return folders
+def _size(num_bytes: int) -> str:
+    if num_bytes < 2**30:
+        return f"{num_bytes / 2**20:.0f} MiB"
+    return f"{num_bytes / 2**30:.1f} GiB"
 
 
-def _counter(path: Path, name: str) -> int | None:
-    try:
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        return None
-    return None
+def _of(part: int, whole: int) -> str:
+    """Return a part of a whole in words.
 
-
-def _limit(folder: Path) -> int | None:
-    for name in ("memory.max", "memory.limit_in_bytes"):
-        try:
-            value = int((folder / name).read_text())
-        except (OSError, ValueError):
-            continue
-        # Version 1 writes "no limit" as the largest multiple of a page.
-        return value if value < 2**60 else None
-    return None
+    >>> _of(2**30, 3 * 2**30), _of(9 * 2**20, 3 * 2**30)
+    ('1.0 of 3.0 GiB', '9 MiB of 3.0 GiB')
+    """
+    if whole < 2**30 or part < 2**30 / 10:
+        return f"{_size(part)} of {_size(whole)}"
+    return f"{part / 2**30:.1f} of {whole / 2**30:.1f} GiB"

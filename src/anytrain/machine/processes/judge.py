@@ -38,6 +38,8 @@ class Lagging:
     """Ranks that are alive and have not moved for long, while others wait for them."""
 
     sentence: str
+    stack: str = ""
+    """The calls that the first of them is in, on lines of their own."""
 
 
 @dataclass(slots=True)
@@ -145,7 +147,7 @@ class Judge:
             return None
         self._told = True
         sentence = describe_lag(beats, self._still_s)
-        return Lagging(sentence) if sentence else None
+        return Lagging(sentence, _stack(beats)) if sentence else None
 
 
 def describe_lag(beats: list[Beat], still_s: float) -> str | None:
@@ -157,6 +159,15 @@ def describe_lag(beats: list[Beat], still_s: float) -> str | None:
     waiting = [b for b in beats if b.waiting]
     places = "; ".join(_places(group) for group in (behind, waiting) if group)
     return f"nothing has moved for {still_s:.0f} s: {places}."
+
+
+def _stack(beats: list[Beat]) -> str:
+    """Show where the one is that the others wait for; "" where nobody is known to be."""
+    behind = [beat for beat in beats if not beat.waiting and beat.stack]
+    if not behind or len(behind) == len(beats):
+        return ""
+    first = min(behind, key=lambda beat: (beat.step, beat.rank))
+    return f" Rank {first.rank}'s Python stack:\n{first.stack}"
 
 
 def _places(beats: list[Beat]) -> str:

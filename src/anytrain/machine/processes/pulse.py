@@ -36,6 +36,8 @@ class Beat:
     """Wall-clock time of its last move."""
     line: str = ""
     """The script's line that its main thread was in, where a watcher looked."""
+    stack: str = ""
+    """The main thread's calls then, in a few lines."""
 
     def where(self) -> str:
         """Say where the rank was, in words.

@@ -227,6 +227,8 @@ class _Attempt:
             if found is not None and found.error is not None:
                 error = outcome.revive(found.error)
                 error.add_note(f"It was raised by rank {end.rank} of {crew.size}.")
+                if remark := crashes.remark(end, before, crashes.memory_marks()):
+                    error.add_note(remark)
                 return error
         return crashes.explain(endings, crew.size, before, crashes.memory_marks())
 

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import IO, Any, Protocol
 
+from anytrain.machine.processes import evidence
+
 GRACE_S = 600.0
 """How long a process may take to save its work after it was asked to stop; a second request ends
 it at once."""
@@ -55,7 +57,7 @@ def start(
 ) -> Process:
     """Start a process that leads its own session; `piped` hands its output to the caller."""
     out = subprocess.PIPE if piped else None
-    return subprocess.Popen(
+    process = subprocess.Popen(
         list(command),
         env=dict(environ),
         stdout=out,
@@ -63,6 +65,25 @@ def start(
         start_new_session=True,
         pass_fds=pass_fds,
     )
+    evidence.begin(process.pid)
+    return process
+
+
+def poll(process: Process) -> int | None:
+    """Return the exit code, None while it runs; and take down what the system says of it."""
+    if process.returncode is not None:
+        return process.poll()
+    evidence.look(process.pid)
+    if isinstance(process, subprocess.Popen):
+        try:
+            # Popen would ask for the exit code alone, and only one may ask.
+            pid, status, usage = os.wait4(process.pid, os.WNOHANG)
+        except ChildProcessError:
+            return process.poll()
+        if pid == process.pid:
+            process.returncode = os.waitstatus_to_exitcode(status)
+            evidence.reaped(pid, usage)
+    return process.poll()
 
 
 def first_failure(
@@ -74,7 +95,7 @@ def first_failure(
     """
     began = time.monotonic()
     while timeout_s is None or time.monotonic() - began < timeout_s:
-        codes = [process.poll() for process in processes]
+        codes = [poll(process) for process in processes]
         failed = [index for index, code in enumerate(codes) if code]
         if failed:
             return failed[0]
@@ -96,10 +117,10 @@ def end(
     means: now. What has already ended well is left alone, with whatever it has left running on
     purpose.
     """
-    concerned = [process for process in processes if process.poll() != 0]
+    concerned = [process for process in processes if poll(process) != 0]
     try:
         for process in concerned:
-            if process.poll() is None:
+            if poll(process) is None:
                 # Not its loading workers: it may need a batch more before it can save.
                 process.send_signal(signum)
                 # A stopped process takes no signal but SIGKILL until it is continued.
@@ -152,6 +173,6 @@ def _signal_group(process: Process, signum: int) -> None:
 def _wait(processes: Sequence[Process], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if all(process.poll() is not None for process in processes):
+        if all(poll(process) is not None for process in processes):
             return
         time.sleep(0.02)

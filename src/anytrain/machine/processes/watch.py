@@ -15,13 +15,12 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Protocol
 
 import psutil
 
 from anytrain.core.errors import PeerLost
-from anytrain.machine.processes import notes
+from anytrain.machine.processes import faults, notes
 from anytrain.machine.processes.judge import Frozen, Heard, Judge, Lagging
 from anytrain.machine.processes.pulse import Beat, Pulse, read_beat
 
@@ -29,8 +28,6 @@ RESUME = "start the same command again; a script that calls load_state continues
 _BUSY_CPU_S = 0.2
 _OPENING_S = 30.0
 """How long opening the store may take: it asks for the names of hosts."""
-_STDLIB = os.path.dirname(os.__file__)
-_OURS = str(Path(__file__).parents[2])
 
 
 class Wire(Protocol):
@@ -115,7 +112,8 @@ class Watch:
             self._place = place
             self._shifts += 1
         beat = self._pulse.beat()
-        return replace(beat, moves=beat.moves + self._shifts, line=line)
+        stack = faults.describe(faults.main_stack())
+        return replace(beat, moves=beat.moves + self._shifts, line=line, stack=stack)
 
     def _read(self, ranks: list[int]) -> None:
         values = self._wire.read_all([f"beat/{r}" for r in ranks])
@@ -146,7 +144,7 @@ class Watch:
 
     def _act(self, verdict: Frozen | Lagging | None) -> None:
         if isinstance(verdict, Lagging):
-            _say(f"anytrain: {verdict.sentence} The job goes on.")
+            _say(f"anytrain: {verdict.sentence} The job goes on.{verdict.stack}")
         elif isinstance(verdict, Frozen):
             before = self._heard.get(verdict.rank)
             state = process_state(verdict.beat)
@@ -166,7 +164,8 @@ class Watch:
             # The file is up to date to the last step, a beat only to the last second.
             last = read_beat(self._pulse.beats, verdict.rank)
             if last is not None and last.pid == verdict.beat.pid:
-                verdict = replace(verdict, beat=last)
+                seen = verdict.beat
+                verdict = replace(verdict, beat=replace(last, line=seen.line, stack=seen.stack))
         error = describe_frozen(verdict, state)
         notes.leave(
             self._pulse.beats,
@@ -185,13 +184,14 @@ def describe_frozen(verdict: Frozen, state: str) -> PeerLost:
     beat = verdict.beat
     where = f"was {beat.where()}" if beat else "was never heard of"
     at = f" (pid {beat.pid} on {beat.host})" if beat else ""
+    stack = f" Its Python stack:\n{beat.stack}" if beat and beat.stack else ""
     resume = ""
     if beat is not None and state == "stopped":
         resume = f"find out who stopped it (`kill -CONT {beat.pid}` would have woken it), then "
     return PeerLost(
         f"Rank {verdict.rank}{at} gave no sign of life for {verdict.silent_s:.0f} s, "
         "so the job was ended.",
-        why=f"it {_STATES[state]}; it {where}.",
+        why=f"it {_STATES[state]}; it {where}.{stack}",
         fix=f"{resume}{RESUME}. ANYTRAIN_STALL_S or --stall_timeout sets the time; 0 waits on.",
     )
 
@@ -234,15 +234,11 @@ def main_thread_place() -> tuple[str, object]:
     if frame is None:
         return "", None
     place = (frame.f_code, frame.f_lasti)
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and faults.is_library(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return "", place
     return f"{os.path.basename(frame.f_code.co_filename)} line {frame.f_lineno}", place
-
-
-def _is_library(path: str) -> bool:
-    return path.startswith((_STDLIB, _OURS, "<frozen")) or "site-packages" in path
 
 
 def _end_frozen(beat: Beat | None) -> None:
