@@ -3,11 +3,13 @@ from __future__ import annotations
 import inspect
 import os
 import socket
+import sys
+import types
 
 import pytest
 
 import anytrain
-from anytrain.core.errors import BadInput, Unsupported
+from anytrain.core.errors import BadInput, Notice, Unsupported, WrongOrder
 from anytrain.doors.launch import debug_launcher, notebook_launcher
 from launching import run_script
 
@@ -113,6 +115,10 @@ def test_a_function_of_the_running_script_works():
         {"mixed_precision": "fp12"},
         {"node_rank": 1},
         {"num_processes": 2, "use_port": "many"},
+        {"num_processes": 2, "start_method": "forkserver"},
+        {"num_processes": 2, "start_method": "threads"},
+        {"num_processes": 2, "timeout": 0},
+        {"num_processes": 2, "downcast_bf16": True},
     ],
 )
 def test_what_cannot_work_is_refused(wrong, monkeypatch):
@@ -135,3 +141,51 @@ def test_a_port_in_use_is_refused_with_the_way_out(monkeypatch):
         with pytest.raises(BadInput, match=f"port {port}") as caught:
             notebook_launcher(print, num_processes=2, use_port=port)
     assert "use_port" in caught.value.fix
+
+
+def test_one_process_is_a_child_where_a_start_method_or_a_timeout_asks_for_it(monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    for words in ({"start_method": "spawn"}, {"timeout": 60}):
+        assert notebook_launcher(os.getpid, num_processes=1, **words) != os.getpid()
+    assert notebook_launcher(os.getpid, num_processes=1, return_all=True) == [os.getpid()]
+
+
+def test_a_launch_inside_a_launch_is_refused():
+    def again():
+        from anytrain import debug_launcher
+
+        return debug_launcher(print)
+
+    with pytest.raises(WrongOrder, match="Cannot launch processes from a process") as caught:
+        debug_launcher(again)
+    assert "of 2" in caught.value.why
+
+
+def test_a_fork_is_refused_where_a_run_lives_here(monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    import torch
+
+    from anytrain import Accelerator
+
+    torch.set_num_threads(1)
+    Accelerator(cpu=True)
+    with pytest.raises(WrongOrder, match="Cannot fork") as caught:
+        notebook_launcher(print, num_processes=2, start_method="fork")
+    assert "Accelerator" in caught.value.why
+
+
+def test_a_fork_is_refused_after_torch_xla_was_imported(monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    monkeypatch.setitem(sys.modules, "torch_xla", types.ModuleType("torch_xla"))
+    with pytest.raises(WrongOrder, match="Cannot fork") as caught:
+        notebook_launcher(print, num_processes=2, start_method="fork")
+    assert "torch_xla has been imported here" in caught.value.why
+
+
+def test_a_fork_tells_that_threads_stay_behind(monkeypatch):
+    import torch
+
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    with pytest.warns(Notice, match="one thread each"):
+        notebook_launcher(int, num_processes=2, start_method="fork", use_port=0)

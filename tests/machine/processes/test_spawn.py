@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 
@@ -102,6 +104,161 @@ def test_output_is_shown_where_this_process_prints(capsys):
     call(work, (), crew(prefix="[${rank}/${local_rank}] "))
     lines = sorted(capsys.readouterr().out.splitlines())
     assert lines == ["[0/0] hello from 0", "[1/1] hello from 1"]
+
+
+def test_lines_and_characters_come_whole(capsys):
+    def work():
+        import os
+        import sys
+        import time
+
+        for part in ("é".encode()[:1], "é".encode()[1:] + b"\rbar\r"):
+            os.write(1, part)
+            time.sleep(0.1)
+        print("no end of line", end="")
+        print("aside", file=sys.stderr)
+
+    call(work, (), crew(1))
+    assert tuple(capsys.readouterr()) == ("é\rbar\rno end of line", "aside\n")
+
+
+def test_every_ranks_value_comes_back_on_request():
+    def work():
+        import os
+
+        return os.environ["RANK"] * 2
+
+    assert call(work, (), crew(3, brings_all=True)) == ["00", "11", "22"]
+
+
+def test_a_call_that_takes_too_long_is_ended_and_says_where_each_rank_was():
+    def wait_for_a_friend():
+        import time
+
+        time.sleep(60)
+
+    begun = time.monotonic()
+    with pytest.raises(PeerLost, match="ended after 1 s") as caught:
+        call(wait_for_a_friend, (), crew(timeout_s=1.0))
+    assert time.monotonic() - begun < 15
+    for rank in (0, 1):
+        assert f"rank {rank} had not reached anytrain's part; its stack:" in caught.value.why
+    assert "in wait_for_a_friend" in caught.value.why
+
+
+def test_an_errors_causes_come_along():
+    def work():
+        try:
+            {}["key"]
+        except KeyError as error:
+            raise ValueError("no key") from error
+
+    with pytest.raises(ValueError, match="no key") as caught:
+        call(work, (), crew(1))
+    assert isinstance(caught.value.__cause__, KeyError)
+    shown = "".join(traceback.format_exception(caught.value))
+    assert '{}["key"]' in shown
+
+
+def test_leaving_by_sys_exit_is_no_error_but_its_code_is():
+    def leave(code):
+        import sys
+
+        sys.exit(code)
+
+    assert call(leave, (0,), crew(1)) is None
+    with pytest.raises(PeerLost, match="exit code 3"):
+        call(leave, (3,), crew(1))
+
+
+def test_fork_takes_what_cannot_be_pickled_along(capsys):
+    lock = threading.Lock()
+
+    def work():
+        import asyncio
+        import os
+
+        print("rank", os.environ["RANK"])
+        with pytest.raises(RuntimeError):
+            asyncio.get_running_loop()
+        return lock.locked(), os.getpid()
+
+    async def in_a_loop():
+        return call(work, (), crew(forks=True, brings_all=True))
+
+    values = asyncio.run(in_a_loop())
+    assert [locked for locked, _ in values] == [False, False]
+    assert os.getpid() not in [pid for _, pid in values]
+    assert sorted(capsys.readouterr().out.splitlines()) == ["rank 0", "rank 1"]
+
+
+def test_a_forks_error_is_raised_here():
+    def work():
+        raise LookupError("no such column")
+
+    with pytest.raises(LookupError, match="no such column") as caught:
+        call(work, (), crew(forks=True))
+    assert ", in work" in "".join(traceback.format_exception(caught.value))
+
+
+def test_a_call_from_a_running_event_loop_works():
+    async def launch():
+        return call(lambda: "done", (), crew())
+
+    assert asyncio.run(launch()) == "done"
+
+
+def test_children_that_ignore_an_interrupt_are_killed_two_seconds_later(tmp_path):
+    folder = str(tmp_path)
+
+    def work():
+        import os
+        import signal
+        import time
+        from pathlib import Path
+
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        Path(folder, "pid").write_text(str(os.getpid()))
+        time.sleep(60)
+
+    def interrupt():
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        call(work, (), crew(1))
+    assert not psutil.pid_exists(int((tmp_path / "pid").read_text()))
+
+
+def test_children_that_save_their_work_may_finish_it(tmp_path):
+    folder = str(tmp_path)
+
+    def work():
+        import os
+        import time
+        from pathlib import Path
+
+        from anytrain.machine.processes import notes
+
+        Path(folder, "begun").touch()
+        try:
+            time.sleep(60)
+        except KeyboardInterrupt:
+            notes.tell_saving(os.environ["ANYTRAIN_BEATS"])
+            time.sleep(2.5)
+            Path(folder, "saved").touch()
+
+    def interrupt():
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt, daemon=True).start()
+    with pytest.raises(KeyboardInterrupt):
+        call(work, (), crew(1))
+    assert (tmp_path / "saved").exists()
 
 
 def test_ctrl_c_ends_the_children_and_leaves_nothing(tmp_path):
