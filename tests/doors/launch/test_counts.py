@@ -64,6 +64,15 @@ def test_a_number_that_a_tpu_cannot_be_cut_into_is_refused(host):
     assert "1 or 4 or 8 processes" in caught.value.why
 
 
+@pytest.mark.parametrize("machine", [CUDA, TPU])
+def test_downcasting_is_refused_before_a_process_is_started(host, machine):
+    host(machine)
+    with pytest.raises(BadInput, match=f"Cannot use downcast_bf16 on '{machine.name}'"):
+        choose(Wishes(downcast_bf16=Wish("True", "launch option")), None)
+    host(Machine("xla", None, (1,)))
+    assert choose(Wishes(downcast_bf16=Wish("True", "launch option")), None).num_processes == 1
+
+
 def test_two_processes_on_mps_are_refused_with_the_way_out(host):
     host(MPS)
     with pytest.raises(BadInput) as caught:

@@ -111,3 +111,13 @@ def test_nothing_is_said_where_nothing_stands_out() -> None:
     assert told["steps"] == 10
     assert told["samples_per_second"] == pytest.approx(320 / 101)
     assert sum(told["shares"].values()) == pytest.approx(1)
+
+
+def test_shapes_that_came_late_are_the_steps_trouble_where_each_is_compiled() -> None:
+    compiled = {"graphs": 9, "late_shapes": {"input_ids": 7, "labels": 1}}
+    finding = found({"step": 90.0, "data": 1.0}, {"device": "xla:0"}, **compiled)
+    assert finding.remedy.startswith("'input_ids' had 7 new shapes after the first batches")
+    assert "9 graphs in all" in finding.remedy
+    few = {"graphs": 3, "late_shapes": {}, "shapes": ["4x64"]}
+    assert judge(life({"step": 90.0, "data": 1.0}, {"device": "xla:0"}, **few)) is None
+    assert tell(life({"step": 90.0}, {"device": "xla:0"}, **few))["graphs"] == 3

@@ -141,6 +141,9 @@ warnings.simplefilter("error")
 device = torch.device("tpu", 0)
 module = torch.get_device_module(device)
 names, maps = hardware._PCI_DEVICE_ID_TO_NAME, hardware._TOPOLOGY_BY_TPU_PCI_DEVICE_ID
+with tpu._without_stage_warnings():
+    Tpu().probe(), Tpu().process_counts()  # what a launcher asks in the parent
+    touched = module.is_initialized()
 counters = torch.accelerator.memory_stats("tpu")
 mixed = []
 for name in ("bf16", "fp16"):
@@ -162,6 +165,7 @@ print(json.dumps({
     "meters": all(f"allocated_bytes.all.{what}" in counters for what in ("current", "peak")),
     "mixed": mixed,
     "refused": "torch.accelerator.is_available" in refused,
+    "touched": touched,
     "table": {names[number]: sorted(parts) for number, parts in maps.items()},
 }))
 """
@@ -179,6 +183,7 @@ print(json.dumps({
         "meters": True,
         "mixed": ["torch.bfloat16", "torch.float16"],
         "refused": True,
+        "touched": False,
     }
     assert table == {name: sorted(counts) for name, counts in tpu._COUNTS.items()}
     assert set(table) <= set(chips._NAMES.values())

@@ -105,6 +105,8 @@ def tell(life: Life) -> dict[str, Any]:
         "samples_per_second": rate,
         "peak_bytes": life.last.get("peak_bytes"),
         "shapes": life.last.get("shapes"),
+        "graphs": life.last.get("graphs"),
+        "late_shapes": life.last.get("late_shapes"),
         "device": life.began.get("device"),
         "plan": {name: life.choice(name) for name in life.began.get("plan", {})},
         "revisions": life.revisions,
@@ -202,6 +204,8 @@ def _for_the_step(life: Life) -> str | None:
     """Return what would make the step itself faster, as far as the plan tells."""
     device = life.choice("device")[0] or str(life.began.get("device", ""))
     step, because = life.choice("step")
+    if "graphs" in life.last:
+        return _for_compiling(life)
     if device.startswith("cuda") and step == "eager":
         return f"Each kernel is launched from Python, for the step is not recorded: {because}."
     cores = _cores_had(life)
@@ -221,6 +225,19 @@ def _for_the_step(life: Life) -> str | None:
     return None
 
 
+def _for_compiling(life: Life) -> str | None:
+    """Return what would save graphs, where each shape is compiled."""
+    late = life.last.get("late_shapes") or {}
+    name, times = max(late.items(), key=lambda each: each[1], default=("", 0))
+    if times < _MANY_SHAPES:
+        return None
+    return (
+        f"{name!r} had {times} new shapes after the first batches, and each was compiled "
+        f"({life.last['graphs']} graphs in all): bound their number with {_BUCKETS}, and pass "
+        "drop_last=True."
+    )
+
+
 def _cores_had(life: Life) -> float | None:
     """Return how many cores the process was given on average; None where it is too soon."""
     began, last = life.began, life.last
@@ -231,6 +248,7 @@ def _cores_had(life: Life) -> float | None:
     return spent / seconds if seconds > _TELLING_S else None
 
 
+_MANY_SHAPES = 3
 _BUCKETS = 'length_buckets="auto"'
 _REMEDIES = {
     "data": _for_data,
