@@ -52,6 +52,8 @@ class Capabilities:
     """Whether torch's fused optimizers run here, which skip a bad step on the device."""
     traces: bool = False
     """Whether ops are traced into one graph, which runs where a step ends."""
+    spread_over: int | None = None
+    """Over how many devices the compiler splits a batch; None where it does not."""
     slow_dtypes: tuple[str, ...] = ()
     """Of the dtypes, those that are made up from others: they work and gain nothing."""
     bf16_gain: Gain | None = None

@@ -14,6 +14,7 @@ from anytrain.core.facts import Capabilities, Gain, JobFacts
 
 PRECISIONS = ("no", "bf16", "fp16")
 _FREE_STEPS = ("your own loop", "default")
+STRATEGIES = ("auto", "spmd")
 STEPS = ("auto", "eager", "cuda_graph")
 _ENOUGH = 1.1
 _NO = ("", "false", "no", "0")
@@ -62,6 +63,7 @@ class Wishes:
     step: Wish | None = None
     downcast_bf16: Wish | None = None
     stall_s: Wish | None = None
+    strategy: Wish | None = None
 
     def over(self, lower: Wishes) -> Wishes:
         """Return these wishes, with `lower`'s where these are silent."""
@@ -162,7 +164,7 @@ def resolve(wishes: Wishes, machine: Capabilities, job: JobFacts, world_size: in
     return Plan(
         device=_device(wishes, machine),
         precision=_precision(wishes.precision, machine),
-        strategy=_strategy(machine, world_size),
+        strategy=_strategy(wishes.strategy, machine, world_size),
         step=_step(wishes, machine, job),
         accumulation=whole_number(wishes.accumulation, "gradient_accumulation_steps", 1),
         guard=_guard(machine),
@@ -219,10 +221,31 @@ def _impossible(precision: str, machine: Capabilities, why: str) -> BadInput:
     )
 
 
-def _strategy(machine: Capabilities, world_size: int) -> Choice:
+def _strategy(asked: Wish | None, machine: Capabilities, world_size: int) -> Choice:
+    if asked is not None and asked.value != "auto":
+        return _asked_strategy(asked, machine, world_size)
     if world_size == 1:
         return Choice("solo", "one process")
     return Choice("ddp", f"{world_size} processes over {machine.process_group}")
+
+
+def _asked_strategy(asked: Wish, machine: Capabilities, world_size: int) -> Choice:
+    if asked.value not in STRATEGIES:
+        raise BadInput(
+            f"Unknown strategy {asked}.",
+            why=f"known values are {', '.join(map(repr, STRATEGIES))}.",
+            fix='pass "auto": several processes average their gradients (ddp).',
+        )
+    if machine.spread_over is None or world_size > 1:
+        why = f"{machine.backend} has no compiler that splits a batch over its devices"
+        many = f"one process holds all devices, and {world_size} were started"
+        raise BadInput(
+            f"Cannot train with strategy {asked}.",
+            why=f"{why if machine.spread_over is None else many}.",
+            fix='run one process on torch_xla (ANYTRAIN_DEVICE=xla), or pass "auto".',
+        )
+    told = f"{asked.source}: one process, batches split over {machine.spread_over} devices"
+    return Choice(asked.value, told)
 
 
 def _step(wishes: Wishes, machine: Capabilities, job: JobFacts) -> Choice:
@@ -253,6 +276,8 @@ def _asked_step(asked: Wish, machine: Capabilities) -> Choice:
 def _guard(machine: Capabilities) -> Choice:
     if machine.backend == "cpu":
         return Choice("host", "reading a flag on the CPU waits for nothing")
+    if machine.traces and machine.narrowed_by:
+        return Choice("host", "bfloat16 cannot count steps, the host does: one flag is read a step")
     if machine.traces:
         return Choice("select", "the device takes a non-finite step back, in the step's own graph")
     if machine.fuses_optimizer:

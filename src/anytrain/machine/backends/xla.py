@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
@@ -17,10 +18,11 @@ from typing import Any, ClassVar
 import torch
 
 from anytrain.core import environment
-from anytrain.core.errors import BadInput, DeviceBroken
+from anytrain.core.errors import BadInput, DeviceBroken, Notice
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
 from anytrain.machine.backends import trial
+from anytrain.machine.backends.base import Lane
 from anytrain.machine.backends.chips import tpu_chips
 
 _NO = ("false", "no", "0")
@@ -32,9 +34,11 @@ class Xla:
 
     index: int | None = None
     name: ClassVar[str] = "xla"
-    # torch_xla joins processes through a runtime of its own, not through torch.distributed's
-    # transports: more than one process is refused here.
-    process_group: ClassVar[str | None] = None
+
+    @property
+    def process_group(self) -> str | None:
+        """torch_xla's own, on TPUs: CPU processes behind it do not see each other."""
+        return "xla" if _target()[0] == "TPU" else None
 
     def probe(self) -> Found | NotFound:
         """Read torch_xla's version and variables, without importing it."""
@@ -55,8 +59,11 @@ class Xla:
         return Found(f"torch_xla {version} on {target}, {because}", max(count, 1), automatic=is_tpu)
 
     def process_counts(self) -> tuple[int, ...]:
-        """Return one: no process group of torch.distributed serves it yet."""
-        return (1,)
+        """Return one, and one a chip; a v2 or v3 chip is two devices, which need spmd."""
+        chips = tpu_chips() if _target()[0] == "TPU" else ()
+        if len(chips) < 2 or chips[0] == "TPU v2/v3":
+            return (1,)
+        return 1, len(chips)
 
     def launch_environment(self, num_processes: int, wishes: Wishes) -> Mapping[str, str]:
         """Return XLA_DOWNCAST_BF16 where it is wished for."""
@@ -66,14 +73,15 @@ class Xla:
         return {"XLA_DOWNCAST_BF16": "1"}
 
     def device(self, local_rank: int) -> torch.device:
-        """Return the XLA device, and start its runtime."""
-        if self.index or local_rank:
+        """Return the one XLA device of this process, and start its runtime."""
+        if self.index:
             raise BadInput(
-                f"Cannot use xla:{self.index or local_rank}.",
+                f"Cannot use xla:{self.index}.",
                 why="one process holds one XLA device.",
-                fix='pass "xla", and start one process.',
+                fix='pass "xla"; `anytrain launch` gives each process its own.',
             )
         try:
+            _take_place(environment.read().place)
             device: torch.device = _library().device()
         except (ImportError, RuntimeError) as error:
             raise DeviceBroken(
@@ -96,6 +104,7 @@ class Xla:
             memory_bytes=self.memory(device).total_bytes,
             process_group=self.process_group,
             traces=True,
+            spread_over=_mesh().size() if is_spread() else None,
             scales_gradients="float16" in dtypes and trial.scales_gradients(device),
             narrowed_by=environment.narrowing(),
         )
@@ -104,16 +113,17 @@ class Xla:
         """Return the tensor on the device; the transfer happens with the next graph."""
         return tensor.to(device)
 
-    def lane(self, device: torch.device) -> None:
-        """Return None: the runtime orders copies itself."""
+    def lane(self, device: torch.device) -> Lane | None:
+        """Return what splits a batch over all devices; None where this process has one."""
+        return _SplitLane(device) if is_spread() else None
 
     def end_step(self) -> None:
         """Cut the graph here, and start it."""
-        _library().sync()
+        _cut(wait=False)
 
     def synchronize(self, device: torch.device) -> None:
         """Run what is pending, and wait for it."""
-        _library().sync(wait=True)
+        _cut(wait=True)
 
     def is_idle(self, device: torch.device) -> bool:
         """Return True: the runtime does not say, so a wait counts as one."""
@@ -168,6 +178,19 @@ class Xla:
         return int(metrics.counter_value("UncachedCompile") or 0)
 
 
+def _cut(*, wait: bool) -> None:
+    """Run what is pending; the generator goes on from where the last draw left it.
+
+    torch_xla moves it with every cut. Then what a run draws would depend on how often it is saved
+    or read, and a resumed one would draw other numbers.
+    """
+    from torch_xla.core import xla_model
+
+    kept = xla_model.get_rng_state()
+    _library().sync(wait=wait)
+    xla_model.set_rng_state(kept)
+
+
 def number(tensor: torch.Tensor) -> int:
     """Return what a tensor and its aliases have in common; torch_xla hides their addresses."""
     return int(_library()._XLAC._xla_get_tensor_id(tensor))
@@ -192,6 +215,75 @@ def _seed_once(device: torch.device) -> None:
     from torch_xla.core import xla_model
 
     xla_model.set_rng_state(torch.initial_seed() % 2**63, str(device))
+
+
+class _SplitLane:
+    """Batches on their way to every device, a share of their rows to each."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._mesh = device, _mesh()
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor on the devices; rows that do not divide are computed by each."""
+        from torch_xla.distributed import spmd
+
+        placed = tensor.to(self._device)
+        if placed.ndim == 0:
+            return placed
+        if len(placed) % self._mesh.size():
+            _tell_undivided(len(placed), self._mesh.size())
+        else:
+            spmd.mark_sharding(placed, self._mesh, ("data", *[None] * (placed.ndim - 1)))
+        return placed
+
+    def sent(self) -> Callable[[], None]:
+        """Return nothing to wait for: the runtime orders copies itself."""
+        return _nothing
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+@cache
+def _tell_undivided(rows: int, devices: int) -> None:
+    warnings.warn(
+        f"A batch of {rows} rows cannot be split over {devices} devices: each computes all of it. "
+        f"Make the batch size a multiple of {devices}.",
+        Notice,
+        stacklevel=2,
+    )
+
+
+def is_spread() -> bool:
+    """Whether one process holds all devices, and the compiler splits batches over them."""
+    asked = environment.read().wishes.strategy
+    return asked is not None and asked.value == "spmd"
+
+
+@cache
+def _mesh() -> Any:
+    """Return all devices in a row."""
+    import numpy as np
+    from torch_xla import runtime
+    from torch_xla.distributed import spmd
+
+    count = runtime.global_runtime_device_count()
+    return spmd.Mesh(np.arange(count), (count,), ("data",))
+
+
+@cache
+def _take_place(place: environment.Place) -> None:
+    """Let the runtime know of the other processes or devices; before it has started."""
+    from torch_xla import runtime
+
+    if is_spread():
+        runtime.use_spmd()
+        _mesh()  # starts the runtime: autograd counts the devices once, at the first backward
+    elif place.local_size > 1:
+        from torch_xla._internal import pjrt
+
+        pjrt.initialize_multiprocess(place.local_rank, place.local_size)
 
 
 def _library() -> Any:

@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join, Joinable
@@ -27,7 +28,12 @@ _WRAPPERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def replicate(model: nn.Module, device: torch.device, options: Mapping[str, Any]) -> nn.Module:
+def replicate(
+    model: nn.Module,
+    device: torch.device,
+    options: Mapping[str, Any],
+    group: dist.ProcessGroup | None = None,
+) -> nn.Module:
     """Return the model with its gradients averaged in backward.
 
     A model with nothing to train is returned as it is: there is nothing to average.
@@ -35,9 +41,11 @@ def replicate(model: nn.Module, device: torch.device, options: Mapping[str, Any]
     if not any(parameter.requires_grad for parameter in model.parameters()):
         return model
     own = {k: v for k, v in options.items() if k not in _HOOK_OPTIONS and v is not None}
-    # A CPU module takes no device list; gloo carries it from where it is.
-    devices = None if device.type == "cpu" else [device.index]
-    replica = DistributedDataParallel(model, device_ids=devices, **own)
+    # A CPU module takes no device list, gloo carries it from where it is; nor does an XLA one.
+    devices = None if device.type in ("cpu", "xla") else [device.index]
+    if device.type == "xla":  # gradients that are copied into buckets would be a second graph
+        own.setdefault("gradient_as_bucket_view", True)
+    replica = DistributedDataParallel(model, device_ids=devices, process_group=group, **own)
     compress(replica, options)
     return replica
 

@@ -1,4 +1,4 @@
-"""A world of many over torch.distributed: gloo, nccl, tpu_dist.
+"""A world of many over torch.distributed: gloo, nccl, tpu_dist, xla.
 
 A group, once joined, stays until the process ends: torch cannot meet twice at one store.
 """
@@ -20,7 +20,7 @@ from torch import nn
 from anytrain.core import environment
 from anytrain.core.environment import Place
 from anytrain.core.errors import AnytrainError, BadInput, PeerLost, WrongOrder
-from anytrain.machine.parallel import ddp
+from anytrain.machine.parallel import ddp, xla_group
 from anytrain.machine.parallel.store import StoreBoard
 from anytrain.machine.parallel.world import ReduceOp, Solo, World
 from anytrain.machine.processes import meeting
@@ -105,7 +105,8 @@ class TorchWorld:
         known = place.size == self.size
         self.local_rank = place.local_rank if known else self.rank
         self.local_size = place.local_size if known else self.size
-        self.transport: str | None = dist.get_backend()
+        self._on_device = xla_group.make() if device.type == "xla" else None
+        self.transport: str | None = dist.get_backend(self._on_device)
         self.board = StoreBoard("board")
         self.stall_s = stall_s
         self.is_closed = False
@@ -121,7 +122,8 @@ class TorchWorld:
         own = value.detach().clone(memory_format=torch.contiguous_format)
         carried = self._carry(own, _carrier(value.dtype, op))
         with self._pulse.waiting("reduce"):
-            dist.all_reduce(carried, dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM)
+            kind = dist.ReduceOp.MAX if op == "max" else dist.ReduceOp.SUM
+            dist.all_reduce(carried, kind, group=self._group(carried))
         if op == "mean":
             carried = carried / self.size
             kept = value.is_floating_point() or value.is_complex()
@@ -139,7 +141,7 @@ class TorchWorld:
         raw = piece if piece.dtype in _CARRIED else piece.view(torch.uint8)
         joined = raw.new_empty(self.size * raw.numel())
         with self._pulse.waiting("gather"):
-            _all_gather(joined, raw)
+            _all_gather(joined, raw, self._group(raw))
         return joined.view(piece.dtype).reshape(shape).to(value.device)
 
     def gather_object(self, value: T) -> list[T]:
@@ -155,7 +157,7 @@ class TorchWorld:
         flat = self._carry(flat)
         raw = flat if flat.dtype in _CARRIED else flat.view(torch.uint8)
         with self._pulse.waiting("broadcast"):
-            dist.broadcast(raw, source)
+            dist.broadcast(raw, source, group=self._group(raw))
         return raw.view(flat.dtype).reshape(value.shape).to(value.device)
 
     def broadcast_object(self, value: T, source: int = 0) -> T:
@@ -177,7 +179,7 @@ class TorchWorld:
     def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
         """Return the model with its gradients averaged over the ranks in backward."""
         with self._pulse.waiting("sharing the model"):
-            return ddp.replicate(model, self._device, options)
+            return ddp.replicate(model, self._device, options, self._on_device)
 
     def original(self, model: nn.Module) -> nn.Module:
         """Return what was given to `replicate`."""
@@ -223,6 +225,10 @@ class TorchWorld:
     def _carry(self, value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the tensor where the transport can take it, in a dtype that it knows."""
         return value.to(self._carrier_device() or value.device, dtype or value.dtype)
+
+    def _group(self, value: torch.Tensor) -> dist.ProcessGroup | None:
+        """Return what carries a tensor: torch_xla's own group its own, the first one the rest."""
+        return self._on_device if value.device.type == "xla" else None
 
     def _carrier_device(self) -> torch.device | None:
         if self.transport == "gloo":
@@ -275,7 +281,8 @@ def _meet(
         # Connect now: a network that cannot carry the job shows at the start, not at step 1.
         options["device_id"] = device
     try:
-        dist.init_process_group(transport, **options)
+        # torch_xla's group carries its tensors alone: gloo has the rest, objects among it.
+        dist.init_process_group("gloo" if transport == "xla" else transport, **options)
     except dist.DistError as error:
         raise _no_meeting(error, place, f"{address}:{port}" if port else init_method) from error
     atexit.register(_leave_group)
@@ -328,10 +335,10 @@ def _say_goodbye() -> None:
         return  # the store is gone, and with it everyone who could wait
 
 
-def _all_gather(joined: torch.Tensor, piece: torch.Tensor) -> None:
+def _all_gather(joined: torch.Tensor, piece: torch.Tensor, group: dist.ProcessGroup | None) -> None:
     # torch 2.13 renamed it and warns at the old name; 2.9 has only that one.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    gather(joined, piece)
+    gather(joined, piece, group=group)
 
 
 def _carrier(dtype: torch.dtype, op: ReduceOp) -> torch.dtype:
