@@ -64,6 +64,11 @@ class Held:
     by_owner: dict[Owner, int]
     activations_by_module: dict[str, int]
     timeline: tuple[Moment, ...]
+    events: tuple[tuple[int, int], ...] = ()
+    """Memory that was taken and given back, in order, from the run's first line to the end of the
+    training steps: (which, bytes), with 0 bytes where it ends. Allocators are played on them."""
+    step: tuple[int, int] = (0, 0)
+    """Where in `events` the last training step begins and ends."""
 
 
 @dataclass(frozen=True, slots=True)
