@@ -19,6 +19,15 @@ class DistBackendError(RuntimeError):
         RuntimeError("[/a/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer."),
         DistBackendError("NCCL error: remote process exited or there was a network error"),
         DistBackendError("Broken pipe"),
+        DistBackendError(
+            "NCCL error in: NCCLUtils.hpp:268, remote process exited or there was a network error, "
+            "NCCL version 2.21.5\nncclRemoteError: A call failed possibly due to a network error"
+        ),
+        DistBackendError(
+            "NCCL error in: ProcessGroupNCCL.cpp:1275, internal error, NCCL version 2.14.3\n"
+            "Last error:\nNet : Connection closed by remote peer user<50260>"
+        ),
+        DistBackendError("[1] is setting up NCCL communicator: store->get('0'): Broken pipe"),
     ],
 )
 def test_a_transports_complaint_means_a_lost_peer(error):
@@ -33,6 +42,10 @@ def test_a_transports_complaint_means_a_lost_peer(error):
         ValueError("NCCL connection closed by peer"),
         RuntimeError("[/a/gloo/x.cc] Invalid scalar type"),
         DistBackendError("NCCL error: invalid usage"),
+        DistBackendError(
+            "NCCL error: unhandled system error\nLast error:\n"
+            "Error while creating shared memory segment /dev/shm/nccl-KWfVyt (size 5967872)"
+        ),
     ],
 )
 def test_other_errors_are_the_scripts_own(error):
@@ -70,9 +83,14 @@ if sys.argv[1] == "own":
     raise ValueError("my mistake")
 if sys.argv[1] == "interrupt":
     raise KeyboardInterrupt
+if sys.argv[1] == "crash":
+    import os
+    os.abort()
 if sys.argv[1] == "restored":
     before = sys.excepthook
     words.restore()
+    import faulthandler
+    assert not faulthandler.is_enabled()
     assert sys.excepthook is sys.__excepthook__ and before is not sys.__excepthook__
 """
 
@@ -121,3 +139,10 @@ def test_an_interrupt_under_our_launcher_is_quiet(tmp_path):
 
 def test_the_hooks_are_taken_away_again():
     run_script(SCRIPT, "restored")
+
+
+def test_without_our_launcher_a_native_crash_shows_its_stack():
+    ran = run_script(SCRIPT, "crash", check=False)
+    assert ran.returncode == -6
+    assert "Fatal Python error: Aborted" in ran.stderr
+    assert "script.py" in ran.stderr

@@ -67,6 +67,7 @@ def test_a_folder_that_is_gone_only_means_that_nobody_listens(tmp_path):
 
 
 def test_processes_load_no_torch():
-    rooms = "judge last_words meeting notes pulse spawn supervise watch crashes child"
+    rooms = "judge last_words meeting notes pulse spawn supervise watch crashes child faults"
+    rooms += " evidence device_memory"
     imports = "\n".join(f"import anytrain.machine.processes.{room}" for room in rooms.split())
     run_script(f"{imports}\nimport sys; assert 'torch' not in sys.modules")

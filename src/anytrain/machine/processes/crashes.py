@@ -156,7 +156,8 @@ class _Verdict:
 
     def _worker_died(self, text: str) -> tuple[str, str] | None:
         if "Bus error" in text:
-            return self._bus_error()
+            # Workers hand their batches over in shared memory, and give it back when they die.
+            return self._bus_error()[0], _MORE_SHARED
         if "Killed" in text and self._new_kills:
             return f"A loading worker {self._out_of_memory()}", self._less_memory()
         return None
@@ -212,6 +213,8 @@ class _Verdict:
         used = ""
         if self._limit is not None and self.after.peak_bytes is not None:
             used = f": {_of(self.after.peak_bytes, self._limit)} were in use"
+        elif self._limit is not None:
+            used = f": the limit is {_size(self._limit)}"
         each = self._each()
         return f"{likely}ran out of host memory{used}; {self._counted()}{each and f'; {each}'}."
 

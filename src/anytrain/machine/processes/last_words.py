@@ -7,6 +7,7 @@ end and speak only if nobody ends them.
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import re
 import sys
@@ -25,6 +26,7 @@ _TRANSPORT_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _TRANSPORT_WORDS = ("gloo/", "NCCL", "ProcessGroup", "[c10d]")
 _LOST_WORDS = (
     "connection closed by peer",
+    "connection closed by remote peer",
     "connection reset by peer",
     "connection was closed",
     "connection was likely closed",
@@ -37,6 +39,9 @@ _LOST_WORDS = (
     "failed to recv",
 )
 
+# NCCL calls both a lost connection and a full /dev/shm an "unhandled system error".
+_OWN_WORDS = ("shared memory", "/dev/shm", "no space left", "out of memory", "cannot allocate")
+
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
@@ -48,6 +53,7 @@ class LastWords:
         self.failed = False
         self._hook: Hook = sys.excepthook
         self._thread_hook = threading.excepthook
+        self._shows_faults = pulse.beats is None and _show_faults()
         sys.excepthook = self._on_error
         threading.excepthook = self._on_thread_error
 
@@ -57,6 +63,8 @@ class LastWords:
             sys.excepthook = self._hook
         if threading.excepthook == self._on_thread_error:
             threading.excepthook = self._thread_hook
+        if self._shows_faults:
+            faulthandler.disable()
 
     def _on_error(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -101,6 +109,17 @@ class LastWords:
         )
 
 
+def _show_faults() -> bool:
+    """Show the Python stack of a native crash, where no launcher of ours collects it."""
+    if faulthandler.is_enabled():
+        return False
+    try:
+        faulthandler.enable()
+    except (AttributeError, OSError, RuntimeError, ValueError):
+        return False  # a notebook's or a test's stderr is no file
+    return True
+
+
 def is_peer_lost(error: BaseException) -> bool:
     """Whether the error, or what caused it, means that another rank is gone.
 
@@ -114,6 +133,8 @@ def is_peer_lost(error: BaseException) -> bool:
 
 def _says_lost(error: BaseException) -> bool:
     text = str(error)
+    if any(word in text.lower() for word in _OWN_WORDS):
+        return False
     ours = type(error).__name__ in _TRANSPORT_ERRORS or (
         type(error) is RuntimeError and any(word in text for word in _TRANSPORT_WORDS)
     )
