@@ -99,6 +99,8 @@ class Job:
     buckets: str = ""
     """What the shape governor was asked for: "off", "auto", or the lengths."""
     uses_ddp: bool = False
+    mps_fallback: bool = False
+    """Whether the run will have PYTORCH_ENABLE_MPS_FALLBACK=1 before it loads torch."""
 
 
 @dataclass(frozen=True, slots=True)
