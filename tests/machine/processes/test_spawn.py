@@ -261,6 +261,22 @@ def test_children_that_save_their_work_may_finish_it(tmp_path):
     assert (tmp_path / "saved").exists()
 
 
+def test_children_find_anytrain_where_the_notebook_found_it(tmp_path):
+    bare = getattr(sys, "_base_executable", sys.executable)
+    if bare == sys.executable:
+        pytest.skip("this is no virtual environment: every python has its packages")
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"import sys\nsys.path.extend({sys.path!r})\n"
+        "from anytrain.machine.processes.spawn import Crew, call\n"
+        "if __name__ == '__main__':\n"
+        "    print(call(lambda: sys.executable, (), Crew(1, 1, port=1)))\n"
+    )
+    ran = subprocess.run([bare, str(script)], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert not ran.stdout.startswith(sys.prefix)
+
+
 def test_ctrl_c_ends_the_children_and_leaves_nothing(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -17,7 +17,8 @@ from typing import Protocol, TextIO
 from anytrain.core.errors import Notice
 from anytrain.engine.recording.pace import Pace
 from anytrain.engine.recording.shown import Entry, Pairs, Summary, duration, number, rate, size
-from anytrain.machine.processes.cell import PIPE, Page, in_notebook
+from anytrain.machine.processes import cell
+from anytrain.machine.processes.cell import in_notebook
 
 DeviceMemory = Callable[[], Mapping[str, int]]
 """Returns the bytes in use, by device."""
@@ -244,13 +245,11 @@ class Plain(Followed):
 
 def pick() -> Console:
     """Return the console that suits where this process writes to."""
-    from anytrain.core.environment import variable
-
-    pipe = variable(PIPE)
+    pipe = cell.pipe()
     if pipe is not None:  # a notebook launched this process: its cell shows the page
         from anytrain.engine.recording.notebook_bar import NotebookBar
 
-        return NotebookBar(partial(Page, int(pipe)))
+        return NotebookBar(partial(cell.Page, pipe))
     if in_notebook():
         from anytrain.engine.recording.notebook_bar import NotebookBar
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import stat
 import sys
 import threading
 from collections.abc import Mapping
 from typing import IO, Any, TextIO
 
+from anytrain.core import environment
+
 PIPE = "ANYTRAIN_CELL"
-"""The variable that tells a child by which pipe it shows pages in the notebook's cell."""
+"""The variable that tells a child by which pipe it shows pages in a notebook's cell."""
 _CHUNK = 2**16
 
 
@@ -24,6 +27,17 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
+
+
+def pipe() -> int | None:
+    """Return the pipe to the cell of the notebook that launched this process; None without."""
+    number = environment.variable(PIPE)
+    try:
+        # A program that a child starts inherits the variable, not the pipe.
+        is_open = number is not None and stat.S_ISFIFO(os.fstat(int(number)).st_mode)
+    except (OSError, ValueError):
+        return None
+    return int(number) if number is not None and is_open else None
 
 
 class Page:

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from anytrain.core.errors import BadType
 from anytrain.machine.processes import culprits, faults, handover, leash, notes, outcome
@@ -15,10 +15,10 @@ from anytrain.machine.processes.last_words import is_peer_lost
 Call = tuple[Callable[..., Any], Sequence[Any]]
 
 
-def main(folder: str, parcel: int, end: int, brings_value: bool) -> int:
+def main(folder: str, parcel: str, end: str, brings_value: str) -> NoReturn:
     """Make the call that lies in the open file `parcel`, as the rank that the environment says.
 
-    `end` is the child's end of the leash. Return the exit code.
+    `end` is the number of the child's end of the leash; `brings_value` is "1" or "0".
     """
     # Until the call begins, an interrupt ends this process without a word.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -26,15 +26,15 @@ def main(folder: str, parcel: int, end: int, brings_value: bool) -> int:
         # Whole lines: those of two ranks must not be mixed, whatever PYTHONUNBUFFERED says.
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     rank = int(os.environ["RANK"])
-    leash.follow(end, folder, rank)
+    leash.follow(int(end), folder, rank)
 
     def unpack() -> Call:
-        call: Call = handover.receive(parcel)
-        os.close(parcel)
+        call: Call = handover.receive(int(parcel))
+        os.close(int(parcel))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return call
 
-    return perform(unpack, folder, rank, brings_value)
+    sys.exit(perform(unpack, folder, rank, brings_value == "1"))
 
 
 def perform(unpack: Callable[[], Call], folder: str, rank: int, brings_value: bool) -> int:
@@ -78,8 +78,3 @@ def _code(leave: SystemExit) -> int:
         return leave.code or 0
     sys.stderr.write(f"{leave.code}\n")
     return 1
-
-
-if __name__ == "__main__":
-    folder, parcel, end, brings_value = sys.argv[1:]
-    sys.exit(main(folder, int(parcel), int(end), brings_value == "1"))

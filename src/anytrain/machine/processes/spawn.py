@@ -8,6 +8,7 @@ folder, no file, whether the call ends well, is interrupted, or this process is 
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -40,6 +41,13 @@ from anytrain.machine.processes import (
 _INTERRUPT_GRACE_S = 2.0
 """How long children may take to leave an interrupted call, unless they save their work."""
 _ANSWER_S = 1.0
+# The notebook may have found anytrain on a path of its own.
+_BOOT = """
+import json, sys
+sys.path.extend(path for path in json.loads(sys.argv.pop(1)) if path not in sys.path)
+from anytrain.machine.processes.child import main
+main(*sys.argv[1:])
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +181,8 @@ class _Attempt:
         if self._parcel is None:
             return self._fork(local_rank, variables, ends)
         files = [self._parcel.fileno(), ends[0]]
-        command = [sys.executable, "-m", child.__name__, folder, *map(str, files)]
-        command.append("1" if crew.brings(local_rank) else "0")
+        words = [json.dumps(sys.path), folder, *files, int(crew.brings(local_rank))]
+        command = [sys.executable, "-c", _BOOT, *map(str, words)]
         return supervise.start(command, {**os.environ, **variables}, self._piped, files + shared)
 
     def _fork(self, local_rank: int, variables: dict[str, str], ends: tuple[int, int]) -> Any:
