@@ -1,0 +1,87 @@
+"""Where does the host wait for the device in a step?
+
+A value that is read (`.item()`, `.tolist()`, a mask that selects, `nonzero`) has to be computed
+first. A CUDA graph cannot hold such a wait; a TPU's graph ends at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from anytrain.insight.preflight.findings import Finding, Place, Severity
+from anytrain.insight.preflight.targets import Target
+from anytrain.insight.preflight.traced import Op, Trace
+
+_IN_A_STEP = ("forward", "backward", "clip", "optimizer")
+_READS = {
+    "item": "A single value is read (.item(), float(), or a tensor in an `if`)",
+    "to cpu": "A tensor is copied to the host (.tolist(), .cpu(), .numpy())",
+    "nonzero": "The number of hits decides a shape (nonzero, a boolean mask, unique)",
+    "equal": "Two tensors are compared as a whole (torch.equal)",
+}
+_WHY = {
+    "cuda": "The device has to finish before the host goes on, and a step with such a wait cannot "
+    "be recorded as a CUDA graph: it runs op by op.",
+    "mps": "The host waits until the GPU has done everything before it.",
+    "tpu": "The graph of the step is cut here: what came before is compiled, run and waited for, "
+    "and the rest is a graph of its own.",
+}
+_WHY["xla"] = _WHY["tpu"]
+_FIX = {
+    "item": "Keep the value on the device (torch.where instead of `if`), or read it every so many "
+    "steps, outside of the model.",
+    "to cpu": "Keep it on the device until the step is over, or read it every so many steps.",
+    "nonzero": "Keep the shape: multiply by the mask, torch.where(mask, x, 0), or a loss with "
+    "ignore_index and reduction='sum', divided by mask.sum().",
+}
+
+
+@dataclass(slots=True)
+class _Met:
+    """A line that reads."""
+
+    first: Op
+    calls: int = 0
+    changes_shape: bool = False
+
+
+def check(trace: Trace, target: Target) -> Iterator[Finding]:
+    """Yield each line of a step at which the host waits."""
+    if target.kind == "cpu":
+        return
+    met: dict[tuple[Place, bool], _Met] = {}
+    for op in trace.ops:
+        if op.host_read and op.phase in (*_IN_A_STEP, "evaluate"):
+            key = (_line(op.place), op.phase == "evaluate")
+            line = met.setdefault(key, _Met(op))
+            line.calls += op.calls
+            line.changes_shape |= op.is_dynamic
+    for (place, is_evaluation), line in met.items():
+        if not (is_evaluation and (place, False) in met):
+            yield _finding(line, target, is_evaluation)
+
+
+def _line(place: Place) -> Place:
+    """Return the line alone: many modules may share it."""
+    return Place("", place.file, place.line) if place.file else place
+
+
+def _finding(line: _Met, target: Target, is_evaluation: bool) -> Finding:
+    read = line.first.host_read
+    severity: Severity = "note" if is_evaluation or target.kind == "mps" else "warning"
+    times = "once" if line.calls == 1 else f"{line.calls} times"
+    step = "an evaluation step" if is_evaluation else "a step"
+    why = f"{_READS.get(read, read)}. {_WHY[target.kind]}"
+    if line.changes_shape and target.kind in ("tpu", "xla"):
+        why += " The result has another shape whenever the values are others, and each new shape "
+        why += "is compiled."
+    return Finding(
+        "host_reads",
+        severity,
+        f"The host waits for the device {times} in {step}.",
+        why=why,
+        fix=_FIX.get(read, _FIX["to cpu"]),
+        place=line.first.place,
+        per_step=0 if is_evaluation else line.calls,
+    )
