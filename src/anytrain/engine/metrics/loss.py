@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from anytrain.machine.backends.fresh import zero
+from anytrain.machine.backends import fresh
 from anytrain.machine.parallel.world import World
 
 
@@ -22,7 +22,7 @@ class LossMean:
         loss = loss.detach().mean()  # a replicated model may give one loss a replica
         if self._sum is None:
             self._sum = _zero(loss.device)
-        self._sum.add_(loss.to(self._sum.dtype), alpha=rows)
+        fresh.add(self._sum, loss, rows)
         self._rows += rows
 
     def value(self, world: World) -> float | None:
@@ -30,7 +30,7 @@ class LossMean:
 
         Every rank must ask. It is the first time that the device is read.
         """
-        own = 0.0 if self._sum is None else float(self._sum)
+        own = 0.0 if self._sum is None else float(fresh.readable(self._sum))
         both = torch.tensor([own, float(self._rows)], dtype=torch.float64)
         total, rows = world.reduce(both, "sum").tolist()
         return total / rows if rows else None
@@ -38,7 +38,9 @@ class LossMean:
 
 def _zero(device: torch.device) -> torch.Tensor:
     """Return a zero to add to: in float64, or in float32 where the device has no other."""
+    if device.type == "xla":
+        return fresh.zero(device)
     try:
-        return zero(device, torch.float64)
+        return torch.zeros((), dtype=torch.float64, device=device)
     except (TypeError, RuntimeError):
         return torch.zeros((), dtype=torch.float32, device=device)

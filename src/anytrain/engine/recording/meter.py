@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from anytrain.machine.backends.fresh import readable, restart, zero
+from anytrain.machine.backends import fresh
+from anytrain.machine.backends.fresh import readable
 from anytrain.machine.parallel.world import World
 
 
@@ -31,18 +32,16 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        # On xla float32 may be bfloat16 (XLA_DOWNCAST_BF16), where 256 + 1 is 256.
-        exact = torch.float64 if device.type == "xla" else torch.float32
-        self._loss = zero(device, exact)
-        self._num_bad = zero(device, exact)
-        self._before_bad = zero(device, exact)
+        self._loss = fresh.zero(device)
+        self._num_bad = fresh.zero(device)
+        self._before_bad = fresh.zero(device)
         """How many steps there were before the first bad one."""
         self._restart()
 
     def _restart(self) -> None:
         self.num_steps = 0
         for total in (self._loss, self._num_bad, self._before_bad):
-            restart(total)
+            fresh.restart(total)
         self._norm: torch.Tensor | None = None
         self._rate: torch.Tensor | float = 0.0
 
@@ -63,9 +62,9 @@ class Meter:
         """Add one step to the sums: the device's part, which a recording may hold."""
         # A step that was left out has no part in the mean; it is counted instead.
         if not isinstance(bad, bool):
-            self._loss.add_(torch.where(bad > 0, 0.0, loss))
-            self._num_bad.add_(bad)
-            self._before_bad.add_(self._num_bad == 0)
+            fresh.add(self._loss, torch.where(bad > 0, 0.0, loss))
+            fresh.add(self._num_bad, bad)
+            fresh.add(self._before_bad, self._num_bad == 0)
         elif not bad:
             self._loss.add_(loss)
         else:
@@ -81,7 +80,7 @@ class Meter:
 
     def num_bad(self) -> int:
         """Return how many steps since the last log point were bad; waits for the device."""
-        return int(self._num_bad.item())
+        return int(readable(self._num_bad).item())
 
     def first_bad(self) -> int:
         """Return the first bad step since the last log point, from 0; waits for the device."""
@@ -94,8 +93,8 @@ class Meter:
     def forget_bad(self) -> None:
         """Go on as if the bad steps had not been: they were answered. Waits for the device."""
         self.num_steps -= self.num_bad()
-        self._num_bad.zero_()
-        self._before_bad.fill_(self.num_steps)
+        fresh.restart(self._num_bad)
+        fresh.put(self._before_bad, torch.tensor(float(self.num_steps)))
 
     def state_dict(self, world: World) -> dict[str, Any]:
         """Return what was added up since the last log point, each rank's losses among it."""
@@ -111,11 +110,13 @@ class Meter:
         """Go on adding to what was saved; ranks of another number share the losses."""
         self._restart()
         self.num_steps, self._rate = state["num_steps"], state["rate"]
-        losses = state["losses"].to(self._device)
-        self._loss.copy_(losses[world.rank] if len(losses) == world.size else losses.mean())
-        num_bad, first_bad = state["bad"].to(self._device).unbind()
-        self._num_bad.copy_(num_bad)
-        self._before_bad.copy_(torch.where(num_bad > 0, first_bad, float(self.num_steps)))
+        losses = state["losses"]
+        loss = losses[world.rank] if len(losses) == world.size else losses.mean()
+        fresh.put(self._loss, loss)
+        num_bad, first_bad = state["bad"].unbind()
+        fresh.put(self._num_bad, num_bad)
+        before = torch.where(num_bad > 0, first_bad, float(self.num_steps))
+        fresh.put(self._before_bad, before)
 
     def read(self, world: World) -> Reading | None:
         """Return the reading and begin anew; None where no step was taken. Waits for the device."""
@@ -123,7 +124,7 @@ class Meter:
             return None
         loss = world.reduce(readable(self._loss), "mean")
         nothing = torch.full((), -1.0, device=loss.device)
-        norm_now = nothing if self._norm is None else readable(self._norm.detach())
+        norm_now = nothing if self._norm is None else readable(self._norm).detach()
         told = torch.stack(
             [
                 loss,

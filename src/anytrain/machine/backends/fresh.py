@@ -1,30 +1,54 @@
-"""Sums that begin at zero, and begin again, without a graph of their own.
+"""Sums on a device that begin at zero, begin again, and lose nothing on the way.
 
 Where a device traces, a zero that is made there is part of the graph: the first step after it is
 another graph than the next. A zero that comes from the host is an input, as the sum is later, if
 it has a dimension: torch_xla makes constants of lone zeros and ones.
+
+torch_xla may hold every float32 in bfloat16, where 256 + 1 is 256. XLA_DOWNCAST_BF16 leaves
+float64 wider; XLA_USE_BF16 leaves no wide float, so whole numbers of millionths are summed.
 """
 
 from __future__ import annotations
 
 import torch
 
+from anytrain.core import environment
 
-def zero(device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+_UNIT = 2**20
+
+
+def zero(device: torch.device) -> torch.Tensor:
     """Return a zero on the device to add to, in a tensor of one element."""
     if device.type == "xla":
-        return torch.zeros(1, dtype=dtype).to(device)
-    return torch.zeros((), dtype=dtype, device=device)
+        narrow = environment.USE_BF16 in environment.narrowing()
+        return torch.zeros(1, dtype=torch.int64 if narrow else torch.float64).to(device)
+    return torch.zeros((), device=device)
 
 
 def restart(total: torch.Tensor) -> None:
     """Make a sum zero again; in place, so that a recorded step finds it."""
     if total.device.type == "xla":
-        total.data = zero(total.device, total.dtype)
+        total.data = zero(total.device)
     else:
         total.zero_()
 
 
+def add(total: torch.Tensor, value: torch.Tensor, times: int = 1) -> None:
+    """Add a value to a sum, or several of it, on the device."""
+    if total.dtype is torch.int64:
+        total.add_((value * _UNIT).to(torch.int64), alpha=times)
+    else:
+        total.add_(value.to(total.dtype), alpha=times)
+
+
+def put(total: torch.Tensor, value: torch.Tensor) -> None:
+    """Let a sum go on from a value."""
+    total.copy_(value.double() * _UNIT if total.dtype is torch.int64 else value)
+
+
 def readable(value: torch.Tensor) -> torch.Tensor:
     """Return a value where arithmetic on it makes no graph: on the host, if the device traces."""
-    return value.cpu().reshape(()) if value.device.type == "xla" else value
+    if value.device.type != "xla":
+        return value
+    here = value.detach().cpu().reshape(())
+    return here.double() / _UNIT if here.dtype is torch.int64 else here
