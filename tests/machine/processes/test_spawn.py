@@ -261,6 +261,31 @@ def test_children_that_save_their_work_may_finish_it(tmp_path):
     assert (tmp_path / "saved").exists()
 
 
+def test_an_interrupt_while_children_start_ends_them_without_a_word(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import time\n"
+        "from anytrain.machine.processes.spawn import Crew, call\n"
+        "call(lambda: time.sleep(60), (), Crew(2, 2, port=1))\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, str(script)],
+        env={**child_environment(), "TMPDIR": str(tmp_path)},
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+    while not (children := psutil.Process(parent.pid).children()):
+        time.sleep(0.02)
+    time.sleep(0.1)
+    os.kill(parent.pid, signal.SIGINT)
+    _, err = parent.communicate(timeout=20)
+    assert err.count("Traceback") == 1
+    psutil.wait_procs(children, timeout=5)
+    assert not any(child.is_running() for child in children)
+    assert not list(tmp_path.glob("anytrain-*"))
+
+
 def test_children_find_anytrain_where_the_notebook_found_it(tmp_path):
     bare = getattr(sys, "_base_executable", sys.executable)
     if bare == sys.executable:

@@ -20,8 +20,6 @@ def main(folder: str, parcel: str, end: str, brings_value: str) -> NoReturn:
 
     `end` is the number of the child's end of the leash; `brings_value` is "1" or "0".
     """
-    # Until the call begins, an interrupt ends this process without a word.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         # Whole lines: those of two ranks must not be mixed, whatever PYTHONUNBUFFERED says.
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]

@@ -90,8 +90,7 @@ def pack(thing: Any) -> Parcel:
 
 def nameless_file(folder: str) -> IO[bytes]:
     """Return a file that is gone as soon as nobody holds it open, even after a SIGKILL."""
-    # Not tempfile's own choice of a class: children need its number, and unbuffered writes.
-    return tempfile.TemporaryFile(dir=folder, buffering=0)
+    return tempfile.TemporaryFile(dir=folder)
 
 
 def receive(number: int) -> Any:

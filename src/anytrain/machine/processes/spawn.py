@@ -41,9 +41,11 @@ from anytrain.machine.processes import (
 _INTERRUPT_GRACE_S = 2.0
 """How long children may take to leave an interrupted call, unless they save their work."""
 _ANSWER_S = 1.0
-# The notebook may have found anytrain on a path of its own.
+# Until the call begins, an interrupt ends a child without a word. The notebook may have found
+# anytrain on a path of its own.
 _BOOT = """
-import json, sys
+import json, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 sys.path.extend(path for path in json.loads(sys.argv.pop(1)) if path not in sys.path)
 from anytrain.machine.processes.child import main
 main(*sys.argv[1:])
