@@ -25,8 +25,8 @@ def hurt(how):
     if how == "memory":
         held = []
         while True:
-            held.append(bytearray(16 * 2**20))
-            time.sleep(0.01)
+            held.append(bytearray(32 * 2**20))
+            time.sleep(0.03)
     if how == "refused":
         import resource
         resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
@@ -75,7 +75,7 @@ def die(tmp_path):
 
 @pytest.fixture
 def limited():
-    """Give a command's beginning that puts it into a control group of 700 MiB, or skip."""
+    """Give a command's beginning that puts it into a control group of 900 MiB, or skip."""
     for folder, limit in _group_places():
         made = folder / f"anytrain-test-{os.getpid()}"
         try:
@@ -83,7 +83,7 @@ def limited():
         except OSError:
             continue
         try:
-            (made / limit).write_text(str(700 * 2**20))
+            (made / limit).write_text(str(900 * 2**20))
             if (made / "memory.swap.max").exists():
                 (made / "memory.swap.max").write_text("0")
         except OSError:
@@ -144,7 +144,7 @@ def test_a_kill_from_outside_is_told_as_that_with_the_last_place_seen(die, way):
 def test_a_kill_for_want_of_memory_is_told_with_the_kernels_count(die, limited, way):
     ran = die(way, "memory", before=limited)
     assert "was killed by SIGKILL before the first step." in ran.stderr
-    assert re.search("it ran out of host memory: .*700 MiB", ran.stderr)
+    assert re.search("it ran out of host memory: .*900 MiB", ran.stderr)
     assert "this control group's count of out-of-memory kills rose from 0 to 1" in ran.stderr
     assert "the ranks were seen with up to (0: " in ran.stderr
     assert "make the model once outside and pass it in" in ran.stderr

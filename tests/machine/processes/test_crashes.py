@@ -104,6 +104,16 @@ def test_a_loading_workers_bus_error_is_told_with_the_room_of_shared_memory():
     assert "shared memory ran out" in crashes.explain([own], 2, CALM, CALM).why
 
 
+def test_shared_memory_that_was_refused_is_told_with_its_size():
+    text = "RuntimeError: unable to allocate shared memory(shm) for file </t>: No space left on"
+    small = Evidence(shared=Space(64 * 2**20, 64 * 2**20))
+    own = ending(code=1, note=note("error", text), evidence=small)
+    error = crashes.explain([own], 2, CALM, CALM)
+    assert "Shared memory ran out, as the error says: /dev/shm has 64 MiB." in error.why
+    disk = ending(code=1, note=note("error", "OSError: No space left on device"), evidence=small)
+    assert crashes.remark(disk, CALM, CALM) is None
+
+
 def test_refused_memory_is_told_with_the_limit_that_refused_it():
     limited = Evidence(address_limit_bytes=3 * 2**30, peak_bytes=2**30)
     own = ending(code=1, note=note("error", "MemoryError: "), evidence=limited)

@@ -12,7 +12,7 @@ import pytest
 
 from anytrain.machine.processes import faults
 from anytrain.machine.processes.faults import Frame
-from launching import child_environment
+from launching import child_environment, run_script
 
 CHILD = """
 import ctypes, os, signal, sys, threading, time
@@ -95,6 +95,27 @@ def test_a_forked_processs_crash_is_not_taken_for_the_ranks(tmp_path):
     assert faults.fault(tmp_path, 3, child.pid, signal.SIGKILL) == ()
 
 
+WORKER = """
+import multiprocessing, sys
+import anytrain
+
+def work():
+    import anytrain
+    assert "anytrain" in sys.modules
+
+if __name__ == "__main__":
+    worker = multiprocessing.get_context("spawn").Process(target=work)
+    worker.start()
+    worker.join()
+    assert worker.exitcode == 0
+"""
+
+
+def test_a_rank_is_watched_from_its_first_import_and_its_workers_are_not(tmp_path):
+    run_script(WORKER, env={"ANYTRAIN_BEATS": str(tmp_path), "RANK": "5"})
+    assert [rank for rank, _ in faults.processes(tmp_path)] == [5]
+
+
 def test_a_folder_that_is_gone_is_no_failure(tmp_path):
     faults.watch_faults(str(tmp_path / "gone"), 0)
     assert faults.processes(tmp_path / "gone") == []
@@ -114,9 +135,25 @@ def test_the_scripts_own_calls_are_shown_and_libraries_folded():
     assert "44 calls more" in deep
 
 
-def test_looking_costs_next_to_nothing():
+def test_a_stack_that_is_too_deep_for_the_file_keeps_its_innermost_calls(tmp_path):
+    places = faults.Places(str(tmp_path), 0)
+
+    def a_function_with_a_rather_long_name_that_takes_room_in_the_file(depth):
+        if depth:
+            a_function_with_a_rather_long_name_that_takes_room_in_the_file(depth - 1)
+        else:
+            places.look()
+
+    a_function_with_a_rather_long_name_that_takes_room_in_the_file(120)
+    seen = faults.last_seen(tmp_path, 0, os.getpid())
+    assert seen.stack[2].function.startswith("a_function")
+    assert len(seen.stack) >= 20
+
+
+def test_looking_costs_next_to_nothing(tmp_path):
+    places = faults.Places(str(tmp_path), 0)
     began = time.perf_counter()
     for _ in range(100):
-        faults.main_stack()
-    # Twice a second: even a millisecond would be a five-hundredth of it.
+        places.look()
+    # Four times a second: a millisecond would be a 250th of it.
     assert (time.perf_counter() - began) / 100 < 1e-3

@@ -37,7 +37,7 @@ _NATIVE = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP")
 _SHORT_OF_MEMORY = 0.9
 """The part of the limit that the ranks must have had in use for memory to have been short."""
 _REFUSED = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
-_SHARED_WORDS = ("shared memory", "/dev/shm", "No space left on device")
+_SHARED_WORDS = ("shared memory", "/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +145,8 @@ class _Verdict:
             return self._worker_died(text)
         if text.startswith("MemoryError") or any(words in text for words in _REFUSED):
             return self._refused(), "ask for less at once, or raise the limit; then "
-        if any(words in text for words in _SHARED_WORDS) and self._shared_is_full:
-            return self._shared_words(), _MORE_SHARED
+        if any(words in text for words in _SHARED_WORDS) and "No space left" in text:
+            return self._shared_refused(), _MORE_SHARED
         return None
 
     def _raised(self) -> tuple[str, str]:
@@ -255,6 +255,13 @@ class _Verdict:
     def _shared_is_full(self) -> bool:
         shared = self.end.evidence.shared
         return shared is not None and shared.is_full
+
+    def _shared_refused(self) -> str:
+        shared = self.end.evidence.shared
+        size = (
+            "" if shared is None else f": {evidence.SHARED_MEMORY} has {_size(shared.total_bytes)}"
+        )
+        return f"Shared memory ran out, as the error says{size}."
 
     def _shared_words(self) -> str:
         shared = self.end.evidence.shared
