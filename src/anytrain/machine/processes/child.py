@@ -24,7 +24,7 @@ def main(folder: str, parcel: str, end: str, brings_value: str) -> NoReturn:
         # Whole lines: those of two ranks must not be mixed, whatever PYTHONUNBUFFERED says.
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     rank = int(os.environ["RANK"])
-    leash.follow(int(end), folder, rank)
+    leash.follow(int(end), folder)
 
     def unpack() -> Call:
         call: Call = handover.receive(int(parcel))

@@ -14,11 +14,11 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import takewhile
 from string import Template
 from typing import IO, Any, TextIO
 
@@ -28,6 +28,7 @@ from anytrain.machine.processes import (
     child,
     crashes,
     culprits,
+    faults,
     fork,
     handover,
     leash,
@@ -40,7 +41,6 @@ from anytrain.machine.processes import (
 
 _INTERRUPT_GRACE_S = 2.0
 """How long children may take to leave an interrupted call, unless they save their work."""
-_ANSWER_S = 1.0
 # Until the call begins, an interrupt ends a child without a word. The notebook may have found
 # anytrain on a path of its own.
 _BOOT = """
@@ -167,8 +167,6 @@ class _Attempt:
                     self._members.append(self._start(local_rank, ends, pages))
                 with _showing_output(self._members if self._piped else [], self._crew):
                     failed = self._wait()
-            except TimeoutError:
-                return self._out_of_time()
             except BaseException:
                 self._interrupt()
                 raise
@@ -191,7 +189,7 @@ class _Attempt:
         rank, brings = self._crew.first_rank + local_rank, self._crew.brings(local_rank)
 
         def work() -> int:
-            leash.follow(ends[0], self._folder, rank)
+            leash.follow(ends[0], self._folder)
             return child.perform(lambda: self._call, self._folder, rank, brings)
 
         return fork.start(work, variables, self._piped, close=[ends[1]])
@@ -201,10 +199,7 @@ class _Attempt:
         try:
             failed = supervise.first_failure(self._members, crew.interval_s, crew.timeout_s)
         except TimeoutError:
-            leash.ask_for_stacks(self._folder)
-            time.sleep(_ANSWER_S)
-            supervise.end(self._members, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
-            raise
+            raise self._out_of_time() from None
         if failed is not None:
             notes.tell_peer_died(self._folder)
             supervise.end(self._members, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
@@ -217,12 +212,15 @@ class _Attempt:
         supervise.end(self._members, signal.SIGINT, grace_s, lambda: notes.is_saving(folder))
 
     def _out_of_time(self) -> PeerLost:
-        ranks = range(self._crew.first_rank, self._crew.first_rank + self._crew.num_processes)
-        doing = "\n".join(_doing(self._folder, rank) for rank in ranks)
+        """Say where each rank was when the time was over."""
+        doing = "\n".join(
+            _doing(self._folder, self._crew.first_rank + local_rank, member)
+            for local_rank, member in enumerate(self._members)
+        )
         return PeerLost(
             f"The launch was ended after {self._crew.timeout_s:g} s.",
             why=f"timeout={self._crew.timeout_s:g} was given and it was not done.\n{doing}",
-            fix="give it more time, or look at the lines above for what it waited for.",
+            fix="give it more time, or look at these lines for what it waited for.",
         )
 
     def _failure(self, first: int, before: crashes.MemoryMarks) -> BaseException:
@@ -243,13 +241,19 @@ class _Attempt:
         return crashes.explain(endings, crew.size, before, crashes.memory_marks())
 
 
-def _doing(folder: str, rank: int) -> str:
-    """Say where a rank was when its time was over."""
-    beat = pulse.read_beat(folder, rank)
-    where = "had not reached anytrain's part" if beat is None else f"was {beat.where()}"
-    stack = leash.stack(folder, rank)
-    lines = "it ended, or hung in native code" if stack is None else f"its stack:\n{stack}"
-    return f"    rank {rank} {where}; {lines}".rstrip()
+def _doing(folder: str, rank: int, member: supervise.Process) -> str:
+    """Say where a rank is now."""
+    if member.poll() is not None:
+        return f"    rank {rank} had ended."
+    beat, seen = pulse.read_beat(folder, rank), faults.last_seen(folder, rank, member.pid)
+    where = "before its first step with anytrain" if beat is None else beat.where()
+    own = () if seen is None else tuple(takewhile(_is_of_the_call, seen.stack))
+    stack = f", in\n{faults.describe(own, indent=' ' * 6)}" if own else ""
+    return f"    rank {rank} was {where}{stack}"
+
+
+def _is_of_the_call(frame: faults.Frame) -> bool:
+    return frame.file != child.__file__
 
 
 def _values(folder: str, crew: Crew) -> Any:
