@@ -1,0 +1,164 @@
+"""Which operations of the run have no kernel on Apple's GPUs?
+
+What reaches the device in a traced step is looked up in the table of the target's torch version.
+An operation without a kernel raises, unless PYTORCH_ENABLE_MPS_FALLBACK=1 was set before torch was
+loaded: then it is run on the CPU, at the price of copies there and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from anytrain.insight.preflight.findings import Finding, Place, Severity
+from anytrain.insight.preflight.tables import conditions, instead, kernels
+from anytrain.insight.preflight.targets import Target
+from anytrain.insight.preflight.traced import Op, Trace
+
+_FLAG = "PYTORCH_ENABLE_MPS_FALLBACK=1"
+_WIDE = ("float64", "complex128")
+# A function that asks for the device before it chooses a kernel has chosen for the machine that
+# traces: these names are never met on mps, where it chooses another one.
+_OTHERS = frozenset(
+    {"cpu", "cuda", "cudnn", "miopen", "mkldnn", "mkl", "xpu", "flash", "efficient"}
+)
+
+
+@dataclass(slots=True)
+class _Met:
+    """Calls that are alike: the same operation at the same line."""
+
+    op: Op
+    name: str
+    """The operation that is looked up, which the traced one may hide."""
+    calls: int = 0
+
+
+def check(trace: Trace, target: Target) -> Iterator[Finding]:
+    """Yield what has no kernel, what goes to the CPU, and what may fail for its shapes."""
+    if target.kind != "mps":
+        return
+    table = kernels.of(target.torch_version)
+    missing: dict[tuple[str, Place], _Met] = {}
+    doubtful: dict[tuple[conditions.Condition, str, Place], _Met] = {}
+    for op in trace.ops:
+        if not _is_on_mps(op):
+            continue
+        name, line = _hidden(op, table), _line(op.place)
+        if _status(name, table) in ("missing", "sent to the cpu"):
+            missing.setdefault((name, line), _Met(op, name)).calls += op.calls
+            continue
+        for condition in conditions.failing(op):
+            key = (condition, name, line)
+            doubtful.setdefault(key, _Met(op, name)).calls += op.calls
+    for met in missing.values():
+        yield _without_kernel(met, table, trace.job.mps_fallback)
+    for (condition, _, _), met in doubtful.items():
+        yield _may_fail(met, condition)
+
+
+def _is_on_mps(op: Op) -> bool:
+    return any(t.device == "mps" for t in (*op.inputs, *op.outputs))
+
+
+def _line(place: Place) -> Place:
+    """Return the line alone: many modules may share it."""
+    return Place("", place.file, place.line) if place.file else place
+
+
+def _hidden(op: Op, table: kernels.KernelTable) -> str:
+    """Return the operation that decides, where one is computed with another inside of C++."""
+    settings = dict(op.settings)
+    if op.name.startswith("linalg_pinv."):
+        # It takes a matrix apart by eigenvalues if told that it is symmetric, else by linalg_svd.
+        return "_linalg_eigh" if settings.get("hermitian") else _svd(True, table)
+    if op.name.partition(".")[0] == "_linalg_svd":
+        return _svd(bool(settings.get("compute_uv", True)), table)
+    return op.name
+
+
+def _svd(with_vectors: bool, table: kernels.KernelTable) -> str:
+    # linalg_svd is above _linalg_svd, and asks for vectors; svdvals, cond and matrix_rank go to
+    # _linalg_svd without it, and don't. Where torch sends linalg_svd to the CPU, only they fail.
+    sent = with_vectors and "linalg_svd" in table.cpu_fallback
+    return "linalg_svd" if sent else "_linalg_svd"
+
+
+def _status(name: str, table: kernels.KernelTable) -> kernels.Status:
+    if _OTHERS & set(name.partition(".")[0].split("_")):
+        return "composite"
+    return table.status(name)
+
+
+def _without_kernel(met: _Met, table: kernels.KernelTable, fallback: bool) -> Finding:
+    shown = met.op.name if met.name == met.op.name else f"{met.name} (in {met.op.name})"
+    is_sent = table.status(met.name) == "sent to the cpu"
+    lost = "" if is_sent else _not_rescued(met, table)
+    severity: Severity = "error"
+    if is_sent:
+        severity, what = "warning", f"{shown} runs on the CPU."
+        why = f"torch {table.torch} has no kernel for it on mps and computes it on the CPU."
+    else:
+        what = f"{shown} has no kernel on mps."
+        why = f"torch {table.torch} has none{_because(met.name, table)}"
+        why += "" if met.op.phase == "forward" else f"; it is met in {met.op.phase}"
+        why += (
+            f". {lost}" if lost else f". {_FLAG}, set before torch is loaded, sends it to the CPU"
+        )
+        if fallback and not lost:
+            severity, why = "warning", why + ", and this run sets it"
+        why += "" if lost else "."
+    return Finding(
+        "kernels",
+        severity,
+        what,
+        why=why if lost else f"{why} {_price(met)}",
+        fix=_fix(met, table, is_sent or bool(lost)),
+        place=met.op.place,
+        per_step=0 if met.op.phase == "evaluate" else met.calls,
+    )
+
+
+def _because(name: str, table: kernels.KernelTable) -> str:
+    through = table.through.get(name)
+    return f", as it is written with {through}, which has none" if through else ""
+
+
+def _not_rescued(met: _Met, table: kernels.KernelTable) -> str:
+    """Return why the fallback to the CPU would not help; empty where it would."""
+    if table.through.get(met.name, met.name) in table.not_on_cpu:
+        return f"{_FLAG} does not help: the CPU has no kernel for it either."
+    if any(t.dtype in _WIDE for t in met.op.outputs):
+        return f"{_FLAG} does not help: its result is float64, which mps cannot hold."
+    return ""
+
+
+def _price(met: _Met) -> str:
+    ins = sum(t.device == "mps" for t in met.op.inputs)
+    outs = sum(t.device == "mps" for t in met.op.outputs)
+    step = "an evaluation step" if met.op.phase == "evaluate" else "a step"
+    trips = "one round trip" if met.calls == 1 else f"{met.calls} round trips"
+    return (
+        f"That costs {trips} to the host in {step}, each with {ins} "
+        f"tensor{'' if ins == 1 else 's'} copied there and {outs} back, while the GPU waits."
+    )
+
+
+def _fix(met: _Met, table: kernels.KernelTable, flag_is_no_help: bool) -> str:
+    advice = instead.advice(met.name if met.name in table.missing else met.op.name)
+    if flag_is_no_help:
+        return advice
+    return f"{advice} Or set {_FLAG} before torch is imported (import anytrain first does so)."
+
+
+def _may_fail(met: _Met, condition: conditions.Condition) -> Finding:
+    return Finding(
+        "kernels",
+        "warning",
+        f"{met.op.name} {condition.what}",
+        why=f"{condition.why} {_FLAG} does not help: there is a kernel, and it refuses.",
+        fix=condition.fix,
+        place=met.op.place,
+        per_step=0 if met.op.phase == "evaluate" else met.calls,
+        certain=False,
+    )
