@@ -24,6 +24,7 @@ TABLE = {
 }
 BY_NAME_ONLY = {"fake": f"{_ROOM}.fake:Fake"}
 _ALIASES = {"gpu": "cuda"}
+_STANDS_IN: Backend | None = None
 _ON_PURPOSE = "take the CPU on purpose: ANYTRAIN_DEVICE=cpu or cpu=True"
 
 
@@ -68,8 +69,16 @@ def survey() -> list[Surveyed]:
     return [Surveyed(name, get(name).probe()) for name in TABLE]
 
 
+def stand_in(backend: Backend | None) -> None:
+    """Let every choice in this process fall on one backend: a traced run's device is claimed."""
+    global _STANDS_IN
+    _STANDS_IN = backend
+
+
 def choose(asked: Wish | None) -> Backend:
     """Return the backend that was asked for, or the first one found; refuse a broken one."""
+    if _STANDS_IN is not None:
+        return _STANDS_IN
     return _automatic() if asked is None else _asked(asked)
 
 

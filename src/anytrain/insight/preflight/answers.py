@@ -1,0 +1,295 @@
+"""What the claimed device answers where only data could: values, and shapes that follow them.
+
+A value is one, unless it is known; a shape that depends on values is the largest it can be. Each
+such question is told to the watcher: on a real device the host would wait there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from anytrain.insight.preflight.claimed import META, NOT_KNOWN, Device, flat, storage_of
+
+aten = torch.ops.aten
+READABLE = 2**24
+"""Elements up to which a tensor that is read becomes a real one."""
+_CPU = torch.device("cpu")
+
+_SPREAD_LIST = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
+# What may take tensors of two devices; everything else refuses them, as torch does.
+_MIXES = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Tensor, *_SPREAD_LIST}
+_KEEPS_VALUE = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.view.default,
+    aten.alias.default,
+    aten.lift_fresh.default,
+}
+_SETS_VALUE: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
+    aten.zeros.default: lambda args: 0.0,
+    aten.zero_.default: lambda args: 0.0,
+    aten.zeros_like.default: lambda args: 0.0,
+    aten.ones.default: lambda args: 1.0,
+    aten.ones_like.default: lambda args: 1.0,
+    aten.full.default: lambda args: args[1],
+    aten.full_like.default: lambda args: args[1],
+    aten.new_zeros.default: lambda args: 0.0,
+    aten.new_full.default: lambda args: args[2],
+    aten.fill_.Scalar: lambda args: args[1],
+}
+_SCALE_CHECK = aten._amp_foreach_non_finite_check_and_unscale_.default
+
+
+class Answers(TorchDispatchMode):
+    """Run every operation of the claimed device without data, and answer where data would."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch's
+        self.device = device
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunction():
+            given = flat(tuple(kwargs.values()), flat(args, []))
+            wanted = kwargs.get("device")
+            if not any(t.is_meta for t in given) and (wanted is None or wanted.type != "meta"):
+                return func(*args, **kwargs)
+            return self._run(func, args, kwargs, given)
+
+    def _run(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> Any:
+        device = self.device
+        where = self._where(func, given)
+        host_read, is_dynamic = "", False
+        answer = _ANSWERS.get(func)
+        if answer is not None and (found := answer(self, args, kwargs)) is not None:
+            out, host_read, is_dynamic = found
+        else:
+            out = self._shaped(func, args, kwargs, given)
+        if func is aten._to_copy.default and device.intent is not None:
+            where = device.intent
+        made = flat(out, [])
+        for tensor in made:
+            device.adopt(tensor, where)
+        self._note_values(func, args, made)
+        if device.device in (where, *(device.claim(t) for t in given)):
+            device.watcher.ran(func, args, kwargs, given, made, host_read, is_dynamic)
+        return out
+
+    def _where(self, func: Any, given: list[torch.Tensor]) -> torch.device:
+        """Return where the result is; refuse tensors that no device could compute together."""
+        target = self.device.device
+        found = [(t, self.device.claim(t)) for t in given]
+        on_target = any(claim == target for _, claim in found)
+        if on_target and func not in _MIXES:
+            for tensor, claim in found:
+                if claim.type == "cpu" != target.type and tensor.dim() > 0:
+                    raise RuntimeError(
+                        "Expected all tensors to be on the same device, but found at least two "
+                        f"devices, {target} and cpu! (in {func.name()})"
+                    )
+        if on_target or not found:
+            intent = self.device.intent
+            return target if on_target or intent is None else intent
+        held = [claim for tensor, claim in found if tensor.is_meta]
+        return held[0] if held else self.device.intent or target
+
+    def _shaped(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> Any:
+        """Return results of the right shapes."""
+        if any(not t.is_meta and t.dim() > 0 for t in given):
+            args = _map(args, self.device.standing_in)
+            kwargs = {key: _map(value, self.device.standing_in) for key, value in kwargs.items()}
+        if kwargs.get("generator") is not None:
+            kwargs = {**kwargs, "generator": None}
+        try:
+            return func(*args, **kwargs)
+        except NotImplementedError:
+            found = func.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+            return self._computed(func, args, kwargs)
+
+    def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Compute on the CPU for real where torch knows no other way to the shapes."""
+
+        def real(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.ones(tensor.size(), dtype=tensor.dtype) if tensor.is_meta else tensor
+
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": _CPU}
+        out = func(*_map(args, real), **{key: _map(value, real) for key, value in kwargs.items()})
+        return _map(out, self.device.standing_in)
+
+    def _note_values(self, func: Any, args: tuple[Any, ...], made: list[torch.Tensor]) -> None:
+        """Keep what is known of single values: a check for infinities finds none."""
+        if func is _SCALE_CHECK:
+            self._set_value(args[1], 0.0)
+            return
+        value: Any = NOT_KNOWN
+        if func in _SETS_VALUE:
+            value = _SETS_VALUE[func](args)
+        elif func in _KEEPS_VALUE and isinstance(args[0], torch.Tensor):
+            known = storage_of(args[0])
+            value = NOT_KNOWN if known is None else known.value
+        for tensor in made:
+            self._set_value(tensor, value)
+
+    def _set_value(self, tensor: torch.Tensor, value: Any) -> None:
+        known = storage_of(tensor) if tensor.is_meta else None
+        if known is not None and known.num_bytes <= 16:
+            known.value = value
+
+    # -- answers ------------------------------------------------------------------------------
+
+    def value(self, tensor: torch.Tensor) -> Any:
+        """Return the value of a tensor of one element: what is known of it, else one."""
+        known = storage_of(tensor)
+        value = 1.0 if known is None or known.value is NOT_KNOWN else known.value
+        if tensor.dtype is torch.bool:
+            return bool(value)
+        return value if tensor.dtype.is_floating_point else int(value)
+
+    def readable(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return a real CPU tensor in the place of a claimed one; of a huge one another claim."""
+        dtype = dtype or tensor.dtype
+        if tensor.numel() > READABLE:
+            found = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=META)
+            self.device.adopt(found, _CPU)
+            return found
+        if tensor.numel() == 1:
+            return torch.full(tensor.size(), self.value(tensor), dtype=dtype)
+        return torch.ones(tensor.size(), dtype=dtype)
+
+
+Answer = tuple[Any, str, bool]
+
+
+def _item(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+    return mode.value(args[0]), "item", False
+
+
+def _equal(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+    return True, "equal", False
+
+
+def _to_copy(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+    wanted, source = kwargs.get("device"), args[0]
+    if wanted is None or wanted.type != "cpu" or not source.is_meta:
+        return None
+    read = "to cpu" if mode.device.claim(source) == mode.device.device else ""
+    return mode.readable(source, kwargs.get("dtype")), read, False
+
+
+def _copy(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+    to, source = args[:2]
+    if to.is_meta or not source.is_meta:
+        return None
+    return to.fill_(mode.value(source) if source.numel() == 1 else 1), "to cpu", False
+
+
+def _rows(num_rows: int, *rest: int, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty((num_rows, *rest), dtype=dtype, device=like.device)
+
+
+def _nonzero(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+    given = args[0]
+    found = _rows(given.numel(), given.dim(), like=given, dtype=torch.int64)
+    return found, "nonzero", True
+
+
+def _masked_select(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+    given, mask = args
+    shape = torch.broadcast_shapes(given.shape, mask.shape)
+    return _rows(math.prod(shape), like=given, dtype=given.dtype), "boolean mask", True
+
+
+def _index(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+    """Index by masks: as many rows as they have elements."""
+    given, indices = args[:2]
+    if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return None
+    places: list[Any] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            places.append(None if index is None else mode.device.standing_in(index))
+            continue
+        row = torch.empty(index.numel(), dtype=torch.int64, device=META)
+        places += [row] * index.dim()
+    return aten.index.Tensor(given, places), "boolean mask", True
+
+
+def _index_put(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+    """Write by masks: of one value no host needs to know how many places there are."""
+    given, indices, values = args[:3]
+    if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
+        return None
+    return given, "" if values.numel() == 1 else "boolean mask", values.numel() != 1
+
+
+def _index_put_new(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+    found = _index_put(mode, args, kwargs)
+    return None if found is None else (torch.empty_like(args[0]), *found[1:])
+
+
+def _unique(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+    given = args[0]
+    values = _rows(given.numel(), like=given, dtype=given.dtype)
+    inverse = torch.empty(given.shape, dtype=torch.int64, device=given.device)
+    counts = _rows(given.numel(), like=given, dtype=torch.int64)
+    return (values, inverse, counts), "unique", True
+
+
+def _unique_dim(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+    given, dim = args[:2]
+    rows = given.size(dim)
+    inverse = _rows(rows, like=given, dtype=torch.int64)
+    return (torch.empty_like(given), inverse, torch.empty_like(inverse)), "unique", True
+
+
+def _repeated(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+    if kwargs.get("output_size") is not None:
+        return None
+    return _rows(args[0].numel(), like=args[0], dtype=torch.int64), "repeat_interleave", True
+
+
+def _bincount(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+    least = int(args[2]) if len(args) > 2 else int(kwargs.get("minlength", 0))
+    return _rows(max(least, 1), like=args[0], dtype=torch.int64), "bincount", True
+
+
+_ANSWERS: dict[Any, Callable[[Answers, tuple[Any, ...], dict[str, Any]], Answer | None]] = {
+    aten._local_scalar_dense.default: _item,
+    aten.equal.default: _equal,
+    aten._to_copy.default: _to_copy,
+    aten.copy_.default: _copy,
+    aten.nonzero.default: _nonzero,
+    aten.masked_select.default: _masked_select,
+    aten.index.Tensor: _index,
+    aten.index_put_.default: _index_put,
+    aten.index_put.default: _index_put_new,
+    aten._index_put_impl_.default: _index_put,
+    aten._unique2.default: _unique,
+    aten.unique_consecutive.default: _unique,
+    aten.unique_dim.default: _unique_dim,
+    aten.repeat_interleave.Tensor: _repeated,
+    aten.bincount.default: _bincount,
+}
+
+
+def _map(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(_map(item, change) for item in tree)
+    return tree

@@ -1,0 +1,118 @@
+"""Find out where an operation comes from: the module that ran it, and the user's source line.
+
+Forward: the module by hooks, the line by the first frame outside of torch and of this library.
+Backward: autograd numbers its nodes, and the table that forward has filled knows the number.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch import nn
+
+import anytrain
+from anytrain.insight.preflight.findings import Place
+
+_INSIDE = tuple(f"{Path(package.__file__ or '').parent}/" for package in (torch, anytrain))
+_FROZEN = ("<frozen", "<string>", "<__array_function__")
+_STDLIB = f"{Path(linecache.__file__).parent}/"
+_next_number: Any = vars(torch.autograd)["_get_sequence_nr"]
+_ENGINE = "_engine_run_backward"
+Spot = tuple[str, CodeType | None, int]
+"""A module's path, a frame's code, and the line: what a place is made of later."""
+NOWHERE: Spot = ("", None, 0)
+
+
+class Places:
+    """Where the run is just now."""
+
+    def __init__(self) -> None:
+        self._names: dict[int, str] = {}
+        self._open: list[str] = []
+        self._by_number: dict[int, Spot] = {}
+        self._is_inside: dict[CodeType, bool] = {}
+
+    def know(self, model: nn.Module) -> None:
+        """Learn a model's module paths; a part of a model that is known keeps its path."""
+        for name, module in model.named_modules():
+            self._names.setdefault(id(module), name)
+
+    def name(self, module: nn.Module) -> str:
+        """Return a module's path; empty where nobody knows it."""
+        return self._names.get(id(module), "")
+
+    def enter(self, module: nn.Module) -> None:
+        """A module's forward begins."""
+        name = self._names.get(id(module))
+        self._open.append(self._open[-1] if name is None and self._open else name or "")
+
+    def leave(self) -> None:
+        """A module's forward is over."""
+        if self._open:
+            self._open.pop()
+
+    @property
+    def depth(self) -> int:
+        """How many modules are inside one another just now."""
+        return len(self._open)
+
+    @property
+    def module(self) -> str:
+        """The innermost module's path."""
+        return self._open[-1] if self._open else ""
+
+    def forget(self) -> None:
+        """Drop what a step's forward has left: its nodes are gone."""
+        self._by_number.clear()
+
+    def here(self, node: Any) -> Spot:
+        """Return where the operation that runs now comes from; `node` is autograd's, if any."""
+        if node is None:
+            code, line = self._frame(sys._getframe(1), is_backward=False)
+            spot = (self.module, code, line)
+            # The node of an operation is made just before the operation runs.
+            number = _next_number() - 1
+            self._by_number.setdefault(number, spot)
+            return spot
+        code, line = self._frame(sys._getframe(1), is_backward=True)
+        if code is not None:  # Python runs inside backward: a function of its own, or forward again
+            spot = (self.module, code, line)
+            self._by_number.setdefault(_next_number() - 1, spot)
+            return spot
+        return self._by_number.get(node._sequence_nr(), NOWHERE)
+
+    def _frame(self, frame: FrameType | None, *, is_backward: bool) -> tuple[CodeType | None, int]:
+        """Return the first frame's code and line that are not torch's, ours or Python's own."""
+        known = self._is_inside
+        while frame is not None:
+            code = frame.f_code
+            inside = known.get(code)
+            if inside is None:
+                inside = known[code] = is_inside(code.co_filename)
+            if not inside:
+                return code, frame.f_lineno
+            if is_backward and code.co_name == _ENGINE:
+                return None, 0
+            frame = frame.f_back
+        return None, 0
+
+    @staticmethod
+    def place(spot: Spot) -> Place:
+        """Return a spot in words."""
+        module, code, line = spot
+        if code is None:
+            return Place(module=module)
+        text = linecache.getline(code.co_filename, line).strip()
+        return Place(module, code.co_filename, line, code.co_name, text)
+
+
+def is_inside(name: str) -> bool:
+    """Whether a source file is torch's, this library's or Python's own."""
+    if name.startswith((*_INSIDE, *_FROZEN)):
+        return True
+    return name.startswith(_STDLIB) and "site-packages" not in name

@@ -1,0 +1,192 @@
+"""Run a user's script on a claimed device, until it has shown everything.
+
+The script runs from its first line as if the device were there. Loops over prepared loaders end
+after the second update, evaluations after one batch, and a script that goes on to save its
+weights is left there: nothing of the real run is touched.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils.data import DataLoader
+
+from anytrain.engine.prepared.loader import PreparedLoader
+from anytrain.insight.preflight import weights
+from anytrain.insight.preflight.claimed import Device
+from anytrain.insight.preflight.claims import claimed
+from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.places import is_inside
+from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave, Recorder
+from anytrain.insight.preflight.standin import device_of, stand_in
+from anytrain.insight.preflight.targets import Target
+from anytrain.insight.preflight.traced import Trace
+from anytrain.insight.preflight.watching import Watch, watch
+from anytrain.insight.preflight.workers import handover_trouble
+from anytrain.machine.backends import probe
+
+MAX_BATCHES = 64
+"""Batches without an update after which a loop is not a training."""
+
+
+def trace_script(target: Target, command: Sequence[str]) -> Trace:
+    """Run a script, or a module after "-m", with its arguments; return what was seen."""
+    return trace_here(target, lambda: _run(list(command)))
+
+
+def trace_here(target: Target, work: Callable[[], Any]) -> Trace:
+    """Do some work on the claimed device, in this process, which is spoilt by it."""
+    device = Device(device_of(target.kind))
+    recorder = Recorder(device, target.kind)
+    device.watcher = recorder
+    failure, place = "", None
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        own = Watch(recorder, folder)
+        watch(own)
+        probe.stand_in(stand_in(target, recorder.placing))
+        stack.enter_context(claimed(device, target.num_devices, target.memory_bytes))
+        stack.enter_context(recorder.listening())
+        stack.enter_context(_bounded(own))
+        stack.enter_context(weights.unread())
+        try:
+            work()
+        except Leave:
+            pass
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                failure = f"the script ended itself with {end.code!r}"
+        except BaseException as error:  # noqa: BLE001  whatever ends a script is what it shows
+            failure, place = _words(error), _place(error)
+        recorder.finish()
+        if not failure and not recorder.updates:
+            failure = "the script ended without a training step"
+        return recorder.trace(own.job, failure, place)
+
+
+def _run(command: list[str]) -> None:
+    module = command[0] == "-m"
+    name, *rest = command[1:] if module else command
+    if module:
+        sys.argv = [name, *rest]
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        return
+    sys.argv = [name, *rest]
+    sys.path.insert(0, str(Path(name).resolve().parent))
+    runpy.run_path(name, run_name="__main__")
+
+
+# -- where a run is cut short -------------------------------------------------------------------
+
+
+@contextmanager
+def _bounded(own: Watch) -> Iterator[None]:
+    """End the block's loops early, load its data in this process, and leave where it would save."""
+    with ExitStack() as stack:
+        for holder, name, changed in (
+            (PreparedLoader, "walk_from", _short_walk(own)),
+            (DataLoader, "__init__", _own_process(own)),
+            (torch, "save", _leaving(own, torch.save)),
+        ):
+            stack.enter_context(mock.patch.object(holder, name, changed))
+        try:
+            import safetensors.torch as files
+        except ImportError:
+            pass
+        else:
+            stack.enter_context(
+                mock.patch.object(files, "save_file", _leaving(own, files.save_file))
+            )
+        yield
+
+
+def _short_walk(own: Watch) -> Callable[..., Iterator[Any]]:
+    """Return a walk that hands out no more batches than are needed."""
+    walk_from = PreparedLoader.walk_from
+    recorder = own.recorder
+    trained: set[int] = set()
+
+    def walk(loader: PreparedLoader, skip: int | None = None) -> Iterator[Any]:
+        if recorder.updates >= NUM_UPDATES and id(loader) in trained:
+            own.leave()  # its second epoch: evaluation, if there is one, came before
+        own.tell(**loader_facts(loader.given))
+        before = recorder.updates
+        for number, batch in enumerate(walk_from(loader, skip), 1):
+            yield batch
+            if recorder.updates > before:
+                trained.add(id(loader))
+            if recorder.updates >= NUM_UPDATES:
+                recorder.end_steps()
+                return
+            if recorder.phase == "evaluate" or number >= MAX_BATCHES:
+                return
+
+    return walk
+
+
+def loader_facts(loader: Any) -> dict[str, Any]:
+    """Return what a loader says of the job."""
+    size = getattr(loader, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    facts = {"batch_size": int(size or 0)}
+    return {**facts, **vars(loader).get("_asked_workers", {})}
+
+
+def _own_process(own: Watch) -> Callable[..., None]:
+    """Return a loader's constructor that starts no workers and pins nothing."""
+    construct = DataLoader.__init__
+
+    def init(self: DataLoader[Any], dataset: Any, *args: Any, **kwargs: Any) -> None:
+        number = int(kwargs.get("num_workers") or 0)
+        collate = kwargs.get("collate_fn")
+        trouble = handover_trouble(dataset, collate) if number else ""
+        for name in ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers"):
+            kwargs.pop(name, None)
+        kwargs.pop("multiprocessing_context", None)
+        construct(self, dataset, *args, **kwargs)
+        self.__dict__["_asked_workers"] = {"loader_workers": number, "worker_trouble": trouble}
+
+    return init
+
+
+def _leaving(own: Watch, save: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what saves before the training, and leaves after it."""
+
+    def saved(*args: Any, **kwargs: Any) -> Any:
+        if own.recorder.updates:
+            own.leave()
+        return save(*args, **kwargs)
+
+    return saved
+
+
+# -- how it failed ------------------------------------------------------------------------------
+
+
+def _words(error: BaseException) -> str:
+    lines = traceback.format_exception_only(type(error), error)
+    return "".join(lines).strip()
+
+
+def _place(error: BaseException) -> Place | None:
+    """Return the innermost line of the error that is neither torch's nor ours."""
+    found: Place | None = None
+    step: TracebackType | None = error.__traceback__
+    while step is not None:
+        code = step.tb_frame.f_code
+        if not is_inside(code.co_filename):
+            lines = traceback.extract_tb(step, limit=1)
+            text = (lines[0].line or "") if lines else ""
+            found = Place("", code.co_filename, step.tb_lineno, code.co_name, text)
+        step = step.tb_next
+    return found

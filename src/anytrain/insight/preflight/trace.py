@@ -1,0 +1,99 @@
+"""Trace one run for one target, in a process of its own.
+
+A device that is not there can end a process without an exception. What a dead child leaves is an
+explained failure in the trace, as an error of the script is.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from anytrain.insight.preflight.child import REQUEST, RESULT, leave
+from anytrain.insight.preflight.targets import Target
+from anytrain.insight.preflight.traced import Held, Job, Trace
+
+# transformers loads by threads, which have no claimed device; dynamo would compile the watching.
+_VARIABLES = {
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+    "ANYTRAIN_STEP": "eager",
+}
+_LAST_LINES = 12
+
+
+def trace_run(target: Target, command: Sequence[str], timeout_s: float | None = None) -> Trace:
+    """Run a script (or "-m" and a module) with its arguments on the target; return its trace."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / REQUEST).write_bytes(pickle.dumps((target, tuple(command))))
+        log = Path(folder) / "output.txt"
+        with log.open("wb") as out:
+            try:
+                code = subprocess.run(
+                    [sys.executable, "-m", "anytrain.insight.preflight.child", folder],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=_environment(),
+                    timeout=timeout_s,
+                    check=False,
+                ).returncode
+            except subprocess.TimeoutExpired:
+                return _failed(f"the script was not through after {timeout_s:.0f} s", log)
+        return _result(folder, code, log)
+
+
+def trace_call(target: Target, work: Callable[[], Any]) -> Trace:
+    """Do some work of this process on the target, in a copy of the process; return its trace."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "output.txt"
+        child = os.fork()
+        if child == 0:
+            _be_copy(folder, log, target, work)
+        _, status = os.waitpid(child, 0)
+        return _result(folder, os.waitstatus_to_exitcode(status), log)
+
+
+def _be_copy(folder: str, log: Path, target: Target, work: Callable[[], Any]) -> None:
+    """Do the work in a fork, and never return from it."""
+    try:
+        with log.open("wb") as out:
+            os.dup2(out.fileno(), 1)
+            os.dup2(out.fileno(), 2)
+        import torch
+
+        from anytrain.insight.preflight.script import trace_here
+
+        torch.set_num_threads(1)  # the pool's threads are not in the copy
+        leave(folder, lambda: trace_here(target, work))
+    finally:
+        os._exit(1)
+
+
+def _environment() -> dict[str, str]:
+    return {**os.environ, **_VARIABLES}  # noqa: TID251  a child gets what this process has
+
+
+def _result(folder: str, code: int, log: Path) -> Trace:
+    path = Path(folder) / RESULT
+    if path.exists():
+        trace: Trace = pickle.loads(path.read_bytes())
+        return trace
+    if code < 0:
+        return _failed(f"the process that traced was ended by {signal.Signals(-code).name}", log)
+    return _failed(f"the process that traced ended with {code}", log)
+
+
+def _failed(what: str, log: Path) -> Trace:
+    lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
+    said = f"; its last words were:\n{chr(10).join(lines)}" if lines else ""
+    return Trace(Job(), (), Held(0, {}, {}, ()), 0.0, failure=what + said)

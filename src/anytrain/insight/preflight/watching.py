@@ -1,0 +1,60 @@
+"""The run that is being watched in this process, if one is.
+
+The doors look here: a Trainer that is watched trains two steps and evaluates one, and writes
+nothing where the real run would write.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from anytrain.insight.preflight.traced import Job
+
+if TYPE_CHECKING:
+    from anytrain.insight.preflight.recorder import Recorder
+
+
+@dataclass(slots=True)
+class Watch:
+    """What watches a run, and what the run has said of itself."""
+
+    recorder: Recorder
+    folder: str
+    """Where the run may write: it is removed afterwards."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """Fields of the job."""
+    has_begun: bool = False
+
+    def begin(self) -> bool:
+        """Whether nobody has taken the run over so far; from here on somebody has."""
+        is_first, self.has_begun = not self.has_begun, True
+        return is_first
+
+    def tell(self, **facts: Any) -> None:
+        """Take down what the run says of itself; what was said first stays."""
+        self.facts = {**facts, **self.facts}
+
+    def leave(self) -> None:
+        """Everything was seen: leave the user's script."""
+        self.recorder.end_steps()
+        self.recorder.leave()
+
+    @property
+    def job(self) -> Job:
+        """What is known of the job."""
+        return replace(Job(), **self.facts)
+
+
+_current: Watch | None = None
+
+
+def watching() -> Watch | None:
+    """Return what watches this process; None in a real run."""
+    return _current
+
+
+def watch(found: Watch | None) -> None:
+    """Let the doors know that this process is watched."""
+    global _current
+    _current = found
