@@ -54,7 +54,7 @@ def test_without_a_limit_the_host_decides(tmp_path):
 def test_a_launch_that_cannot_start_is_refused_with_the_numbers():
     with pytest.raises(NothingFits, match="8 processes") as caught:
         check(Need(8, 2 * GIB, copies=8), Room(3 * GIB, "the host has"))
-    assert "2.0 GiB once: 4.3 GiB; the host has 3.0 GiB free" in caught.value.why
+    assert "2.0 GiB: 3.1 GiB; the host has 3.0 GiB free" in caught.value.why
 
 
 def test_a_launch_whose_training_may_not_fit_is_told_so():

@@ -12,8 +12,10 @@ import psutil
 
 from anytrain.core.errors import DiskFull, NothingFits, Notice
 
+LEAST_BYTES = 140 * 2**20
+"""What a fresh process holds for itself once it has imported torch: 144 MiB were measured."""
 BASE_BYTES = 300 * 2**20
-"""What a fresh process with torch and transformers holds for itself: 290 MiB were measured."""
+"""The same with transformers and anytrain: 290 MiB were measured."""
 _MARGIN_BYTES = 256 * 2**20
 _SHARED = "/dev/shm"
 _GIB = 2**30
@@ -44,12 +46,12 @@ class Need:
     @property
     def least_bytes(self) -> int:
         """What it takes to start: the processes, and the tensors once."""
-        return self.num_processes * BASE_BYTES + self.tensor_bytes
+        return self.num_processes * LEAST_BYTES + self.tensor_bytes
 
     @property
     def bytes(self) -> int:
         """What training will take: the copies too."""
-        return self.least_bytes + self.copies * self.tensor_bytes
+        return self.num_processes * BASE_BYTES + (1 + self.copies) * self.tensor_bytes
 
 
 def free(root: Path = Path("/")) -> Room:
@@ -68,25 +70,24 @@ def free(root: Path = Path("/")) -> Room:
 
 def check(need: Need, room: Room) -> None:
     """Refuse a launch that cannot even start; say so when training will be tight."""
-    told = (
-        f"{need.num_processes} processes need about {BASE_BYTES / _GIB:.1f} GiB each before they "
-        f"train, and the tensors handed over {need.tensor_bytes / _GIB:.1f} GiB once"
-    )
+    tensors = f"the tensors handed over {need.tensor_bytes / _GIB:.1f} GiB"
     left = f"{room.because} {room.free_bytes / _GIB:.1f} GiB free"
     if need.least_bytes > room.free_bytes:
         raise NothingFits(
             f"Cannot start {need.num_processes} processes in this host's memory.",
-            why=f"{told}: {need.least_bytes / _GIB:.1f} GiB; {left}.",
+            why=f"with torch they hold {LEAST_BYTES / _GIB:.2f} GiB each, and {tensors}: "
+            f"{need.least_bytes / _GIB:.1f} GiB; {left}.",
             fix="start fewer processes, or free memory: delete what the notebook holds and "
             "does not need.",
         )
     if need.bytes > room.free_bytes:
+        again = f", and {need.copies} times more as each trains its own copy" if need.copies else ""
         warnings.warn(
-            f"Host memory may run out: {told}, and {need.copies} times more when each process "
-            f"trains its own copy: {need.bytes / _GIB:.1f} GiB in all; {left}. "
-            "Fewer processes need less.",
+            f"Host memory may run out: {need.num_processes} processes hold about "
+            f"{BASE_BYTES / _GIB:.1f} GiB each and {tensors} once{again}: "
+            f"{need.bytes / _GIB:.1f} GiB in all; {left}. Fewer processes need less.",
             Notice,
-            stacklevel=4,
+            stacklevel=6,
         )
 
 
