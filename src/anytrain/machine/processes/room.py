@@ -87,7 +87,7 @@ def check(need: Need, room: Room) -> None:
             f"{BASE_BYTES / _GIB:.1f} GiB each and {tensors} once{again}: "
             f"{need.bytes / _GIB:.1f} GiB in all; {left}. Fewer processes need less.",
             Notice,
-            stacklevel=6,
+            stacklevel=7,
         )
 
 
