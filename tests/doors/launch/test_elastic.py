@@ -112,6 +112,8 @@ def test_a_stopped_rank_is_named_and_does_not_hold_the_launcher_up(train, tmp_pa
     assert len(ran.stderr.splitlines()) <= 12
     assert "gave no sign of life for" in ran.stderr
     assert "it is stopped (SIGSTOP, or Ctrl-Z); it was at step 3 (training)" in ran.stderr
+    assert "Its Python stack:\n" in ran.stderr
+    assert f"    {train} line " in ran.stderr
 
 
 def test_the_scripts_own_error_is_shown_once_and_then_explained(train, tmp_path):

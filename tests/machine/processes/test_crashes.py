@@ -89,8 +89,11 @@ def test_a_bus_error_blames_shared_memory_only_where_that_was_full():
     assert "shm" not in other.fix
 
 
-def test_a_loading_worker_that_was_killed_is_explained_by_the_counter_alone():
-    text = "RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed."
+@pytest.mark.parametrize(
+    "words", ["(pid 7) is killed by signal: Killed.", "(pid(s) 7) exited unexpectedly"]
+)
+def test_a_loading_worker_that_was_killed_is_explained_by_the_counter_alone(words):
+    text = f"RuntimeError: DataLoader worker {words}"
     own = ending(code=1, note=note("error", text))
     blamed = crashes.explain([own], 2, CALM, KILLED).why
     assert "A loading worker ran out of host memory" in blamed
@@ -105,7 +108,10 @@ def test_a_loading_workers_bus_error_is_told_with_the_room_of_shared_memory():
 
 
 def test_shared_memory_that_was_refused_is_told_with_its_size():
-    text = "RuntimeError: unable to allocate shared memory(shm) for file </t>: No space left on"
+    text = (
+        "RuntimeError: Caught RuntimeError in DataLoader worker process 0.\nRuntimeError: "
+        "unable to allocate shared memory(shm) for file </t>: No space left on device (28)"
+    )
     small = Evidence(shared=Space(64 * 2**20, 64 * 2**20))
     own = ending(code=1, note=note("error", text), evidence=small)
     error = crashes.explain([own], 2, CALM, CALM)

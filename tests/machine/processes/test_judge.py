@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from anytrain.machine.processes.judge import Frozen, Heard, Judge, Lagging, describe_lag
@@ -143,3 +145,12 @@ def test_ranks_that_move_are_not_called_slow():
 )
 def test_the_sentence_says_who_is_where(beats, sentence):
     assert describe_lag(beats, 60.0) == sentence
+
+
+def test_the_rank_that_the_others_wait_for_is_shown_with_its_stack():
+    listener = Listener()
+    late = replace(beat(1, step=4), stack="    train.py line 3, in f")
+    own = beat(0, waiting=True)
+    told = [listener.judge.tick(1.0, {1: Heard(n, late)}, own, True) for n in range(2, 30)]
+    [verdict] = [each for each in told if each is not None]
+    assert verdict.stack == " Rank 1's Python stack:\n    train.py line 3, in f"

@@ -141,7 +141,7 @@ class _Verdict:
         if device := device_memory.explain(text):
             lines = device.splitlines()
             return "\n    ".join(lines[:-1]), f"{lines[-1][0].lower()}{lines[-1][1:]}; then "
-        if "DataLoader worker" in text:
+        if "DataLoader worker (pid" in text:
             return self._worker_died(text)
         if text.startswith("MemoryError") or any(words in text for words in _REFUSED):
             return self._refused(), "ask for less at once, or raise the limit; then "
@@ -158,7 +158,8 @@ class _Verdict:
         if "Bus error" in text:
             # Workers hand their batches over in shared memory, and give it back when they die.
             return self._bus_error()[0], _MORE_SHARED
-        if "Killed" in text and self._new_kills:
+        # Which of the two words torch finds depends on who notices first.
+        if self._new_kills and ("Killed" in text or "exited unexpectedly" in text):
             return f"A loading worker {self._out_of_memory()}", self._less_memory()
         return None
 
