@@ -49,6 +49,7 @@ from anytrain.engine.recording import trackers
 from anytrain.engine.recording.profile import profile
 from anytrain.engine.step.eager import EagerStep
 from anytrain.engine.tree import is_all_tensors, map_tensors
+from anytrain.insight.preflight.watching import session_facts, watching
 
 
 class Accelerator(Tracking, Saving, UnlikeAccelerate):
@@ -188,6 +189,8 @@ class Accelerator(Tracking, Saving, UnlikeAccelerate):
 
     def prepare(self, *args: Any, device_placement: list[bool | None] | None = None) -> Any:
         """Return models, optimizers, loaders and schedulers ready for this run, in their order."""
+        if (watch := watching()) is not None:
+            watch.tell(**session_facts(self._run.session))
         return self._run.prepare(args, device_placement)
 
     def prepare_model(
@@ -400,10 +403,12 @@ class Accelerator(Tracking, Saving, UnlikeAccelerate):
             data = collect.gather_objects(input_data, world)
         else:
             data = collect.gather(input_data, world, check=self.debug)
-        if world.size == 1 or not cursor.at_end or cursor.remainder <= 0:
-            return data
-        kept = cursor.remainder
-        return data[:kept] if as_objects else map_tensors(lambda t: t[:kept], data)
+        if world.size > 1 and cursor.at_end and cursor.remainder > 0:
+            kept = cursor.remainder
+            data = data[:kept] if as_objects else map_tensors(lambda t: t[:kept], data)
+        if cursor.end_step is not None:
+            cursor.end_step()  # what is gathered is read next: all of it, in one graph
+        return data
 
     def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
         """Return the sum or mean of every tensor over the ranks."""

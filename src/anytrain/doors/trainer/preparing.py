@@ -13,11 +13,13 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import BadInput, BadType, Notice
+from anytrain.doors.trainer import rehearsing
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine import objective, rng
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.prepared import model as models
 from anytrain.engine.step.activations import Activations
+from anytrain.insight.preflight.watching import watching
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
@@ -40,7 +42,8 @@ def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
             fix="import TrainingArguments from where Trainer is imported from; it takes the same "
             "names.",
         )
-    return args
+    watch = watching()
+    return args if watch is None else rehearsing.arguments(args, watch)
 
 
 def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:

@@ -23,7 +23,7 @@ from anytrain.doors.callbacks import (
     ProgressCallback,
     TrainerState,
 )
-from anytrain.doors.trainer import length, preparing, timing
+from anytrain.doors.trainer import length, preparing, rehearsing, timing
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.best import CheckpointMetricMissing
 from anytrain.doors.trainer.data import check_eval_sets, default_collator
@@ -51,6 +51,7 @@ from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.recording.meter import Meter, Reading
 from anytrain.engine.step.activations import Activations
+from anytrain.insight.preflight.watching import watching
 
 
 class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransformers):
@@ -171,6 +172,8 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
         to output_dir/earlier-1 (with overwrite_output_dir: removed). A second train() of the same
         Trainer leaves its own where they are, and replaces those of the same step.
         """
+        if (watch := watching()) is not None and watch.begin():
+            rehearsing.rehearse(self, watch)
         self._memory.start()
         self._hp_search_setup(trial)
         self._follow_arguments()
@@ -277,6 +280,8 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
             self._evaluate(self._trial, self._ignored_in_eval, skip_scheduler=True)
         step, ledger = self._remembering(self._step), self._session.ledger
         cut = self._session.end_step
+        if cut is not None and first:
+            cut()  # what was restored is an input now: the next step is the run's usual graph
         fit(TrainerJob(self), self._feed, step, self._meter, self._progress, ledger, cut)
         self._end_saving()
         reading = self._meter.read(self._session.world)

@@ -58,3 +58,12 @@ def watch(found: Watch | None) -> None:
     """Let the doors know that this process is watched."""
     global _current
     _current = found
+
+
+def session_facts(session: Any) -> dict[str, Any]:
+    """Return what a session says of the job."""
+    return {
+        "precision": session.plan.precision.value,
+        "accumulation": session.cursor.accumulation.num_steps,
+        "scales_gradients": session.precision.scale is not None,
+    }
