@@ -146,7 +146,7 @@ def test_a_kill_for_want_of_memory_is_told_with_the_kernels_count(die, limited, 
     assert "was killed by SIGKILL before the first step." in ran.stderr
     assert re.search("it ran out of host memory: .*900 MiB", ran.stderr)
     assert "this control group's count of out-of-memory kills rose from 0 to 1" in ran.stderr
-    assert "the ranks were seen with up to (0: " in ran.stderr
+    assert "the largest process of each rank was seen with up to (0: " in ran.stderr
     assert "make the model once outside and pass it in" in ran.stderr
     assert "in hurt" in ran.stderr
     assert ran.returncode == (137 if way == "launch" else 1)

@@ -48,11 +48,14 @@ def test_a_kill_counted_by_the_whole_machine_is_only_likely_to_be_this_one():
 def test_every_ranks_memory_is_told_and_one_model_advised_where_several_had_some():
     each = Evidence(peak_bytes=2**31, peers=((0, 2**30), (1, 2**31)))
     several = crashes.explain([ending(evidence=each)], 2, CALM, KILLED)
-    assert "the ranks were seen with up to (0: 1.0 GiB, 1: 2.0 GiB)" in several.why
+    assert (
+        "the largest process of each rank was seen with up to (0: 1.0 GiB, 1: 2.0 GiB)"
+        in several.why
+    )
     assert "make the model once outside and pass it in" in several.fix
     alone = Evidence(peak_bytes=2**31, peers=((0, 2**31),))
     lone = crashes.explain([ending(rank=0, evidence=alone)], 1, CALM, KILLED)
-    assert "it was seen with up to 2.0 GiB" in lone.why
+    assert "its largest process was seen with up to 2.0 GiB" in lone.why
     assert "outside" not in lone.fix
 
 
@@ -66,8 +69,16 @@ def test_a_kill_beside_full_memory_that_nobody_counted_is_told_as_that():
 @pytest.mark.parametrize(
     ("peak", "after", "words"),
     [
-        (2**30, "CALM", "Memory was not short: it was seen with up to 1.0 of 4.0 GiB"),
-        (4 * 2**30, "CALM", "Memory was short: it was seen with up to 4.0 of 4.0 GiB"),
+        (
+            2**30,
+            "CALM",
+            "Memory was not short: its largest process was seen with up to 1.0 of 4.0 GiB",
+        ),
+        (
+            4 * 2**30,
+            "CALM",
+            "Memory was short: its largest process was seen with up to 4.0 of 4.0 GiB",
+        ),
         (2**30, "KILLED", "While the job ran, this control group's count"),
     ],
 )

@@ -232,16 +232,17 @@ class _Verdict:
         peers = self.end.evidence.peers
         if len(peers) > 1:
             shown = ", ".join(f"{rank}: {_size(peak)}" for rank, peak in peers[:16])
-            return f"the ranks were seen with up to ({shown})"
+            return f"the largest process of each rank was seen with up to ({shown})"
         peak = self.end.evidence.peak_bytes
-        return "" if peak is None else f"it was seen with up to {_size(peak)}"
+        return "" if peak is None else f"its largest process was seen with up to {_size(peak)}"
 
     def _had(self, link: str) -> str:
         if self.end.evidence.peak_bytes is None:
             return ""
         home = "" if self._limit is not None else " that this machine has"
         total = self._limit or evidence.machine_bytes()
-        return f"{link}it was seen with up to {_of(self.end.evidence.peak_bytes, total)}{home}"
+        seen = _of(self.end.evidence.peak_bytes, total)
+        return f"{link}its largest process was seen with up to {seen}{home}"
 
     def _refused(self) -> str:
         limit = self.end.evidence.address_limit_bytes

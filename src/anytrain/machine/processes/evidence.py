@@ -61,7 +61,7 @@ class Evidence:
     seen: Seen | None = None
     """Where the main thread was when it was last looked at."""
     peak_bytes: int | None = None
-    """The most memory that it had in use."""
+    """The most memory that it, or a process that it started, was seen to have in use."""
     peers: tuple[tuple[int, int], ...] = ()
     """The same of every rank of this host that is known, with its rank."""
     address_limit_bytes: int | None = None
@@ -103,8 +103,9 @@ def look(pid: int) -> None:
 def reaped(pid: int, usage: resource.struct_rusage) -> None:
     """Take down what the kernel says of a process that has ended.
 
-    Its peak counts from before the program was loaded, when the process was a copy of this one:
-    it is the child's own only where it is more than this process ever had.
+    Its peak is that of the largest of the process and its own children, and counts from before
+    the program was loaded, when it was a copy of this process: so it is the child's only where
+    it is more than this process ever had.
     """
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if usage.ru_maxrss > own:
