@@ -23,7 +23,13 @@ from typing import Any, Protocol
 from anytrain.core.clock import Ledger
 from anytrain.core.events import EventKind, Request
 from anytrain.engine.data.feed import Feed
-from anytrain.engine.metrics import Collected, LossMean, gather_rows, own_rows
+from anytrain.engine.metrics import (
+    Collected,
+    LossMean,
+    gather_rows,
+    num_own_rows,
+    own_rows,
+)
 from anytrain.engine.recording.meter import Meter
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.update import StepOutput
@@ -228,15 +234,12 @@ def evaluate(job: Evaluation) -> Predictions:
     keep, world = job.keep, job.world
     for batch in job.loader:
         is_last = bool(getattr(job.loader, "end_of_dataloader", False))
-        own = batch
         rows = num_rows(batch)
         if is_last and rows is not None:
-            batch, own, rows = _own(batch, rows, job)
+            batch, rows = _own(batch, rows, job)
         loss = logits = labels = inputs = None
         if rows != 0:
-            loss, logits, labels, inputs = _predicted(job, batch, own, rows)
-        if loss is not None:
-            keep.loss.add(loss, rows or 1)
+            loss, logits, labels, inputs = _predicted(job, batch, rows)
         losses = (
             loss.detach().mean().repeat(rows or 1) if keep.losses and loss is not None else None
         )
@@ -256,19 +259,25 @@ def evaluate(job: Evaluation) -> Predictions:
     return keep
 
 
-def _predicted(job: Evaluation, batch: Any, own: Any, rows: int | None) -> tuple[Any, ...]:
+def _predicted(job: Evaluation, batch: Any, rows: int | None) -> tuple[Any, ...]:
     """Return what comes of a batch's own rows: its loss, logits, labels and kept inputs.
 
     A batch that has more rows is predicted as it is, and what comes of them cut off. Where
     something comes out that has no row for each of the batch's, the own ones are predicted alone.
     """
     loss, logits, labels, inputs = job.predict(batch)
-    if own is not batch and rows is not None:
-        whole, found = num_rows(batch) or rows, (logits, labels, inputs)
-        if all(_has_rows(leaf, whole) for leaf in leaves(found)):
-            logits, labels, inputs = take_rows(found, slice(0, rows), whole)
-        else:
-            loss, logits, labels, inputs = job.predict(own)
+    whole, found = num_rows(batch) or rows or 1, (logits, labels, inputs)
+    has_more = rows is not None and rows < whole
+    if has_more and not all(_has_rows(leaf, whole) for leaf in leaves(found)):
+        has_more = False
+        loss, logits, labels, inputs = job.predict(take_rows(batch, slice(0, rows), whole))
+    if loss is not None:
+        job.keep.loss.add(loss, rows or 1)
+    if job.end_step is not None and (has_more or job.reduce or job.keep.losses):
+        # Before anything that may differ from batch to batch: all of them share one graph so far.
+        job.end_step()
+    if has_more:
+        logits, labels, inputs = take_rows((logits, labels, inputs), slice(0, rows), whole)
     if logits is not None and job.reduce is not None:
         logits = job.reduce(logits, labels)
     return loss, logits, labels, inputs
@@ -278,14 +287,17 @@ def _has_rows(leaf: Any, rows: int) -> bool:
     return leaf is None or (getattr(leaf, "ndim", 0) > 0 and len(leaf) == rows)
 
 
-def _own(batch: Any, rows: int, job: Evaluation) -> tuple[Any, Any, int]:
-    """Return the last batch as it is predicted, with its own rows alone, and how many these are.
+def _own(batch: Any, rows: int, job: Evaluation) -> tuple[Any, int]:
+    """Return the last batch as it is predicted, and how many of its rows are its own.
 
-    Repeats are cut off, or masked where the loader's batches keep to a few shapes.
+    Repeats are cut off, or masked where the loader's batches keep to a few shapes. What a
+    collator has added it has masked; alone in its world, a rank has no other.
     """
-    remainder = int(getattr(job.loader, "num_unrepeated", -1))
-    cut, num_own = own_rows(batch, remainder, job.world.rank, rows)
+    world, remainder = job.world, int(getattr(job.loader, "num_unrepeated", -1))
     shaper: Any = getattr(job.loader, "collate_fn", None)
-    if num_own < rows and hasattr(shaper, "hide") and shaper.can_hide(batch):
-        return shaper.hide(batch, num_own), cut, num_own
-    return cut, cut, num_own
+    if hasattr(shaper, "hide") and shaper.can_hide(batch):
+        held, num_own = num_own_rows(batch, remainder, world.rank, rows)
+        if world.size > 1 and num_own < held:
+            batch = shaper.hide(batch, num_own)
+        return batch, num_own
+    return own_rows(batch, remainder, world.rank, rows)

@@ -18,7 +18,7 @@ from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run, unscale
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.feed import Feed
-from anytrain.engine.metrics import own_rows
+from anytrain.engine.metrics import num_own_rows, own_rows
 from anytrain.engine.optim import fused
 from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
@@ -83,7 +83,7 @@ def build_step(
         "schedulers": tuple(s for s in run.schedulers if not follows_metric(s)),
         "judge": Judge(run, optimizer),
         "tell": tell,
-        "latch": Latch() if options.holds_bad else None,
+        "latch": _latch(session) if options.holds_bad else None,
     }
     fit = None if options.activations is None else _fit(run, options.activations)
     if not options.splits and (fit is None or session.world.size == 1):
@@ -104,6 +104,11 @@ def build_step(
         spare=fit.more if fit is not None else _nothing_spared,
         cuts=options.splits,
     )
+
+
+def _latch(session: Session) -> Latch:
+    """Return an open latch; on a device that traces it is there from the first step's graph on."""
+    return Latch(torch.zeros((), device=session.device)) if session.end_step else Latch()
 
 
 def _whole_step(run: Run, parts: dict[str, Any], options: StepOptions) -> Update:
@@ -324,16 +329,20 @@ def build_feed(
     the same step as the others. Where a loader's batches keep to a few shapes, such samples are
     masked and not cut off.
     """
-    rank = run.session.world.rank
+    world = run.session.world
     shaper = loader.collate_fn if hasattr(getattr(loader, "collate_fn", None), "hide") else None
 
     def own(batch: Any, remainder: int) -> tuple[Any, bool]:
         rows = num_rows(batch)
         if rows is None:
             return batch, True
-        cut, num_own = own_rows(batch, remainder, rank, rows)
         if shaper is not None and shaper.can_hide(batch):
+            if world.size == 1:  # a collator has masked what it added, and there is nothing else
+                return batch, True
+            _, num_own = num_own_rows(batch, remainder, world.rank, rows)
             cut = shaper.hide(batch, num_own)
+        else:
+            cut, num_own = own_rows(batch, remainder, world.rank, rows)
         return (cut, True) if num_own else (batch, False)
 
     return Feed(loader, num_micro, count, own)

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from anytrain.engine.metrics.collected import Collected as Collected
 from anytrain.engine.metrics.loss import LossMean as LossMean
-from anytrain.engine.metrics.rows import gather_rows as gather_rows, own_rows as own_rows
+from anytrain.engine.metrics.rows import (
+    gather_rows as gather_rows,
+    num_own_rows as num_own_rows,
+    own_rows as own_rows,
+)
 from anytrain.engine.metrics.scores import (
     F1 as F1,
     Accuracy as Accuracy,

@@ -23,12 +23,17 @@ def own_rows(batch: Any, remainder: int, rank: int, rows_per_rank: int) -> tuple
     >>> own_rows([10, 11, 12, 13], remainder=6, rank=1, rows_per_rank=4)
     ([10, 11], 2)
     """
+    held, kept = num_own_rows(batch, remainder, rank, rows_per_rank)
+    return (batch if kept == held else take_rows(batch, slice(0, kept), held)), kept
+
+
+def num_own_rows(batch: Any, remainder: int, rank: int, rows_per_rank: int) -> tuple[int, int]:
+    """Return how many rows a batch of the last round has, and how many of them are no repeats."""
     found = batch_size(batch)
     held = rows_per_rank if found is None else found
     if remainder <= 0:
-        return batch, held
-    kept = min(max(remainder - rank * rows_per_rank, 0), rows_per_rank, held)
-    return (batch if kept == held else take_rows(batch, slice(0, kept), held)), kept
+        return held, held
+    return held, min(max(remainder - rank * rows_per_rank, 0), rows_per_rank, held)
 
 
 @dataclass(frozen=True, slots=True)

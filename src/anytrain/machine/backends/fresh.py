@@ -33,17 +33,24 @@ def restart(total: torch.Tensor) -> None:
         total.zero_()
 
 
-def add(total: torch.Tensor, value: torch.Tensor, times: int = 1) -> None:
+def add(total: torch.Tensor, value: torch.Tensor, times: int | None = None) -> None:
     """Add a value to a sum, or several of it, on the device."""
-    if total.dtype is torch.int64:
-        total.add_((value * _UNIT).to(torch.int64), alpha=times)
+    scaled = value * _UNIT if total.dtype is torch.int64 else value
+    if times is not None and total.device.type == "xla":
+        # As a number, one would be a constant of the graph and any other an input of it.
+        factor = torch.full((1,), times, dtype=total.dtype).to(total.device)
+        total.add_(scaled.to(total.dtype) * factor)
     else:
-        total.add_(value.to(total.dtype), alpha=times)
+        total.add_(scaled.to(total.dtype), alpha=1 if times is None else times)
 
 
 def put(total: torch.Tensor, value: torch.Tensor) -> None:
     """Let a sum go on from a value."""
-    total.copy_(value.double() * _UNIT if total.dtype is torch.int64 else value)
+    if total.device.type == "xla":
+        amount = value.double() * (_UNIT if total.dtype is torch.int64 else 1)
+        total.data = amount.to(total.dtype).reshape(1).to(total.device)
+    else:
+        total.copy_(value)
 
 
 def readable(value: torch.Tensor) -> torch.Tensor:
