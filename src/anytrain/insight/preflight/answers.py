@@ -18,6 +18,7 @@ from anytrain.insight.preflight.claimed import META, NOT_KNOWN, Device, flat, st
 aten = torch.ops.aten
 READABLE = 2**24
 """Elements up to which a tensor that is read becomes a real one."""
+_COMPUTABLE = 2**24
 _CPU = torch.device("cpu")
 
 _SPREAD_LIST = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
@@ -112,6 +113,8 @@ class Answers(TorchDispatchMode):
             kwargs = {key: _map(value, self.device.standing_in) for key, value in kwargs.items()}
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
+        if func.name().startswith("aten::_fused_") and not func._schema.returns:
+            return None  # an optimizer's whole update, in place
         try:
             return func(*args, **kwargs)
         except NotImplementedError:
@@ -122,6 +125,8 @@ class Answers(TorchDispatchMode):
 
     def _computed(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Compute on the CPU for real where torch knows no other way to the shapes."""
+        if sum(t.numel() for t in flat(args, [])) > _COMPUTABLE:
+            raise NotImplementedError(f"torch cannot tell the shapes of {func.name()} without data")
 
         def real(tensor: torch.Tensor) -> torch.Tensor:
             return torch.ones(tensor.size(), dtype=tensor.dtype) if tensor.is_meta else tensor

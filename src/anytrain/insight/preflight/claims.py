@@ -19,6 +19,7 @@ import torch._meta_registrations  # torch's shapes of operations that C++ has no
 from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils import checkpoint
 
 from anytrain.insight.preflight import composites
 from anytrain.insight.preflight.answers import Answers
@@ -102,6 +103,8 @@ class Claims(TorchFunctionMode):
             return composites.attention_on_cuda(*args, **kwargs)  # autograd's key is off there
         if isinstance(func, FunctionType):
             return self._open(func, args, kwargs)
+        if "pin_memory" in kwargs:
+            kwargs = {**kwargs, "pin_memory": False}
         wanted = self.device.names(kwargs.get("device"))
         if wanted is None and func not in _NEW:
             return func(*args, **kwargs)
@@ -238,9 +241,11 @@ def _claim_parameter(device: Device) -> Callable[[nn.Module, str, Any], Any]:
     """Return the hook that takes the data from every parameter that a module is given."""
 
     def hook(module: nn.Module, name: str, parameter: Any) -> Any:
-        if parameter is None or type(parameter) is not nn.Parameter or parameter.is_meta:
+        if parameter is None or type(parameter) is not nn.Parameter:
             return None
         with torch._C.DisableTorchFunction():
+            if parameter.is_meta:  # claimed before: the very same one is a tied weight
+                return None
             before, device.intent = device.intent, _CPU
             data = parameter.detach().to(META)
             device.intent = before
@@ -250,34 +255,67 @@ def _claim_parameter(device: Device) -> Callable[[nn.Module, str, Any], Any]:
     return hook
 
 
-def _answers_of(kind: str, num_devices: int, memory_bytes: int | None) -> dict[str, Any]:
+def _answers_of(device: torch.device, num_devices: int, memory_bytes: int | None) -> dict[str, Any]:
     """Return what torch's own module of the device says to a script that asks."""
     facts = SimpleNamespace(
-        name=f"a claimed {kind} device",
+        name=f"a claimed {device.type} device",
         total_memory=memory_bytes or 0,
         major=9,
         minor=0,
         multi_processor_count=1,
     )
-    said: dict[str, Any] = {
+    return {
         "is_available": True,
         "device_count": num_devices,
         "current_device": 0,
+        "current_device_index": 0,
+        "current_accelerator": device,
         "is_bf16_supported": True,
         "get_device_name": facts.name,
         "get_device_capability": (9, 0),
         "get_device_properties": facts,
         "mem_get_info": (facts.total_memory, facts.total_memory),
         "recommended_max_memory": facts.total_memory,
+        "stream": Idle(),
+        "current_stream": Idle(),
         **dict.fromkeys(_COUNTS.split(), 0),
         **dict.fromkeys(_DONE.split(), None),
     }
-    return {name: _saying(answer) for name, answer in said.items()}
 
 
 def _saying(answer: Any) -> Callable[..., Any]:
     """Return a function of its own for each name: torch's compiler keeps a table of them."""
     return lambda *args, **kwargs: answer
+
+
+class Idle:
+    """A stream, or an event on one, of a device on which everything is done at once."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> Idle:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def query(self) -> bool:
+        """Whether everything is done."""
+        return True
+
+    def elapsed_time(self, *args: Any) -> float:
+        """Return no time at all."""
+        return 0.0
+
+    def record(self, *args: Any) -> None:
+        """Do nothing."""
+
+    synchronize = wait = wait_event = wait_stream = record
+
+    def record_event(self, *args: Any) -> Idle:
+        """Return an event that has happened."""
+        return Idle()
 
 
 @contextmanager
@@ -287,14 +325,23 @@ def claimed(
     """Let the block's torch have the device; nothing in it allocates a weight."""
     kind = device.device.type
     with ExitStack() as stack:
-        module = getattr(torch, kind, None)
-        for name, answer in _answers_of(kind, num_devices, memory_bytes).items():
-            if module is not None and hasattr(module, name) and kind != "cpu":
-                stack.enter_context(mock.patch.object(module, name, answer))
+        module = getattr(torch, kind, None) if kind != "cpu" else None
+        for name, answer in _answers_of(device.device, num_devices, memory_bytes).items():
+            for holder in (module, getattr(torch, "accelerator", None) if module else None):
+                if hasattr(holder, name):
+                    stack.enter_context(mock.patch.object(holder, name, _saying(answer)))
+        for holder in (torch, module):
+            for name in ("Event", "Stream"):
+                if module is not None and hasattr(holder, name):
+                    stack.enter_context(mock.patch.object(holder, name, Idle))
         if kind == "mps":
             for name in ("is_available", "is_built"):
                 stack.enter_context(mock.patch.object(torch.backends.mps, name, lambda: True))
         _see_groups(stack, device)
+        # Who saves a tensor for backward is asked from C++, where no device is claimed.
+        stack.enter_context(
+            mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, default=_looks)
+        )
         library = composites.install(kind)
         stack.callback(library._destroy)
         hook = module_hooks.register_module_parameter_registration_hook(_claim_parameter(device))
@@ -302,6 +349,11 @@ def claimed(
         answers = Answers(device)
         stack.enter_context(answers)
         yield stack.enter_context(Claims(device, answers))
+
+
+def _looks(tensor: Tensor) -> tuple[Any, ...]:
+    """Return how a tensor looks that is computed again in backward."""
+    return tensor.shape, tensor.dtype
 
 
 def _see_groups(stack: ExitStack, device: Device) -> None:

@@ -23,9 +23,11 @@ _FROZEN = ("<frozen", "<string>", "<__array_function__")
 _STDLIB = f"{Path(linecache.__file__).parent}/"
 _next_number: Any = vars(torch.autograd)["_get_sequence_nr"]
 _ENGINE = "_engine_run_backward"
-Spot = tuple[str, CodeType | None, int]
-"""A module's path, a frame's code, and the line: what a place is made of later."""
-NOWHERE: Spot = ("", None, 0)
+_OURS = f"{Path(anytrain.__file__).parent}/"
+_WATCHING = f"{Path(__file__).parent}/"
+Spot = tuple[str, CodeType | None, int, bool]
+"""A module's path, a frame's code, the line, and if we did it there: a place is made of it later."""
+NOWHERE: Spot = ("", None, 0, False)
 
 
 class Places:
@@ -35,7 +37,7 @@ class Places:
         self._names: dict[int, str] = {}
         self._open: list[str] = []
         self._by_number: dict[int, Spot] = {}
-        self._is_inside: dict[CodeType, bool] = {}
+        self._is_inside: dict[CodeType, str] = {}
 
     def know(self, model: nn.Module) -> None:
         """Learn a model's module paths; a part of a model that is known keeps its path."""
@@ -73,42 +75,46 @@ class Places:
     def here(self, node: Any) -> Spot:
         """Return where the operation that runs now comes from; `node` is autograd's, if any."""
         if node is None:
-            code, line = self._frame(sys._getframe(1), is_backward=False)
-            spot = (self.module, code, line)
+            spot = (self.module, *self._frame(sys._getframe(1), is_backward=False))
             # The node of an operation is made just before the operation runs.
             number = _next_number() - 1
             self._by_number.setdefault(number, spot)
             return spot
-        code, line = self._frame(sys._getframe(1), is_backward=True)
-        if code is not None:  # Python runs inside backward: a function of its own, or forward again
-            spot = (self.module, code, line)
+        spot = (self.module, *self._frame(sys._getframe(1), is_backward=True))
+        if spot[1] is not None:  # Python runs inside backward: its own function, or forward again
             self._by_number.setdefault(_next_number() - 1, spot)
             return spot
         return self._by_number.get(node._sequence_nr(), NOWHERE)
 
-    def _frame(self, frame: FrameType | None, *, is_backward: bool) -> tuple[CodeType | None, int]:
-        """Return the first frame's code and line that are not torch's, ours or Python's own."""
-        known = self._is_inside
+    def _frame(
+        self, frame: FrameType | None, *, is_backward: bool
+    ) -> tuple[CodeType | None, int, bool]:
+        """Return the first frame's code and line that are not torch's, ours or Python's own.
+
+        The third value tells whether one of ours is in between.
+        """
+        known, ours = self._is_inside, False
         while frame is not None:
             code = frame.f_code
             inside = known.get(code)
             if inside is None:
-                inside = known[code] = is_inside(code.co_filename)
+                inside = known[code] = _inside(code.co_filename)
             if not inside:
-                return code, frame.f_lineno
+                return code, frame.f_lineno, ours
             if is_backward and code.co_name == _ENGINE:
-                return None, 0
+                break
+            ours = ours or inside == "ours"
             frame = frame.f_back
-        return None, 0
+        return None, 0, False
 
     @staticmethod
     def place(spot: Spot) -> Place:
         """Return a spot in words."""
-        module, code, line = spot
+        module, code, line, ours = spot
         if code is None:
             return Place(module=module)
         text = linecache.getline(code.co_filename, line).strip()
-        return Place(module, code.co_filename, line, code.co_name, text)
+        return Place(module, code.co_filename, line, code.co_name, text, ours)
 
 
 def is_inside(name: str) -> bool:
@@ -116,3 +122,10 @@ def is_inside(name: str) -> bool:
     if name.startswith((*_INSIDE, *_FROZEN)):
         return True
     return name.startswith(_STDLIB) and "site-packages" not in name
+
+
+def _inside(name: str) -> str:
+    """Return whose a source file is: "ours", "torch" (or Python's own), or "" for a user's."""
+    if name.startswith(_OURS) and not name.startswith(_WATCHING):
+        return "ours"
+    return "torch" if is_inside(name) else ""

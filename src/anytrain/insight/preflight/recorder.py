@@ -89,10 +89,10 @@ class Recorder:
         if not self._counts:
             return
         spot = self.places.here(node)
-        if node is not None and self.places.depth and _DRAWS in func.tags:
-            self.draws[spot] = None
         inputs, outputs = self._facts(given), self._facts(made)
         settings = _settings(func, args, kwargs)
+        if node is not None and self.places.depth and _draws(func, settings):
+            self.draws[spot] = None
         key = (func, phase, spot, inputs, outputs, settings, host_read, is_dynamic)
         part = self._ops.get(phase, self._ops["step"])
         known = part.get(key)
@@ -298,6 +298,11 @@ def _settings(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple
     return tuple(
         (name, _plain(value)) for name, value in (*found, *kwargs.items()) if not _is_tensor(value)
     )
+
+
+def _draws(func: Any, settings: tuple[Any, ...]) -> bool:
+    """Whether an operation draws random numbers; attention does with dropout alone."""
+    return _DRAWS in func.tags and dict(settings).get("dropout_p", 1) != 0
 
 
 def _is_tensor(value: Any) -> bool:

@@ -66,6 +66,7 @@ def trace_here(target: Target, work: Callable[[], Any]) -> Trace:
             if end.code not in (None, 0):
                 failure = f"the script ended itself with {end.code!r}"
         except BaseException as error:  # noqa: BLE001  whatever ends a script is what it shows
+            traceback.print_exception(error)
             failure, place = _words(error), _place(error)
         recorder.finish()
         if not failure and not recorder.updates:
