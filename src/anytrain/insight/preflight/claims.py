@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import Any
 from unittest import mock
 
@@ -21,7 +21,7 @@ from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 
-from anytrain.insight.preflight import composites
+from anytrain.insight.preflight import composites, runtime
 from anytrain.insight.preflight.answers import Answers
 from anytrain.insight.preflight.autocast import Autocast
 from anytrain.insight.preflight.claimed import META, Device, flat
@@ -45,10 +45,6 @@ _NEW = {
     torch.randn_like,
 }
 _ATTENTION = nn.functional.scaled_dot_product_attention
-_COUNTS = """memory_allocated max_memory_allocated memory_reserved max_memory_reserved
-driver_allocated_memory current_allocated_memory"""
-_DONE = """synchronize empty_cache set_device ipc_collect manual_seed manual_seed_all
-reset_peak_memory_stats reset_max_memory_allocated"""
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 
@@ -255,69 +251,6 @@ def _claim_parameter(device: Device) -> Callable[[nn.Module, str, Any], Any]:
     return hook
 
 
-def _answers_of(device: torch.device, num_devices: int, memory_bytes: int | None) -> dict[str, Any]:
-    """Return what torch's own module of the device says to a script that asks."""
-    facts = SimpleNamespace(
-        name=f"a claimed {device.type} device",
-        total_memory=memory_bytes or 0,
-        major=9,
-        minor=0,
-        multi_processor_count=1,
-    )
-    return {
-        "is_available": True,
-        "device_count": num_devices,
-        "current_device": 0,
-        "current_device_index": 0,
-        "current_accelerator": device,
-        "is_bf16_supported": True,
-        "get_device_name": facts.name,
-        "get_device_capability": (9, 0),
-        "get_device_properties": facts,
-        "mem_get_info": (facts.total_memory, facts.total_memory),
-        "recommended_max_memory": facts.total_memory,
-        "stream": Idle(),
-        "current_stream": Idle(),
-        **dict.fromkeys(_COUNTS.split(), 0),
-        **dict.fromkeys(_DONE.split(), None),
-    }
-
-
-def _saying(answer: Any) -> Callable[..., Any]:
-    """Return a function of its own for each name: torch's compiler keeps a table of them."""
-    return lambda *args, **kwargs: answer
-
-
-class Idle:
-    """A stream, or an event on one, of a device on which everything is done at once."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def __enter__(self) -> Idle:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-    def query(self) -> bool:
-        """Whether everything is done."""
-        return True
-
-    def elapsed_time(self, *args: Any) -> float:
-        """Return no time at all."""
-        return 0.0
-
-    def record(self, *args: Any) -> None:
-        """Do nothing."""
-
-    synchronize = wait = wait_event = wait_stream = record
-
-    def record_event(self, *args: Any) -> Idle:
-        """Return an event that has happened."""
-        return Idle()
-
-
 @contextmanager
 def claimed(
     device: Device, num_devices: int = 1, memory_bytes: int | None = None
@@ -325,18 +258,7 @@ def claimed(
     """Let the block's torch have the device; nothing in it allocates a weight."""
     kind = device.device.type
     with ExitStack() as stack:
-        module = getattr(torch, kind, None) if kind != "cpu" else None
-        for name, answer in _answers_of(device.device, num_devices, memory_bytes).items():
-            for holder in (module, getattr(torch, "accelerator", None) if module else None):
-                if hasattr(holder, name):
-                    stack.enter_context(mock.patch.object(holder, name, _saying(answer)))
-        for holder in (torch, module):
-            for name in ("Event", "Stream"):
-                if module is not None and hasattr(holder, name):
-                    stack.enter_context(mock.patch.object(holder, name, Idle))
-        if kind == "mps":
-            for name in ("is_available", "is_built"):
-                stack.enter_context(mock.patch.object(torch.backends.mps, name, lambda: True))
+        stack.enter_context(runtime.answering(device.device, num_devices, memory_bytes))
         _see_groups(stack, device)
         # Who saves a tensor for backward is asked from C++, where no device is claimed.
         stack.enter_context(
