@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional
 from transformers import masking_utils
 
-from anytrain.engine.step.attention import Masks
+from anytrain.engine.step.attention import Masks, leave_unread
 from equivalence import twins
 
 
@@ -97,3 +97,16 @@ def test_positions_of_the_batch_are_not_taken_for_the_models_own(monkeypatch):
     with masks.recorded([ids(), positions]):
         found = model(input_ids=ids(), position_ids=positions).logits
     torch.testing.assert_close(found, expected)
+
+
+def test_values_of_masks_are_not_looked_at_on_a_device_that_traces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(masking_utils, "is_tracing", masking_utils.is_tracing)  # put back after
+    mask = torch.ones(1, 4, dtype=torch.bool)
+    assert not masking_utils.is_tracing(mask)
+    leave_unread("cpu")
+    leave_unread("cpu")
+    assert masking_utils.is_tracing(mask)
+    assert not masking_utils.is_tracing(None)
+    assert not masking_utils.is_tracing(mask.to("meta"))

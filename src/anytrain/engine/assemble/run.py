@@ -25,6 +25,7 @@ from anytrain.engine.prepared.loader import Placement, PreparedLoader
 from anytrain.engine.prepared.optimizer import PreparedOptimizer, follow, fuse, place_state
 from anytrain.engine.prepared.scheduler import PreparedScheduler
 from anytrain.engine.prepared.skipped import SkippedLoader
+from anytrain.engine.step.attention import leave_unread
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
 from anytrain.engine.step.undo import CutGuard, SelectGuard, select
 
@@ -111,6 +112,8 @@ class Run:
         placing = self.options.device_placement if place is None else place
         if placing and not models.holds_device_map(model):
             self._moved.update(models.move(model, session.device))
+        if session.end_step is not None:
+            leave_unread(session.device.type)
         models.restore_forward(model)  # an earlier run may have had another precision
         models.cast_forward(model, session.precision)
         prepared = model

@@ -63,6 +63,25 @@ class Masks:
             yield
 
 
+def leave_unread(device_type: str) -> None:
+    """Keep transformers from reading the values of masks on devices that trace; for the process.
+
+    To read one runs a graph and waits, in each forward pass; and a mask that hides nothing would
+    be left out, which is another graph.
+    """
+    module: Any = sys.modules.get(_MODULE)
+    own = getattr(module, "is_tracing", None)
+    if own is None or hasattr(own, "unread"):
+        return
+
+    def is_tracing(tensor: Any = None) -> Any:
+        device = getattr(tensor, "device", None)
+        return own(tensor) if device is None else device.type == device_type or own(tensor)
+
+    is_tracing.unread = device_type  # type: ignore[attr-defined]
+    module.is_tracing = is_tracing
+
+
 def _is_one_row(positions: torch.Tensor) -> bool:
     """Whether all rows are one: positions that the model counted up, not the batch's own."""
     return positions.dim() == 2 and len(positions) > 1 and positions.stride(0) == 0
