@@ -21,6 +21,8 @@ class Place:
     function: str = ""
     text: str = ""
     """The source line itself."""
+    is_ours: bool = False
+    """Whether this library ran it on behalf of that line: `trainer.train()` updates weights."""
 
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "an unknown line"

@@ -26,7 +26,7 @@ _ENGINE = "_engine_run_backward"
 _OURS = f"{Path(anytrain.__file__).parent}/"
 _WATCHING = f"{Path(__file__).parent}/"
 Spot = tuple[str, CodeType | None, int, bool]
-"""A module's path, a frame's code, the line, and if we did it there: a place is made of it later."""
+"""What a place is made of later: a module's path, a frame's code, the line, and if it was us."""
 NOWHERE: Spot = ("", None, 0, False)
 
 

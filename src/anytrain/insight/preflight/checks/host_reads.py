@@ -17,7 +17,10 @@ _IN_A_STEP = ("forward", "backward", "clip", "optimizer")
 _READS = {
     "item": "A single value is read (.item(), float(), or a tensor in an `if`)",
     "to cpu": "A tensor is copied to the host (.tolist(), .cpu(), .numpy())",
-    "nonzero": "The number of hits decides a shape (nonzero, a boolean mask, unique)",
+    "nonzero": "The number of hits decides a shape (nonzero)",
+    "boolean mask": "The number of hits decides a shape (a boolean mask)",
+    "unique": "The number of different values decides a shape (unique)",
+    "bincount": "The largest value decides a shape (bincount)",
     "equal": "Two tensors are compared as a whole (torch.equal)",
 }
 _WHY = {
@@ -32,9 +35,12 @@ _FIX = {
     "item": "Keep the value on the device (torch.where instead of `if`), or read it every so many "
     "steps, outside of the model.",
     "to cpu": "Keep it on the device until the step is over, or read it every so many steps.",
-    "nonzero": "Keep the shape: multiply by the mask, torch.where(mask, x, 0), or a loss with "
+    "unique": "Keep the shape: pass the number of classes instead (minlength=, num_classes=).",
+    "boolean mask": "Keep the shape: multiply by the mask, torch.where(mask, x, 0), or a loss with "
     "ignore_index and reduction='sum', divided by mask.sum().",
 }
+_FIX["nonzero"] = _FIX["boolean mask"]
+_FIX["bincount"] = _FIX["unique"]
 
 
 @dataclass(slots=True)
@@ -52,7 +58,7 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
         return
     met: dict[tuple[Place, bool], _Met] = {}
     for op in trace.ops:
-        if op.host_read and op.phase in (*_IN_A_STEP, "evaluate"):
+        if op.host_read and not op.place.is_ours and op.phase in (*_IN_A_STEP, "evaluate"):
             key = (_line(op.place), op.phase == "evaluate")
             line = met.setdefault(key, _Met(op))
             line.calls += op.calls
@@ -70,8 +76,7 @@ def _line(place: Place) -> Place:
 def _finding(line: _Met, target: Target, is_evaluation: bool) -> Finding:
     read = line.first.host_read
     severity: Severity = "note" if is_evaluation or target.kind == "mps" else "warning"
-    times = "once" if line.calls == 1 else f"{line.calls} times"
-    step = "an evaluation step" if is_evaluation else "a step"
+    step = "an evaluation step" if is_evaluation else "a training step"
     why = f"{_READS.get(read, read)}. {_WHY[target.kind]}"
     if line.changes_shape and target.kind in ("tpu", "xla"):
         why += " The result has another shape whenever the values are others, and each new shape "
@@ -79,7 +84,7 @@ def _finding(line: _Met, target: Target, is_evaluation: bool) -> Finding:
     return Finding(
         "host_reads",
         severity,
-        f"The host waits for the device {times} in {step}.",
+        f"The host waits for the device in {step}.",
         why=why,
         fix=_FIX.get(read, _FIX["to cpu"]),
         place=line.first.place,

@@ -1,0 +1,112 @@
+"""`anytrain preflight`: know before a run what will fail in it, on a machine you don't have."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+import typer
+
+from anytrain.core.errors import BadInput
+
+COMMAND = typer.Argument(help="Python file that trains (or -m MODULE), and its own options.")
+TARGET = typer.Option(
+    None,
+    "--target",
+    help="Where it will run: mps:16GB, cuda:24GB, cuda:h200, tpu:v5e:2x2, cpu; @2.14 behind it "
+    "for another torch. May be given several times. Without it: this machine's own device.",
+)
+JSON = typer.Option(None, "--json", help="Write everything as JSON to a file; - prints it.")
+HTML = typer.Option(None, "--html", help="Write one page that needs nothing else.")
+QUICK = typer.Option(False, "--quick", help="Leave out the search for the largest batch.")
+
+
+class Grave(StrEnum):
+    """What makes the command exit with 1."""
+
+    error = "error"
+    warning = "warning"
+
+
+FAIL_ON = typer.Option(None, "--fail-on", help="Exit with 1 where something so grave is found.")
+
+
+def preflight(  # noqa: PLR0913  a command has one parameter for each option
+    command: list[str] = COMMAND,
+    target: list[str] = TARGET,
+    json_file: str | None = JSON,
+    html_file: Path | None = HTML,
+    fail_on: Grave | None = FAIL_ON,
+    quick: bool = QUICK,
+) -> None:
+    """Trace one training step of your script on devices that are not here, and tell what awaits it.
+
+    The script runs from its first line with a device that is only claimed: no weight is
+    allocated, nothing is written. Operations that the device lacks, waits, shapes, memory, the
+    largest batch and the time of a step are told for each target.
+
+    Exits with 0, or with 1 where --fail-on says so.
+    """
+    words = list(command)
+    _check(words)
+    show(words, tuple(target or ()), json_file, html_file, fail_on=fail_on, quick=quick)
+
+
+# The first word that is no option is the script; everything after it belongs to the script.
+preflight.context_settings = {  # type: ignore[attr-defined]  # read by main
+    "allow_interspersed_args": False,
+    "ignore_unknown_options": True,
+}
+
+
+def show(
+    command: list[str],
+    words: tuple[str, ...],
+    json_file: str | None = None,
+    html_file: Path | None = None,
+    *,
+    fail_on: Grave | None = None,
+    quick: bool = False,
+) -> None:
+    """Make the preflight of a command and tell it; exit with 1 where it is too grave."""
+    from rich.console import Console
+
+    from anytrain.insight.preflight.printed import show as print_report
+    from anytrain.insight.preflight.report import keep
+    from anytrain.insight.preflight.run import preflight as make
+    from anytrain.insight.preflight.targets import parse_targets
+
+    aside = Console(stderr=True, highlight=False, markup=False)
+    report = make(
+        command,
+        parse_targets(words),
+        quick=quick,
+        say=lambda text: aside.print(f"anytrain: {text}", style="dim"),
+    )
+    keep(report)
+    if json_file == "-":
+        typer.echo(report.as_json())
+    else:
+        print_report(report, Console(highlight=False, markup=False))
+        if json_file is not None:
+            Path(json_file).write_text(report.as_json() + "\n", encoding="utf-8")
+    if html_file is not None:
+        html_file.write_text(report.as_html(), encoding="utf-8")
+        aside.print(f"anytrain: the page is {html_file}")
+    if fail_on is not None and report.fails_on(fail_on.value):
+        raise typer.Exit(1)
+
+
+def _check(command: list[str]) -> None:
+    if command[0] == "-m":
+        if len(command) > 1:
+            return
+    elif Path(command[0]).is_file():
+        return
+    raise BadInput(
+        f"There is no script {command[0]}.",
+        why=f"no such file, seen from {Path.cwd()}."
+        if command[0] != "-m"
+        else "-m needs the name of a module behind it.",
+        fix="pass the path of a Python file, or -m and a module, and its own options behind it.",
+    )

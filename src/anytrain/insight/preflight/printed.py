@@ -1,0 +1,194 @@
+"""A preflight's report for the terminal."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from anytrain.insight.preflight.findings import Finding, Place
+from anytrain.insight.preflight.report import Outlook, Report
+
+STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
+_WIDTH = 100
+_MODULES = 5
+
+
+def text(report: Report, width: int = _WIDTH) -> str:
+    """Return the report as plain text."""
+    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
+    show(report, console)
+    written: str = console.file.getvalue()  # type: ignore[attr-defined]  # our own StringIO
+    return written.rstrip()
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the report, target by target."""
+    for number, outlook in enumerate(report.outlooks):
+        if number:
+            console.print()
+        console.print(Group(*_outlook(outlook)))
+
+
+def _outlook(outlook: Outlook) -> Iterator[RenderableType]:
+    good = outlook.runs and outlook.has_room is not False
+    style = "bold green" if good else "bold red"
+    head = Text.assemble((outlook.target.name, "bold"), ": ", (outlook.verdict, style))
+    head.append(f"  (torch {outlook.target.torch_version})", "dim")
+    yield head
+    for finding in outlook.findings:
+        yield Padding(_finding(finding), (0, 0, 0, 2))
+    if not outlook.findings:
+        yield Padding(Text("Nothing to say about its operations."), (0, 0, 0, 2))
+    for part in (_memory(outlook), _largest(outlook), _time(outlook), _compiled(outlook)):
+        if part is not None:
+            yield Padding(part, (0, 0, 0, 2))
+    for note in outlook.notes:
+        yield Padding(Text(f"Not seen: {note}", "dim"), (0, 0, 0, 2))
+
+
+def _finding(finding: Finding) -> RenderableType:
+    head = Text.assemble((finding.severity, STYLES[finding.severity]), f"  {finding.what}")
+    if not finding.certain:
+        head.append("  (may be)", "dim")
+    if finding.per_step > 1:
+        head.append(f"  {finding.per_step} times a step", "dim")
+    lines: list[RenderableType] = [head]
+    if finding.place is not None and (finding.place.file or finding.place.module):
+        lines.append(_indented(Text(f"at {shorter(finding.place)}", "bold")))
+        if finding.place.text:
+            lines.append(_indented(Text(finding.place.text, "italic"), 6))
+    lines.append(_indented(Text(f"why: {finding.why}")))
+    lines.append(_indented(Text(f"fix: {finding.fix}")))
+    return Group(*lines)
+
+
+def _indented(part: RenderableType, by: int = 4) -> RenderableType:
+    return Padding(part, (0, 0, 0, by))
+
+
+def shorter(place: Place) -> str:
+    """Return a place with its file as seen from here, where it is below this folder."""
+    try:
+        file = str(Path(place.file).relative_to(Path.cwd()))
+    except ValueError:
+        file = place.file
+    return str(Place(place.module, file, place.line))
+
+
+def size(num_bytes: int) -> str:
+    """Return a size in words.
+
+    >>> size(3 * 2**29), size(5 * 2**20), size(0)
+    ('1.50 GiB', '5.0 MiB', '0.0 MiB')
+    """
+    if num_bytes >= 2**30:
+        return f"{num_bytes / 2**30:.2f} GiB"
+    return f"{num_bytes / 2**20:.1f} MiB"
+
+
+def _memory(outlook: Outlook) -> RenderableType | None:
+    found = outlook.memory
+    if found is None:
+        return None
+    table = Table("memory", "size", "how", "why", title=None)
+    table.columns[1].justify = "right"
+    for part in sorted(found.parts, key=lambda each: (each.how == "margin", -each.num_bytes)):
+        table.add_row(part.name, size(part.num_bytes), part.how, part.why)
+    rows: list[RenderableType] = [Text(f"Memory: {memory_line(outlook)}"), table]
+    modules = list(by_module(found.activations_by_module).items())
+    if modules:
+        listed = ", ".join(f"{name} {size(n)}" for name, n in modules[:_MODULES])
+        rows.append(Text(f"Activations: {listed}"))
+    return Group(*rows)
+
+
+def memory_line(outlook: Outlook) -> str:
+    """Return what the step needs and what it may use, in one line."""
+    found = outlook.memory
+    if found is None:
+        return ""
+    told = (
+        f"peak {size(found.peak_bytes)} with a batch of {found.batch_size}; "
+        f"{size(found.needed_bytes)} taken from the device"
+    )
+    if found.limit is None:
+        return f"{told}. Say how much it has ({outlook.target.kind}:16GB) to know if it fits."
+    thumb = ", a rule of thumb" if found.limit.is_rule_of_thumb else ""
+    usable = f"{size(found.limit.usable_bytes)} of {size(found.limit.whole_bytes)}"
+    return f"{told}, of {usable} usable ({found.limit.because}{thumb})."
+
+
+def by_module(activations: dict[str, int], depth: int = 3) -> dict[str, int]:
+    """Return activations added up by the first parts of the modules' paths, the largest first.
+
+    >>> by_module({"bert.encoder.layer.0.output": 2, "bert.encoder.layer.1": 3, "": 1})
+    {'bert.encoder.layer': 5, 'the model itself': 1}
+    """
+    found: dict[str, int] = {}
+    for name, num_bytes in activations.items():
+        short = ".".join(name.split(".")[:depth]) or "the model itself"
+        found[short] = found.get(short, 0) + num_bytes
+    return dict(sorted(found.items(), key=lambda each: -each[1]))
+
+
+def largest_rows(outlook: Outlook) -> list[tuple[str, str, str, str]]:
+    """Return a row for each setting: words, largest batch, how the batch is kept, memory."""
+    from anytrain.insight.preflight.run import in_words
+
+    rows = []
+    for fit in outlook.fits:
+        keeps = f"{fit.micro_batch} x {fit.accumulation}" if fit.micro_batch else "-"
+        largest = str(fit.largest) if fit.largest else "none fits"
+        words = in_words(fit.setting)
+        rows.append((words, largest, keeps, size(fit.forecast.needed_bytes)))
+    return rows
+
+
+def _largest(outlook: Outlook) -> RenderableType | None:
+    rows = largest_rows(outlook)
+    if not rows:
+        return None
+    effective = outlook.job.batch_size * outlook.job.accumulation
+    table = Table("setting", "largest batch", f"to keep {effective}", "memory then")
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def time_lines(outlook: Outlook) -> list[str]:
+    """Return the estimates of a step's time, each with what it assumes."""
+    lines = []
+    for found in (outlook.time, outlook.recorded_time):
+        if found is not None:
+            bound = ", the device waits for the host" if found.is_host_bound else ""
+            rate = f"{found.samples_per_s:.0f} samples/s{bound}"
+            lines.append(f"Step: about {seconds(found.step_s)} ({rate}). {found.assumption}")
+    return lines
+
+
+def seconds(value: float) -> str:
+    """Return a time in words.
+
+    >>> seconds(0.0123), seconds(2.5), seconds(0.00004)
+    ('12 ms', '2.5 s', '0.04 ms')
+    """
+    if value >= 1:
+        return f"{value:.1f} s"
+    return f"{value * 1e3:.2g} ms"
+
+
+def _time(outlook: Outlook) -> RenderableType | None:
+    lines = time_lines(outlook)
+    return Group(*map(Text, lines)) if lines else None
+
+
+def _compiled(outlook: Outlook) -> RenderableType | None:
+    found: Any = outlook.compiled
+    return None if found is None else Text(str(found))

@@ -1,0 +1,204 @@
+"""Trace a run for each target, ask the questions, and foretell memory and time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from anytrain.insight.preflight import checks, memory, rates, time
+from anytrain.insight.preflight.batches import Fit, Setting, largest_batch
+from anytrain.insight.preflight.findings import Finding
+from anytrain.insight.preflight.report import Outlook, Report
+from anytrain.insight.preflight.targets import Target
+from anytrain.insight.preflight.traced import Job, Trace
+
+if TYPE_CHECKING:
+    from anytrain.insight.preflight.rates import Rates
+
+Tracing = Callable[[Target, Setting | None], Trace]
+"""Traces the run for a target: as it is, or in another setting."""
+Say = Callable[[str], None]
+
+
+def preflight(
+    command: Sequence[str],
+    targets: Sequence[Target],
+    *,
+    quick: bool = False,
+    say: Say = lambda text: None,
+) -> Report:
+    """Return what awaits a script (or "-m" and a module) and its arguments on each target.
+
+    A quick one does not look for the largest batch, which takes more traces.
+    """
+    from anytrain.insight.preflight.trace import trace_run
+
+    def tracing(target: Target, setting: Setting | None) -> Trace:
+        return trace_run(target, command)
+
+    return preflight_of(tracing, targets, tuple(command), quick=quick, say=say)
+
+
+def preflight_of(
+    tracing: Tracing,
+    targets: Sequence[Target],
+    command: tuple[str, ...] = (),
+    *,
+    quick: bool = False,
+    say: Say = lambda text: None,
+) -> Report:
+    """Return what awaits a run that `tracing` traces."""
+    once = _Once(tracing)
+    found = []
+    for target in targets:
+        say(f"tracing the run on {target.name}")
+        outlook = _outlook(once, target, command, say)
+        if not quick:
+            outlook = replace(outlook, fits=_largest(once, target, outlook.job, say))
+        found.append(outlook)
+    return Report(command, tuple(found))
+
+
+class _Once:
+    """Trace each kind of device once in each setting: memory and torch's version change nothing."""
+
+    def __init__(self, tracing: Tracing) -> None:
+        self._tracing = tracing
+        self._known: dict[tuple[str, int, Setting | None], Trace] = {}
+
+    def __call__(self, target: Target, setting: Setting | None) -> Trace:
+        """Return the trace, a new one if need be."""
+        key = (target.kind, target.num_devices, setting)
+        if key not in self._known:
+            self._known[key] = self._tracing(target, setting)
+        return self._known[key]
+
+
+def _outlook(tracing: Tracing, target: Target, command: tuple[str, ...], say: Say) -> Outlook:
+    trace = tracing(target, None)
+    findings = [*_failed(trace), *checks.ask_all(trace, target)]
+    if not trace.ops:
+        return Outlook(target, trace.job, tuple(findings), notes=trace.notes)
+    forecast = memory.forecast(trace, target)
+    known = _rates(target)
+    compiled = _compiled(target, command, say)
+    return Outlook(
+        target=target,
+        job=trace.job,
+        findings=(*findings, *_too_large(forecast)),
+        memory=forecast,
+        time=None if known is None else time.estimate(trace, known),
+        recorded_time=_recorded(trace, target, known),
+        compiled=compiled,
+        timeline=trace.held.timeline,
+        notes=trace.notes,
+        trace_s=trace.trace_s,
+    )
+
+
+def _failed(trace: Trace) -> list[Finding]:
+    """Return the error that ended the trace, as a finding."""
+    if not trace.failure:
+        return []
+    first, _, rest = trace.failure.partition("\n")
+    return [
+        Finding(
+            "trace",
+            "error",
+            f"The run fails: {first}",
+            why=rest.strip() or "The script raised it in its first steps.",
+            fix="Let the script run for two steps on the CPU first; what fails there is no "
+            "matter of the device.",
+            place=trace.failure_place,
+        )
+    ]
+
+
+def _too_large(forecast: memory.Forecast) -> list[Finding]:
+    if forecast.fits is not False or forecast.limit is None:
+        return []
+    needed, usable = (f"{n / 2**30:.2f} GiB" for n in (forecast.needed_bytes,
+                                                        forecast.limit.usable_bytes))  # fmt: skip
+    return [
+        Finding(
+            "memory",
+            "error",
+            f"The step needs {needed} and may use {usable} of this device.",
+            why=f"A batch of {forecast.batch_size} was traced; usable is {forecast.limit.because}.",
+            fix="Take a smaller batch and accumulate, bf16, or activation checkpointing; "
+            "auto_find_batch_size=True splits a batch that does not fit and keeps what a step "
+            "learns from.",
+            certain=False,
+        )
+    ]
+
+
+def _largest(tracing: Tracing, target: Target, job: Job, say: Say) -> tuple[Fit, ...]:
+    """Return the largest batch as asked for, with bf16, and with activation checkpointing."""
+    if target.memory_bytes is None or not job.batch_size:
+        return ()
+    own = Setting(job.batch_size, job.precision, bool(job.checkpointed_modules))
+    wanted = [own]
+    if job.precision == "no":
+        wanted.append(Setting(job.batch_size, "bf16", own.is_checkpointed))
+    if not own.is_checkpointed:
+        wanted.append(Setting(job.batch_size, wanted[-1].precision, True))
+    found = []
+    for setting in wanted:
+        say(f"looking for the largest batch on {target.name}: {in_words(setting)}")
+        fit = _fit(tracing, target, job, setting)
+        if fit is not None:
+            found.append(fit)
+    return tuple(found)
+
+
+def _fit(tracing: Tracing, target: Target, job: Job, setting: Setting) -> Fit | None:
+    class Impossible(Exception):
+        """The run does not train in that setting."""
+
+    def trace_at(wanted: Setting) -> Trace:
+        seen = tracing(target, wanted)
+        if seen.failure or seen.job.batch_size != wanted.batch_size:
+            raise Impossible
+        return seen
+
+    try:
+        return largest_batch(trace_at, target, setting, accumulation=job.accumulation)
+    except Impossible:
+        return None
+
+
+def in_words(setting: Setting) -> str:
+    """Return a setting in a few words.
+
+    >>> in_words(Setting(8, "bf16", True))
+    'bf16, activation checkpointing'
+    """
+    precision = "float32" if setting.precision == "no" else setting.precision
+    return f"{precision}, activation checkpointing" if setting.is_checkpointed else precision
+
+
+def _rates(target: Target) -> Rates | None:
+    """Return how fast the target is: this machine's own device is measured."""
+    if not target.is_local:
+        return rates.rates_of(target)
+    from anytrain.core import environment
+    from anytrain.machine.backends import probe
+
+    backend = probe.choose(environment.read().wishes.device)
+    return rates.measured(backend, backend.device(0))
+
+
+def _recorded(trace: Trace, target: Target, known: Rates | None) -> time.Duration | None:
+    """Return the time of a recorded step, where nothing in it keeps CUDA from recording."""
+    steps = ("forward", "backward", "clip", "optimizer")
+    waits = any(op.host_read and not op.place.is_ours and op.phase in steps for op in trace.ops)
+    if target.kind != "cuda" or known is None or waits:
+        return None
+    return time.estimate(trace, known, is_recorded=True)
+
+
+def _compiled(target: Target, command: tuple[str, ...], say: Say) -> Any:
+    """Return what the TPU's own compiler says of the step; None for other targets."""
+    return None
