@@ -24,18 +24,14 @@ def answering(device: torch.device, num_devices: int, memory_bytes: int | None) 
         return
     module, common = getattr(torch, device.type, None), getattr(torch, "accelerator", None)
     said = _answers_of(device, num_devices, memory_bytes)
+    changes = [(h, n, _saying(answer)) for h in (module, common) for n, answer in said.items()]
+    changes += [(holder, name, Idle) for holder in (torch, module) for name in ("Event", "Stream")]
+    if device.type == "mps":
+        changes += [(torch.backends.mps, n, _saying(True)) for n in ("is_available", "is_built")]
     with ExitStack() as stack:
-        for holder in filter(None, (module, common)):
-            for name, answer in said.items():
-                if hasattr(holder, name):
-                    stack.enter_context(mock.patch.object(holder, name, _saying(answer)))
-        for holder in filter(None, (torch, module)):
-            for name in ("Event", "Stream"):
-                if hasattr(holder, name):
-                    stack.enter_context(mock.patch.object(holder, name, Idle))
-        if device.type == "mps":
-            for name in ("is_available", "is_built"):
-                stack.enter_context(mock.patch.object(torch.backends.mps, name, _saying(True)))
+        for holder, name, own in changes:
+            if hasattr(holder, name):
+                stack.enter_context(mock.patch.object(holder, name, own))
         yield
 
 
