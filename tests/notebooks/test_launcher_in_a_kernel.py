@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("jupyter_client")
 pytest.importorskip("ipykernel")
 
-from kernels import Kernel
+from jupyter_kernel import Kernel
 
 GLOBALS = """
 import os, time

@@ -1,6 +1,6 @@
 """A real Jupyter kernel to run cells in, and what they showed.
 
-Import it as `from kernels import Kernel`; tests/ is on the path.
+Import it as `from jupyter_kernel import Kernel`; tests/ is on the path.
 """
 
 from __future__ import annotations
