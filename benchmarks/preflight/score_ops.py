@@ -9,9 +9,10 @@ down each operation as preflight's tracer would. `checks.kernels` and `checks.dt
 of the traces as if the CPU had been an mps device, without the CPU fallback. An OpInfo is predicted
 to fail if any of its samples yields an error, or a warning that it may fail.
 
-What is scored: the OpInfos that know float32 and run on the CPU, less those that PyTorch's tests of
-mps skip (`SKIPLIST`, `EMPTY_OPS_SKIPLIST`): 664 with torch 2.13. A sample that itself brings float64
-(as a tensor, or by a dtype argument) is passed over: PyTorch's samples for mps bring none.
+What is scored: the OpInfos that know float32 and run on the CPU, less those that PyTorch's tests
+of mps skip (`SKIPLIST`, `EMPTY_OPS_SKIPLIST`): 664 with torch 2.13. Samples are asked for as for
+mps (some are others there: bfloat16 instead of float64), and put on the CPU; a sample that names
+the CPU as its device stays there in PyTorch's tests too, and is passed over.
 
 The yardstick is read from `torch/testing/_internal/common_mps.py`, by this program alone.
 
@@ -20,10 +21,10 @@ The yardstick is read from `torch/testing/_internal/common_mps.py`, by this prog
   other lists are about undefined results and old systems.
 - *Forward and backward*: the same, or it is named for float32 in `XFAILLIST_GRAD` or the second
   `ON_MPS_XFAILLIST`. These lists are not about kernels alone. Two kinds are told apart by what is
-  seen on the CPU, whatever was predicted: an OpInfo for which no gradient can be computed on the CPU
-  either (there is no derivative, on any device), and one that draws random numbers (CPU and GPU draw
-  others, and the comparison fails). Both are judged by their forward pass alone. The score with them
-  left in is printed too, as "every entry".
+  seen on the CPU, whatever was predicted: an OpInfo for which no gradient can be computed on the
+  CPU either (there is no derivative, on any device), and one that draws random numbers (CPU and
+  GPU draw others, and the comparison fails). Both are judged by their forward pass alone. The
+  score with them left in is printed too, as "every entry".
 
 For a held-out version the samples are the installed torch's, the tables and the lists the other's.
 """
@@ -44,13 +45,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from anytrain.insight.preflight.checks import dtypes, kernels
 from anytrain.insight.preflight.findings import Finding, Place
+from anytrain.insight.preflight.tables import kept_whole
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Held, Job, Op, Phase, TensorFacts, Trace
+
+NEWEST_MACOS = 26.0
+"""Some entries of the lists are for older systems alone."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +93,7 @@ class Recorder(TorchDispatchMode):
     def _op(self, func: Any, args: Any, kwargs: Any, result: Any) -> Op:
         schema = func._schema
         space, _, name = schema.name.partition("::")
-        name = name if space == "aten" else schema.name
+        name = kept_whole.name(name if space == "aten" else schema.name)
         named = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
         settings = {k: plain(v) for k, v in named.items() if next(tensors(v), None) is None}
         return Op(
@@ -135,9 +141,19 @@ def load_op_infos() -> list[Any]:
     return list(op_db)
 
 
-def is_wide(sample: Any) -> bool:
-    given = tree_iter((sample.input, sample.args, sample.kwargs))
-    return any(getattr(v, "dtype", v) in (torch.float64, torch.complex128) for v in given)
+class OnCpu(TorchFunctionMode):
+    """Put on the CPU what is meant for mps."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.device:  # what samples ask, to know whom they are for
+            return func(*args, **(kwargs or {}))
+        named = {k: put_on_cpu(v) for k, v in (kwargs or {}).items()}
+        return func(*map(put_on_cpu, args), **named)
+
+
+def put_on_cpu(value: Any) -> Any:
+    is_mps = isinstance(value, str | torch.device) and str(value).startswith("mps")
+    return torch.device("cpu") if is_mps else value
 
 
 def run_sample(info: Any, sample: Any, recorder: Recorder, backward: bool) -> bool:
@@ -162,8 +178,8 @@ def trace(info: Any) -> Traced:
     for recorder in (forward, both) if info.supports_autograd else (forward,):
         torch.manual_seed(0)
         backward = recorder is both
-        for sample in info.sample_inputs("cpu", torch.float32, requires_grad=backward):
-            if is_wide(sample):
+        for sample in info.sample_inputs("mps", torch.float32, requires_grad=backward):
+            if str(sample.kwargs.get("device")) == "cpu":
                 continue
             # The CPU's own failures are no word on mps: the OpInfo is left out if nothing runs.
             with contextlib.suppress(RuntimeError, AssertionError, NotImplementedError):
@@ -178,7 +194,10 @@ def trace_all(cache: Path | None) -> list[Traced]:
     if cache is not None and cache.is_file():
         return pickle.loads(cache.read_bytes())
     warnings.simplefilter("ignore")
-    traced = [trace(info) for info in load_op_infos() if torch.float32 in info.dtypes]
+    library = torch.library.Library("aten", "IMPL")
+    kept_whole.install(library, ("AutogradCPU", "CPU"))
+    with OnCpu():
+        traced = [trace(info) for info in load_op_infos() if torch.float32 in info.dtypes]
     if cache is not None:
         cache.write_bytes(pickle.dumps(traced))
     return traced
@@ -194,7 +213,8 @@ def read_lists(path: Path) -> dict[str, Any]:
             if isinstance(node, ast.Assign | ast.AnnAssign) and isinstance(node.value, ast.Dict):
                 target = node.targets[0] if isinstance(node, ast.Assign) else node.target
                 code = compile(ast.Expression(node.value), str(path), "eval")
-                found[f"{function.name}.{ast.unparse(target)}"] = eval(code, {"torch": torch})  # noqa: S307
+                known = {"torch": torch, "MACOS_VERSION": NEWEST_MACOS}
+                found[f"{function.name}.{ast.unparse(target)}"] = eval(code, known)
     return found
 
 

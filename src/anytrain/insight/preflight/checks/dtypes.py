@@ -13,8 +13,7 @@ from anytrain.insight.preflight.traced import Op, TensorFacts, Trace
 
 _WIDE = {"float64": "float32", "complex128": "complex64"}
 _COMPLEX = ("complex32", "complex64")
-# torch's own names for the tolerance of pinv and matrix_rank.
-_TOLERANT = ("linalg_pinv", "_linalg_svd", "_linalg_eigh")
+_DECOMPOSITIONS = ("linalg_pinv", "_linalg_svd", "linalg_svd", "_linalg_eigh")
 
 
 def check(trace: Trace, target: Target) -> Iterator[Finding]:
@@ -28,10 +27,10 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
 
 def _wide(trace: Trace, target: Target) -> Iterator[Finding]:
     seen: dict[Place, tuple[Op, str, int]] = {}
-    tolerant = {op.place for op in trace.ops if op.name.startswith(_TOLERANT)}
+    decomposed = _decomposed(trace)
     for op in trace.ops:
         dtype = next((t.dtype for t in op.outputs if _is_wide(t, target)), "")
-        if dtype and not (_is_tolerance(op) and op.place in tolerant):
+        if dtype and not op.place.is_ours and not _is_tolerance(op, decomposed.get(op.place, 0)):
             line = Place("", op.place.file, op.place.line) if op.place.file else op.place
             first, kind, calls = seen.get(line, (op, dtype, 0))
             seen[line] = (first, kind, calls + op.calls)
@@ -50,9 +49,19 @@ def _is_wide(facts: TensorFacts, target: Target) -> bool:
     return facts.dtype in _WIDE and facts.device == target.kind and 0 not in facts.shape
 
 
-def _is_tolerance(op: Op) -> bool:
-    # LinearAlgebra.cpp makes these scalars in float32 on mps, and in float64 elsewhere.
-    return all(t.shape == () for t in op.outputs) and not any(t.shape for t in op.inputs)
+def _decomposed(trace: Trace) -> dict[Place, int]:
+    """Return where float32 matrices are taken apart, and how many dimensions they have at most."""
+    found: dict[Place, int] = {}
+    for op in trace.ops:
+        if op.name.startswith(_DECOMPOSITIONS) and op.inputs[0].dtype not in _WIDE:
+            found[op.place] = max(found.get(op.place, 0), len(op.inputs[0].shape))
+    return found
+
+
+def _is_tolerance(op: Op, num_dims: int) -> bool:
+    # LinearAlgebra.cpp: what pinv and matrix_rank compare the singular values of a matrix with is
+    # float32 on mps, and float64 elsewhere. It has the values' dimensions, one less than a matrix.
+    return all(len(t.shape) < num_dims for t in op.outputs)
 
 
 def _refused(op: Op, dtype: str, calls: int) -> Finding:

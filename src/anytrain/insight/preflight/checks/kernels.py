@@ -68,20 +68,12 @@ def _line(place: Place) -> Place:
 
 def _hidden(op: Op, table: kernels.KernelTable) -> str:
     """Return the operation that decides, where one is computed with another inside of C++."""
-    settings = dict(op.settings)
-    if op.name.startswith("linalg_pinv."):
-        # It takes a matrix apart by eigenvalues if told that it is symmetric, else by linalg_svd.
-        return "_linalg_eigh" if settings.get("hermitian") else _svd(True, table)
-    if op.name.partition(".")[0] == "_linalg_svd":
-        return _svd(bool(settings.get("compute_uv", True)), table)
-    return op.name
-
-
-def _svd(with_vectors: bool, table: kernels.KernelTable) -> str:
-    # linalg_svd is above _linalg_svd, and asks for vectors; svdvals, cond and matrix_rank go to
-    # _linalg_svd without it, and don't. Where torch sends linalg_svd to the CPU, only they fail.
-    sent = with_vectors and "linalg_svd" in table.cpu_fallback
-    return "linalg_svd" if sent else "_linalg_svd"
+    if not op.name.startswith("linalg_pinv."):
+        return op.name
+    # It takes a matrix apart by its eigenvalues if told that it is symmetric, else by linalg_svd.
+    if dict(op.settings).get("hermitian"):
+        return "_linalg_eigh"
+    return "linalg_svd" if "linalg_svd" in table.cpu_fallback else "_linalg_svd"
 
 
 def _status(name: str, table: kernels.KernelTable) -> kernels.Status:
