@@ -74,7 +74,7 @@ def build(name: str) -> tuple[Any, Callable[[int], dict[str, Any]]]:
 
     family, _, size = name.partition("-")
     if family == "bert":
-        sizes = {"tiny": (2, 128, 2), "base": (12, 768, 12), "large": (24, 1024, 16)}
+        sizes = {"tiny": (4, 128, 2), "base": (12, 768, 12), "large": (24, 1024, 16)}
         layers, width, heads = sizes[size]
         config = hf.BertConfig(
             num_hidden_layers=layers,
@@ -88,7 +88,7 @@ def build(name: str) -> tuple[Any, Callable[[int], dict[str, Any]]]:
             "labels": n % 2,
         }
     if family == "gpt2":
-        sizes = {"tiny": (2, 128, 2), "small": (12, 768, 12), "medium": (24, 1024, 16)}
+        sizes = {"tiny": (4, 128, 2), "small": (12, 768, 12), "medium": (24, 1024, 16)}
         layers, width, heads = sizes[size]
         length = 128 if size == "tiny" else 512
         config = hf.GPT2Config(n_layer=layers, n_embd=width, n_head=heads)
@@ -100,7 +100,7 @@ def build(name: str) -> tuple[Any, Callable[[int], dict[str, Any]]]:
     side = 64 if size == "tiny" else 224
     sample = {"pixel_values": torch.linspace(-1, 1, 3 * side * side).reshape(3, side, side)}
     if family == "vit":
-        plain = {"tiny": (2, 96, 2), "b": (12, 768, 12)}[size]
+        plain = {"tiny": (4, 96, 2), "b": (12, 768, 12)}[size]
         config = hf.ViTConfig(
             num_hidden_layers=plain[0],
             hidden_size=plain[1],
@@ -233,13 +233,12 @@ def traced(case: Case, target: Any) -> Any:
     return trace
 
 
-def foretold(case: Case, target: Any, *, is_recorded: bool) -> dict[str, Any]:
-    """Return a case's forecast, as plain values."""
+def foretold(trace: Any, target: Any, *, is_recorded: bool) -> dict[str, Any]:
+    """Return the forecast of a trace, as plain values."""
     from anytrain.insight.preflight.memory import forecast
     from anytrain.insight.preflight.rates import rates_of
     from anytrain.insight.preflight.time import estimate
 
-    trace = traced(case, target)
     told, rates = forecast(trace, target, is_recorded=is_recorded), rates_of(target)
     return {
         "peak": told.peak_bytes,
@@ -274,10 +273,11 @@ def score_peaks(args: argparse.Namespace) -> list[dict[str, Any]]:
     def run(case: Case) -> dict[str, Any]:
         row: dict[str, Any] = {"case": str(case)}
         try:
+            trace = traced(case, target)
             for engine in engines:
                 real = ("--measure", "cpu") if args.cpu else (
                     "--measure", "cuda", "--engine", engine, "--steps", "12")  # fmt: skip
-                told = foretold(case, target, is_recorded=engine == "auto")
+                told = foretold(trace, target, is_recorded=engine == "auto")
                 row[engine] = _compared(told, measured(case, *real))
         except Exception as error:  # noqa: BLE001  one case's trouble is told, the others go on
             row["broken"] = str(error)[-800:]

@@ -58,6 +58,13 @@ class Memory:
             self._events.append((block.number, 0))
         self._log.append((self.num_ops, self.phase, block.module, block, False))
 
+    def passed(self, num_bytes: int, *, is_certain: bool) -> None:
+        """Note memory that a kernel took and gave back; a guess has a number below 0."""
+        if num_bytes:
+            number = len(self._events)
+            which = number if is_certain else -1 - number
+            self._events += [(which, num_bytes), (which, 0)]
+
     @staticmethod
     def own(tensor: Any, owner: Owner) -> None:
         """Say whose memory a tensor's is."""

@@ -22,7 +22,7 @@ _CUDA_CONTEXT = 600 * MIB
 """What a process holds of a GPU beside its tensors: the context, and kernels as they are loaded."""
 _WORKSPACE = 8 * MIB + 128 * 1024
 _WORKSPACE_HOPPER = 32 * MIB
-_HOPPER = ("h100", "h200", "b200")
+_HOPPER = ("h100", "h200")
 _LEAST_HOPPER = 75 * GIB
 _CUDA_MARGIN = 16 * MIB
 _METAL_PAGE = 16 * 1024
@@ -31,6 +31,15 @@ _MAC_LARGE = 36 * GIB
 _MAC_SYSTEM = 3 * GIB
 _PROCESS = int(1.5 * GIB)
 _XLA_SHARE = 0.05
+_NUM_AHEAD = 2
+_WHY_BLOCKS = (
+    "torch hands out blocks of 512 bytes, and of large ones up to 1 MiB more than was asked for; "
+    "attention's kernels take scratch"
+)
+_WHY_CUDNN = (
+    "convolutions may turn tensors around in scratch memory; where there is none, cuDNN takes "
+    "another way, so that it decides on speed and not on fitting"
+)
 _PRODUCTS = frozenset(
     ("mm", "addmm", "bmm", "baddbmm", "addbmm", "mv", "addmv", "_addmm_activation", "linear")
 )
@@ -179,28 +188,32 @@ def _on_cuda(
     *,
     is_recorded: bool,
 ) -> Forecast:
+    ahead = _NUM_AHEAD * trace.held.by_owner.get("batch", 0) // max(trace.job.accumulation, 1)
     spaces = workspaces(trace.ops, target)
+    stays = (*spaces, ahead)
     usable = None if limit is None else limit.usable_bytes - _CUDA_MARGIN
-    steady = steps_of(trace, spaces)
+    steady = steps_of(trace, stays)
     free = play(steady)
     found = free if usable is None else play(steady, usable)
     peak = sum(part.num_bytes for part in counted)
-    blocks = max(free.allocated_bytes - peak - sum(spaces), 0)
     parts = [
         *counted,
+        Part("batches ahead", ahead, "rule", "two are on their way while one is computed"),
         Part("workspaces", sum(spaces), "rule", "cuBLAS keeps one for forward, one for backward"),
-        Part("block rounding", blocks, "rule", "torch hands out blocks of 512 bytes and more"),
+        Part("blocks", max(free.allocated_bytes - peak - sum(stays), 0), "rule", _WHY_BLOCKS),
     ]
-    needed = (free if usable is None or not found.fits else found).reserved_bytes
     records = None
     if is_recorded:
         again = sum(spaces) + trace.held.by_owner.get("batch", 0)
         why = "while a step is recorded it has workspaces and inputs of its own"
         parts.append(Part("graph pool", again, "rule", why))
-        records = _has_room(trace, spaces, found, usable)
-    parts.append(Part("margin", _CUDA_MARGIN, "margin", "events, generators, kernels' scratch"))
-    parts += _scratch(trace.ops)
-    told = _forecast(trace, target, tuple(parts), needed + _CUDA_MARGIN, limit)
+        records = _has_room(trace, stays, found, usable)
+    guessed = play(steps_of(trace, stays, with_guesses=True)).allocated_bytes
+    if guessed > free.allocated_bytes:
+        parts.append(Part("cuDNN", guessed - free.allocated_bytes, "margin", _WHY_CUDNN))
+    parts.append(Part("margin", _CUDA_MARGIN, "margin", "generators, events, and what is unknown"))
+    needed = (found if found.fits else free).reserved_bytes + _CUDA_MARGIN
+    told = _forecast(trace, target, tuple(part for part in parts if part.num_bytes), needed, limit)
     return replace(told, fits=None if usable is None else found.fits, records=records)
 
 
@@ -217,34 +230,37 @@ def workspaces(ops: Iterable[Op], target: Target) -> tuple[int, ...]:
     return tuple(size for group in (_FORWARD, _BACKWARD) if phases.intersection(group))
 
 
-def steps_of(trace: Trace, spaces: Iterable[int] = (), num_more: int = 1) -> list[Event]:
+def steps_of(
+    trace: Trace, stays: Iterable[int] = (), num_more: int = 1, *, with_guesses: bool = False
+) -> list[Event]:
     """Return all that the run takes and gives back, with more steps like the last one behind it.
+
+    `stays` is memory that is there from the beginning and that no tensor of the trace holds.
 
     >>> from anytrain.insight.preflight.traced import Held, Job
     >>> held = Held(3, {}, {}, (), events=((0, 1), (1, 2), (1, 0)), step=(1, 3))
     >>> steps_of(Trace(Job(), (), held, 0.0))
-    [(0, 1), (1, 2), (1, 0), (3, 2), (3, 0)]
+    [(0, 1), (1, 2), (1, 0), (4, 2), (4, 0)]
     """
-    held = trace.held
+    held, (begin, end) = trace.held, trace.held.step
     if not held.events:  # only the peak is known
-        return [(0, held.peak_bytes)]
-    known = [(-1 - number, size) for number, size in enumerate(spaces)]
-    begin, end = held.step
-    born = {which for which, size in held.events[begin:end] if size}
-    died = {which for which, size in held.events[begin:end] if not size}
-    passing = born & died
-    again = [(which, size) for which, size in held.events[begin:end] if which in passing]
-    highest = 1 + max(which for which, _ in held.events)
-    more = [
-        (which + highest * number, size)
+        return [*enumerate(filter(None, stays), 1), (0, held.peak_bytes)]
+    events = [event for event in held.events if with_guesses or event[0] >= 0]
+    step = [event for event in held.events[begin:end] if with_guesses or event[0] >= 0]
+    passing = {which for which, size in step if size} & {which for which, size in step if not size}
+    length = len(held.events)
+    again = [
+        (which + number * length if which >= 0 else which - number * length, size)
         for number in range(1, num_more + 1)
-        for which, size in again
+        for which, size in step
+        if which in passing
     ]
-    return [*known, *held.events, *more]
+    first = (num_more + 1) * length
+    return [*enumerate(filter(None, stays), first), *events, *again]
 
 
 def _has_room(
-    trace: Trace, spaces: tuple[int, ...], found: Played, usable: int | None
+    trace: Trace, stays: tuple[int, ...], found: Played, usable: int | None
 ) -> bool | None:
     """Whether the pool of a recorded step fits beside what stays: it cannot use the cache."""
     if usable is None:
@@ -252,56 +268,15 @@ def _has_room(
     begin, end = trace.held.step
     alive: dict[int, int] = {}
     for which, size in trace.held.events[:begin]:
-        alive.pop(which, None) if not size else alive.update({which: size})
-    stays = play(list(alive.items())).reserved_bytes
-    born = [(which, size) for which, size in trace.held.events[begin:end] if size]
-    inside = {which for which, _ in born}
-    step = [event for event in trace.held.events[begin:end] if event[0] in inside]
-    pool = play([(-1 - n, size) for n, size in enumerate(spaces)] + step).reserved_bytes
-    return found.fits and stays + sum(spaces) + pool <= usable
-
-
-_ATTENTION_BACKWARD = ("attention_backward", "flash_attention_backward")
-
-
-def _scratch(ops: Iterable[Op]) -> list[Part]:
-    """Return margins for what kernels take for themselves: nobody sees it, and it is soon over."""
-    convolution = attention = 0
-    for op in ops:
-        name = op.name.split(".")[0]
-        if "convolution" in name:
-            tensors = (*op.inputs, *op.outputs)
-            convolution = max(convolution, sum(_size(t.dtype, t.shape) for t in tensors))
-        elif name.endswith(_ATTENTION_BACKWARD) and len(op.inputs) > 1:
-            attention = max(attention, _size("float32", op.inputs[1].shape))
-    found = []
-    if convolution:
-        why = "cuDNN's scratch: at most a copy of what its largest convolution reads and writes"
-        found.append(Part("convolutions", convolution, "margin", why))
-    if attention:
-        why = "attention sums the queries' gradients in float32 beside them"
-        found.append(Part("attention", attention, "margin", why))
-    return found
-
-
-def _size(dtype: str, shape: tuple[int, ...]) -> int:
-    size = _SIZES.get(dtype, 4)
-    for length in shape:
-        size *= length
-    return size
-
-
-_SIZES = {
-    "bool": 1,
-    "uint8": 1,
-    "int8": 1,
-    "float16": 2,
-    "bfloat16": 2,
-    "int16": 2,
-    "float64": 8,
-    "int64": 8,
-    "complex64": 8,
-}
+        if size:
+            alive[which] = size
+        else:
+            alive.pop(which, None)
+    beside = play([*enumerate(filter(None, stays), -len(stays)), *alive.items()])
+    born = {which for which, size in trace.held.events[begin:end] if size and which >= 0}
+    step = [event for event in trace.held.events[begin:end] if event[0] in born]
+    pool = play([*enumerate(filter(None, stays), -len(stays)), *step])
+    return found.fits and beside.reserved_bytes + pool.reserved_bytes <= usable
 
 
 # -- other devices --------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from anytrain.insight.preflight.findings import Place
 from anytrain.insight.preflight.flops import flops, num_bytes
 from anytrain.insight.preflight.held import Memory
 from anytrain.insight.preflight.places import Places, Spot
+from anytrain.insight.preflight.scratch import scratch
 from anytrain.insight.preflight.traced import Held, Job, Op, Phase, TensorFacts, Trace
 
 NUM_UPDATES = 2
@@ -86,6 +87,8 @@ class Recorder:
         node = self._follow()
         phase = self.memory.phase
         self.memory.num_ops += 1
+        if self.kind == "cuda" and (taken := scratch(func, given, made)) is not None:
+            self.memory.passed(taken.num_bytes, is_certain=taken.is_certain)
         if not self._counts:
             return
         spot = self.places.here(node)

@@ -66,7 +66,8 @@ class Held:
     timeline: tuple[Moment, ...]
     events: tuple[tuple[int, int], ...] = ()
     """Memory that was taken and given back, in order, from the run's first line to the end of the
-    training steps: (which, bytes), with 0 bytes where it ends. Allocators are played on them."""
+    training steps: (which, bytes), with 0 bytes where it ends. Allocators are played on them.
+    What a library's kernels may take while they run is a guess, and has a number below 0."""
     step: tuple[int, int] = (0, 0)
     """Where in `events` the last training step begins and ends."""
 
