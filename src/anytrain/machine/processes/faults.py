@@ -30,6 +30,7 @@ _MOST_LINES = 6
 _SLOT = 8192
 _STDLIB = os.path.dirname(os.__file__)
 _OURS = str(Path(__file__).parents[2])
+_STARTER = str(Path(__file__).with_name("child.py"))
 _FATAL = {
     "Segmentation fault": signal.SIGSEGV,
     "Bus error": signal.SIGBUS,
@@ -164,6 +165,8 @@ def describe(stack: Sequence[Frame], indent: str = "    ") -> str:
     /home/me/train.py line 3, in step
     """
     frames = list(stack)
+    if len(frames) > 1 and frames[-1].file == "<string>" and frames[-2].file == _STARTER:
+        del frames[-1]  # the words that a fresh process was started with
     while frames and frames[-1].is_library and any(not frame.is_library for frame in frames):
         del frames[-1]  # how the script was started says nothing
     lines: list[str] = []
@@ -251,7 +254,9 @@ def _package(path: str) -> str:
 
 
 def _short(path: str) -> str:
-    """Return a package's file from the package on, a script's as it is."""
+    """Return a package's file from the package on, a notebook's cell by its number."""
+    if cell := _cell(path):
+        return cell
     if _PACKAGES.search(path):
         return _PACKAGES.split(path)[-1]
     if path.startswith(_STDLIB + os.sep):
@@ -259,6 +264,14 @@ def _short(path: str) -> str:
     if path.startswith(_OURS):
         return os.path.relpath(path, os.path.dirname(_OURS))
     return path
+
+
+def _cell(path: str) -> str | None:
+    """Return what this notebook calls the code behind a name that is no file."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    name = None if shell is None else shell.compile.format_code_name(path)
+    return None if name is None else " ".join(name)
 
 
 def _path(folder: str | Path, rank: int, pid: int, kind: str) -> Path:
