@@ -91,10 +91,10 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _op(self, func: Any, args: Any, kwargs: Any, result: Any) -> Op:
-        schema = func._schema
+        schema = kept_whole.met(func)._schema
         space, _, name = schema.name.partition("::")
-        name = kept_whole.name(name if space == "aten" else schema.name)
-        named = dict(zip((a.name for a in schema.arguments), args, strict=False)) | kwargs
+        name = name if space == "aten" else schema.name
+        named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
         settings = {k: plain(v) for k, v in named.items() if next(tensors(v), None) is None}
         return Op(
             name=f"{name}.{schema.overload_name}" if schema.overload_name else name,
@@ -195,7 +195,7 @@ def trace_all(cache: Path | None) -> list[Traced]:
         return pickle.loads(cache.read_bytes())
     warnings.simplefilter("ignore")
     library = torch.library.Library("aten", "IMPL")
-    kept_whole.install(library, ("AutogradCPU", "CPU"))
+    kept_whole.install(library, "AutogradCPU")
     with OnCpu():
         traced = [trace(info) for info in load_op_infos() if torch.float32 in info.dtypes]
     if cache is not None:

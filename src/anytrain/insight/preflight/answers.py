@@ -14,6 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from anytrain.insight.preflight.claimed import META, NOT_KNOWN, Device, flat, storage_of
+from anytrain.insight.preflight.tables import kept_whole
 
 aten = torch.ops.aten
 READABLE = 2**24
@@ -83,7 +84,9 @@ class Answers(TorchDispatchMode):
             device.adopt(tensor, where)
         self._note_values(func, args, made)
         if device.device in (where, *(device.claim(t) for t in given)):
-            device.watcher.ran(func, args, kwargs, given, made, host_read, is_dynamic)
+            device.watcher.ran(
+                kept_whole.met(func), args, kwargs, given, made, host_read, is_dynamic
+            )
         return out
 
     def _where(self, func: Any, given: list[torch.Tensor]) -> torch.device:

@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from anytrain.insight.preflight.tables import kept_whole
+
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -20,6 +22,8 @@ def install(kind: str) -> torch.library.Library:
     if kind == "cuda":
         library.impl("scaled_dot_product_attention", attention_on_cuda, "AutogradMeta")
         library.impl("dropout", _dropout, "AutogradMeta")
+    if kind == "mps":
+        kept_whole.install(library, "AutogradMeta")
     return library
 
 

@@ -105,7 +105,7 @@ def _without_kernel(met: _Met, table: kernels.KernelTable, fallback: bool) -> Fi
         severity,
         what,
         why=why if lost else f"{why} {_price(met)}",
-        fix=_fix(met, table, is_sent or bool(lost)),
+        fix=_fix(met, is_sent, flag_helps=not lost),
         place=met.op.place,
         per_step=0 if met.op.phase == "evaluate" else met.calls,
     )
@@ -129,18 +129,19 @@ def _price(met: _Met) -> str:
     ins = sum(t.device == "mps" for t in met.op.inputs)
     outs = sum(t.device == "mps" for t in met.op.outputs)
     step = "an evaluation step" if met.op.phase == "evaluate" else "a step"
+    copies = f"{ins} tensor{'' if ins == 1 else 's'} copied there and {outs} back"
     trips = "one round trip" if met.calls == 1 else f"{met.calls} round trips"
-    return (
-        f"That costs {trips} to the host in {step}, each with {ins} "
-        f"tensor{'' if ins == 1 else 's'} copied there and {outs} back, while the GPU waits."
-    )
+    each = "with" if met.calls == 1 else "each with"
+    return f"That costs {trips} to the host in {step}, {each} {copies}, while the GPU waits."
 
 
-def _fix(met: _Met, table: kernels.KernelTable, flag_is_no_help: bool) -> str:
-    advice = instead.advice(met.name if met.name in table.missing else met.op.name)
-    if flag_is_no_help:
+def _fix(met: _Met, is_sent: bool, flag_helps: bool) -> str:
+    advice = instead.advice(met.name)
+    if is_sent:
+        return f"Nothing, if it is rare. Else: {advice}"
+    if not flag_helps:
         return advice
-    return f"{advice} Or set {_FLAG} before torch is imported (import anytrain first does so)."
+    return f"{advice} Or set {_FLAG} before torch is imported (importing anytrain first does)."
 
 
 def _may_fail(met: _Met, condition: conditions.Condition) -> Finding:

@@ -17,6 +17,7 @@ _INSTEAD = {
     "_linalg_eigvals": "the eigenvalues on the CPU: torch.linalg.eigvals(x.cpu())",
     "linalg_eig": "the decomposition on the CPU: torch.linalg.eig(x.cpu())",
     "_linalg_svd": "the decomposition on the CPU: torch.linalg.svd(x.cpu())",
+    "linalg_svd": "linalg.qr where it is enough, or decompose every so many steps",
     "linalg_lstsq": "the normal equations: torch.linalg.solve(a.mT @ a, a.mT @ b)",
     "linalg_ldl_factor_ex": "linalg.lu_factor",
     "logspace": "base ** torch.linspace(start, end, steps)",
