@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from anytrain.insight.preflight.memory import Forecast, Limit, forecast, limit_of
+from anytrain.insight.preflight.memory import Forecast, Limit, fits_within, forecast, limit_of
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Held, Trace
 
@@ -106,9 +106,12 @@ class _Search:
             self._traces[batch_size] = self._trace_at(replace(self._wanted, batch_size=batch_size))
         return self._traces[batch_size]
 
-    def foretell(self, trace: Trace) -> Forecast:
-        """Return the memory of a trace within the limit."""
-        return forecast(trace, self._target, self._limit)
+    def foretell(self, batch_size: int) -> Forecast:
+        """Return the memory at a size."""
+        return forecast(self.trace(batch_size), self._target, self._limit)
+
+    def _fits(self, trace: Trace) -> bool:
+        return fits_within(trace, self._target, self._limit)
 
     def largest(self) -> tuple[int, bool]:
         """Return the largest size that fits, and whether a trace has borne it out."""
@@ -118,14 +121,14 @@ class _Search:
             found = self._below(*pair)
             if found in self._traces or found == 0:
                 return self._settled(found)
-            if self.foretell(self.trace(found)).fits and self._is_line(*pair, found):
+            if self._fits(self.trace(found)) and self._is_line(*pair, found):
                 return found, True
             pair = (pair[0], found) if found > pair[0] else (found, pair[0])
         return self._settled(found)
 
     def _settled(self, found: int) -> tuple[int, bool]:
         """Step down until a trace fits: the last word is a trace's."""
-        while found > 0 and not self.foretell(self.trace(found)).fits:
+        while found > 0 and not self._fits(self.trace(found)):
             found -= 1
         return found, found > 0
 
@@ -140,7 +143,7 @@ class _Search:
 
         def fits(size: int) -> bool:
             told = self._traces.get(size) or between(first, second, size)
-            return bool(self.foretell(told or self._by_peak(first, second, size)).fits)
+            return self._fits(told or self._by_peak(first, second, size))
 
         good, bad = 0, 1
         while bad <= MOST and fits(bad):
@@ -163,9 +166,13 @@ class _Search:
 
 
 def largest_batch(
-    trace_at: TraceAt, target: Target, wanted: Setting, *, accumulation: int = 1,
+    trace_at: TraceAt,
+    target: Target,
+    wanted: Setting,
+    *,
+    accumulation: int = 1,
     limit: Limit | None = None,
-) -> Fit | None:  # fmt: skip
+) -> Fit | None:
     """Return the largest micro-batch that fits the target; None where its memory is not known.
 
     `trace_at` traces the run in another setting. `wanted` is the one that was asked for, whose
@@ -182,7 +189,7 @@ def largest_batch(
         largest=largest,
         micro_batch=micro,
         accumulation=wanted.batch_size * accumulation // micro if micro else 0,
-        forecast=search.foretell(search.trace(max(largest, 1))),
+        forecast=search.foretell(max(largest, 1)),
         is_proven=is_proven,
     )
 

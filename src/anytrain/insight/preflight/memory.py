@@ -188,8 +188,7 @@ def _on_cuda(
     *,
     is_recorded: bool,
 ) -> Forecast:
-    ahead = _NUM_AHEAD * trace.held.by_owner.get("batch", 0) // max(trace.job.accumulation, 1)
-    spaces = workspaces(trace.ops, target)
+    spaces, ahead = workspaces(trace.ops, target), _ahead(trace)
     stays = (*spaces, ahead)
     usable = None if limit is None else limit.usable_bytes - _CUDA_MARGIN
     steady = steps_of(trace, stays)
@@ -215,6 +214,20 @@ def _on_cuda(
     needed = (found if found.fits else free).reserved_bytes + _CUDA_MARGIN
     told = _forecast(trace, target, tuple(part for part in parts if part.num_bytes), needed, limit)
     return replace(told, fits=None if usable is None else found.fits, records=records)
+
+
+def _ahead(trace: Trace) -> int:
+    """Return the bytes of the batches that are sent before they are asked for."""
+    whole = trace.held.by_owner.get("batch", 0)
+    return _NUM_AHEAD * whole // max(trace.job.accumulation, 1)
+
+
+def fits_within(trace: Trace, target: Target, limit: Limit) -> bool:
+    """Return what a forecast would say of fitting, at a fraction of its cost."""
+    if target.kind != "cuda":
+        return bool(forecast(trace, target, limit).fits)
+    steady = steps_of(trace, (*workspaces(trace.ops, target), _ahead(trace)))
+    return play(steady, limit.usable_bytes - _CUDA_MARGIN).fits
 
 
 def workspaces(ops: Iterable[Op], target: Target) -> tuple[int, ...]:
