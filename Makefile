@@ -43,7 +43,7 @@ test-full: $(VENV)/.dev
 # One process: XLA compiles with all cores as it is.
 test-xla: $(VENV)/.dev
 	python="$$($(BIN)/python tools/xla_env.py)" && \
-	PJRT_DEVICE=CPU PYTHONPATH=src "$$python" -m pytest tests/xla
+	PJRT_DEVICE=CPU PYTHONPATH="$(CURDIR)/src" "$$python" -m pytest tests/xla tests/laws/test_backend_laws.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format $(SOURCES)

@@ -142,6 +142,8 @@ def test_memory_is_counted_within_the_total(backend: Backend, device: torch.devi
 def test_a_full_memory_is_recognised_and_other_errors_are_not(
     backend: Backend, device: torch.device
 ) -> None:
+    if backend.name == "xla":
+        pytest.skip("it takes memory when a graph runs; tests/xla fills it in a child process")
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         torch.empty(2**50, dtype=torch.uint8, device=device)
     assert backend.is_out_of_memory(caught.value)

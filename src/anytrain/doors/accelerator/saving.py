@@ -130,6 +130,8 @@ class Saving:
             self._count_on_from(Path(input_dir))
         hooks = list(self._load_hooks.values())
         snapshot.restore(self._run, self._registered, loaded, hooks, strict=strict)
+        if self._run.session.end_step is not None:
+            self._run.session.end_step()  # what was restored is an input of the next step's graph
 
     def resume(self) -> bool:
         """Load the project's newest whole checkpoint; return whether there was one."""

@@ -284,7 +284,7 @@ class Run:
 
 def guard_for(optimizer: Optimizer, session: Session) -> Guard:
     """Return what keeps a non-finite gradient from this optimizer."""
-    if session.end_step is not None:
+    if session.end_step is not None and session.precision.scale is None:
         return _traced_guard(optimizer, session, session.end_step)
     on_device = session.plan.guard.value == "device" and fuse(optimizer, session.device)
     if session.precision.scale is not None:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import torch
 
 from anytrain.core import environment
-from anytrain.core.errors import BadInput, DeviceBroken, Notice
+from anytrain.core.errors import BadInput, DeviceBroken, Notice, WrongOrder
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
 from anytrain.machine.backends import trial
@@ -95,7 +95,7 @@ class Xla:
     def capabilities(self, device: torch.device) -> Capabilities:
         """Return what the device computes in, found by computing."""
         target, _ = _target()
-        dtypes = trial.working_dtypes(device)
+        dtypes = _dtypes(device)
         return Capabilities(
             backend=self.name,
             device=str(device),
@@ -142,7 +142,8 @@ class Xla:
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether the runtime could not get memory, at compile time or later."""
-        return isinstance(error, RuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+        told = ("RESOURCE_EXHAUSTED", "Out of memory allocating")  # TPUs; CPUs behind XLA
+        return isinstance(error, RuntimeError) and any(words in str(error) for words in told)
 
     def explain(self, error: BaseException) -> str | None:
         """Say what to do when the device's memory is full."""
@@ -215,6 +216,20 @@ def _seed_once(device: torch.device) -> None:
     from torch_xla.core import xla_model
 
     xla_model.set_rng_state(torch.initial_seed() % 2**63, str(device))
+
+
+def _dtypes(device: torch.device) -> tuple[str, ...]:
+    try:
+        return trial.working_dtypes(device)
+    except DeviceBroken as error:
+        if "device_ready_queues_" not in str(error):
+            raise
+        raise WrongOrder(
+            "Cannot train on torch_xla in this process.",
+            why="a backward pass ran here before torch_xla was started, and torch counts the "
+            "devices of its backward passes at the first one.",
+            fix="make the Accelerator before anything is trained here, or start a new process.",
+        ) from error
 
 
 class _SplitLane:
