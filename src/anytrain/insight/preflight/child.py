@@ -19,10 +19,10 @@ RESULT = "trace.pickle"
 def main(folder: str) -> None:
     """Run what the folder asks for, leave the trace there, and end without a word."""
     faulthandler.enable()
-    target, command = pickle.loads((Path(folder) / REQUEST).read_bytes())
+    target, command, setting = pickle.loads((Path(folder) / REQUEST).read_bytes())
     from anytrain.insight.preflight.script import trace_script
 
-    leave(folder, lambda: trace_script(target, command))
+    leave(folder, lambda: trace_script(target, command, setting))
 
 
 def leave(folder: str, work: object) -> None:

@@ -157,7 +157,7 @@ class Claims(TorchFunctionMode):
         wanted, dtype, copy = self._asked(args, kwargs)
         here = self.device.claim(tensor)
         kept = {"memory_format": kwargs["memory_format"]} if "memory_format" in kwargs else {}
-        if wanted is None or wanted == here:
+        if wanted is None or (wanted == here and (tensor.is_meta or here.type == "cpu")):
             return tensor.to(dtype or tensor.dtype, copy=copy, **kept)
         if wanted.type == "cpu":
             return tensor.to(_CPU, dtype or tensor.dtype, copy=copy, **kept)

@@ -8,7 +8,7 @@ is counted is the second, which is like all that follow, and one evaluation step
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
@@ -55,6 +55,8 @@ class Recorder:
         self.draws: dict[Spot, None] = {}
         self.notes: dict[str, None] = {}
         self.first_peak = 0
+        self.meet: Callable[[nn.Module], Any] = lambda model: None
+        """Told of each model before it is first trained."""
         self._ops: dict[str, dict[Key, list[int]]] = {"make": {}, "step": {}, "evaluate": {}}
         self._held: Held | None = None
         self._counts = True
@@ -152,6 +154,8 @@ class Recorder:
         if not any(module is known for known in self.models):
             self.models.append(module)
             self.places.know(module)
+            if module.training:
+                self.meet(module)
         if not module.training and not torch.is_grad_enabled():
             self.phase = "evaluate"
             self._counts = not self.has_evaluated

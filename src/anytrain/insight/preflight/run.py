@@ -35,7 +35,7 @@ def preflight(
     from anytrain.insight.preflight.trace import trace_run
 
     def tracing(target: Target, setting: Setting | None) -> Trace:
-        return trace_run(target, command)
+        return trace_run(target, command, setting)
 
     return preflight_of(tracing, targets, tuple(command), quick=quick, say=say)
 

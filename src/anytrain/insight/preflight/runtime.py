@@ -12,6 +12,7 @@ import torch
 
 _COUNTS = """memory_allocated max_memory_allocated memory_reserved max_memory_reserved
 driver_allocated_memory current_allocated_memory"""
+_ON_A_MAC = ("is_available", "is_built", "is_macos_or_newer", "is_macos13_or_newer")
 _DONE = """synchronize empty_cache set_device ipc_collect manual_seed manual_seed_all
 reset_peak_memory_stats reset_max_memory_allocated"""
 
@@ -27,7 +28,7 @@ def answering(device: torch.device, num_devices: int, memory_bytes: int | None) 
     changes = [(h, n, _saying(answer)) for h in (module, common) for n, answer in said.items()]
     changes += [(holder, name, Idle) for holder in (torch, module) for name in ("Event", "Stream")]
     if device.type == "mps":
-        changes += [(torch.backends.mps, n, _saying(True)) for n in ("is_available", "is_built")]
+        changes += [(torch.backends.mps, n, _saying(True)) for n in _ON_A_MAC]
     with ExitStack() as stack:
         for holder, name, own in changes:
             if hasattr(holder, name):

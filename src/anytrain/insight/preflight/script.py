@@ -23,11 +23,13 @@ from torch.utils.data import DataLoader
 
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.insight.preflight import weights
+from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.claimed import Device
 from anytrain.insight.preflight.claims import claimed
 from anytrain.insight.preflight.findings import Place
 from anytrain.insight.preflight.places import is_inside
 from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave, Recorder
+from anytrain.insight.preflight.settings import checkpoint, planned, sized
 from anytrain.insight.preflight.standin import device_of, stand_in
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Trace
@@ -39,24 +41,27 @@ MAX_BATCHES = 64
 """Batches without an update after which a loop is not a training."""
 
 
-def trace_script(target: Target, command: Sequence[str]) -> Trace:
+def trace_script(target: Target, command: Sequence[str], setting: Setting | None = None) -> Trace:
     """Run a script, or a module after "-m", with its arguments; return what was seen."""
-    return trace_here(target, lambda: _run(list(command)))
+    return trace_here(target, lambda: _run(list(command)), setting)
 
 
-def trace_here(target: Target, work: Callable[[], Any]) -> Trace:
+def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None = None) -> Trace:
     """Do some work on the claimed device, in this process, which is spoilt by it."""
     device = Device(device_of(target.kind))
     recorder = Recorder(device, target.kind)
     device.watcher = recorder
+    if setting is not None and setting.is_checkpointed:
+        recorder.meet = checkpoint
     failure, place = "", None
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        own = Watch(recorder, folder)
+        own = Watch(recorder, folder, setting)
         watch(own)
         probe.stand_in(stand_in(target, recorder.placing))
         stack.enter_context(claimed(device, target.num_devices, target.memory_bytes))
         stack.enter_context(recorder.listening())
         stack.enter_context(_bounded(own))
+        stack.enter_context(planned(setting))
         stack.enter_context(weights.unread())
         try:
             work()
@@ -122,7 +127,7 @@ def _short_walk(own: Watch) -> Callable[..., Iterator[Any]]:
         own.tell(**loader_facts(loader.given))
         before = recorder.updates
         for number, batch in enumerate(walk_from(loader, skip), 1):
-            yield batch
+            yield sized(batch, own.setting)
             if recorder.updates > before:
                 trained.add(id(loader))
             if recorder.updates >= NUM_UPDATES:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.child import REQUEST, RESULT, leave
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Held, Job, Trace
@@ -31,10 +32,15 @@ _VARIABLES = {
 _LAST_LINES = 12
 
 
-def trace_run(target: Target, command: Sequence[str], timeout_s: float | None = None) -> Trace:
+def trace_run(
+    target: Target,
+    command: Sequence[str],
+    setting: Setting | None = None,
+    timeout_s: float | None = None,
+) -> Trace:
     """Run a script (or "-m" and a module) with its arguments on the target; return its trace."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / REQUEST).write_bytes(pickle.dumps((target, tuple(command))))
+        (Path(folder) / REQUEST).write_bytes(pickle.dumps((target, tuple(command), setting)))
         log = Path(folder) / "output.txt"
         with log.open("wb") as out:
             try:
@@ -52,29 +58,34 @@ def trace_run(target: Target, command: Sequence[str], timeout_s: float | None = 
         return _result(folder, code, log)
 
 
-def trace_call(target: Target, work: Callable[[], Any]) -> Trace:
+def trace_call(target: Target, work: Callable[[], Any], setting: Setting | None = None) -> Trace:
     """Do some work of this process on the target, in a copy of the process; return its trace."""
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "output.txt"
         child = os.fork()
         if child == 0:
-            _be_copy(folder, log, target, work)
+            _be_copy(folder, log, lambda: _trace_here(target, work, setting))
         _, status = os.waitpid(child, 0)
         return _result(folder, os.waitstatus_to_exitcode(status), log)
 
 
-def _be_copy(folder: str, log: Path, target: Target, work: Callable[[], Any]) -> None:
+def _trace_here(target: Target, work: Callable[[], Any], setting: Setting | None) -> Trace:
+    import torch
+
+    from anytrain.insight.preflight.script import trace_here
+
+    torch.set_num_threads(1)  # the pool's threads are not in the copy
+    return trace_here(target, work, setting)
+
+
+def _be_copy(folder: str, log: Path, work: Callable[[], Any]) -> None:
     """Do the work in a fork, and never return from it."""
     try:
         with log.open("wb") as out:
             os.dup2(out.fileno(), 1)
             os.dup2(out.fileno(), 2)
-        import torch
-
-        from anytrain.insight.preflight.script import trace_here
-
-        torch.set_num_threads(1)  # the pool's threads are not in the copy
-        leave(folder, lambda: trace_here(target, work))
+        os.environ.update(_VARIABLES)  # noqa: TID251  the copy's own
+        leave(folder, work)
     finally:
         os._exit(1)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from anytrain.insight.preflight.traced import Job
 
 if TYPE_CHECKING:
+    from anytrain.insight.preflight.batches import Setting
     from anytrain.insight.preflight.recorder import Recorder
 
 
@@ -22,6 +23,8 @@ class Watch:
     recorder: Recorder
     folder: str
     """Where the run may write: it is removed afterwards."""
+    setting: Setting | None = None
+    """What it is traced with in the place of its own; None leaves everything as it is."""
     facts: dict[str, Any] = field(default_factory=dict)
     """Fields of the job."""
     has_begun: bool = False
@@ -43,7 +46,8 @@ class Watch:
     @property
     def job(self) -> Job:
         """What is known of the job."""
-        return replace(Job(), **self.facts)
+        own = {} if self.setting is None else {"batch_size": self.setting.batch_size}
+        return replace(Job(), **{**self.facts, **own})
 
 
 _current: Watch | None = None
