@@ -111,10 +111,10 @@ def build(name: str) -> tuple[Any, Callable[[int], dict[str, Any]]]:
         )
         model = hf.ViTForImageClassification(config)
     else:
-        more = {"hidden_sizes": [32, 64], "depths": [3, 3], "embedding_size": 16}
-        config = hf.ResNetConfig(num_labels=1000, **(more if size == "tiny" else {}))
+        more = {"hidden_sizes": [32, 64], "depths": [3, 3], "embedding_size": 16, "num_labels": 10}
+        config = hf.ResNetConfig(**(more if size == "tiny" else {"num_labels": 1000}))
         model = hf.ResNetForImageClassification(config)
-    return model, lambda n: {**sample, "labels": n % 1000}
+    return model, lambda n: {**sample, "labels": n % 10}
 
 
 class Samples:
