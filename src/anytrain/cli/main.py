@@ -31,6 +31,14 @@ _COMMANDS = {
         "anytrain.cli.verify_resume:verify_resume",
         "Kill your training at random and prove that it resumes exactly.",
     ),
+    "preflight": (
+        "anytrain.cli.preflight:preflight",
+        "Tell what awaits your training on a device you don't have.",
+    ),
+    "parity": (
+        "anytrain.cli.parity:parity",
+        "Hold one step on this machine's device against the CPU in float32.",
+    ),
     "bench": ("anytrain.cli.bench:app", "Train the same job with anytrain and its peers."),
 }
 

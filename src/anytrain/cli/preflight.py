@@ -47,9 +47,12 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
 
     Exits with 0, or with 1 where --fail-on says so.
     """
-    words = list(command)
-    _check(words)
-    show(words, tuple(target or ()), json_file, html_file, fail_on=fail_on, quick=quick)
+    check_command(command)
+    from anytrain.insight.preflight.tell import Ways, tell
+
+    report = tell(command, target or (), Ways(json_file, html_file), quick=quick)
+    if fail_on is not None and report.fails_on(fail_on.value):
+        raise typer.Exit(1)
 
 
 # The first word that is no option is the script; everything after it belongs to the script.
@@ -59,45 +62,8 @@ preflight.context_settings = {  # type: ignore[attr-defined]  # read by main
 }
 
 
-def show(
-    command: list[str],
-    words: tuple[str, ...],
-    json_file: str | None = None,
-    html_file: Path | None = None,
-    *,
-    fail_on: Grave | None = None,
-    quick: bool = False,
-) -> None:
-    """Make the preflight of a command and tell it; exit with 1 where it is too grave."""
-    from rich.console import Console
-
-    from anytrain.insight.preflight.printed import show as print_report
-    from anytrain.insight.preflight.report import keep
-    from anytrain.insight.preflight.run import preflight as make
-    from anytrain.insight.preflight.targets import parse_targets
-
-    aside = Console(stderr=True, highlight=False, markup=False)
-    report = make(
-        command,
-        parse_targets(words),
-        quick=quick,
-        say=lambda text: aside.print(f"anytrain: {text}", style="dim"),
-    )
-    keep(report)
-    if json_file == "-":
-        typer.echo(report.as_json())
-    else:
-        print_report(report, Console(highlight=False, markup=False))
-        if json_file is not None:
-            Path(json_file).write_text(report.as_json() + "\n", encoding="utf-8")
-    if html_file is not None:
-        html_file.write_text(report.as_html(), encoding="utf-8")
-        aside.print(f"anytrain: the page is {html_file}")
-    if fail_on is not None and report.fails_on(fail_on.value):
-        raise typer.Exit(1)
-
-
-def _check(command: list[str]) -> None:
+def check_command(command: list[str]) -> None:
+    """Refuse a command that names no script and no module."""
     if command[0] == "-m":
         if len(command) > 1:
             return

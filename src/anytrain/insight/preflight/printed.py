@@ -140,12 +140,15 @@ def by_module(activations: dict[str, int], depth: int = 3) -> dict[str, int]:
 
 def largest_rows(outlook: Outlook) -> list[tuple[str, str, str, str]]:
     """Return a row for each setting: words, largest batch, how the batch is kept, memory."""
+    from anytrain.insight.preflight.batches import MOST
     from anytrain.insight.preflight.run import in_words
 
     rows = []
     for fit in outlook.fits:
         keeps = f"{fit.micro_batch} x {fit.accumulation}" if fit.micro_batch else "-"
-        largest = str(fit.largest) if fit.largest else "none fits"
+        largest = "none fits"
+        if fit.largest:
+            largest = f"{MOST} or more" if fit.largest >= MOST else str(fit.largest)
         words = in_words(fit.setting)
         rows.append((words, largest, keeps, size(fit.forecast.needed_bytes)))
     return rows

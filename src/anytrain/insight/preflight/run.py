@@ -161,6 +161,8 @@ def _fit(tracing: Tracing, target: Target, job: Job, setting: Setting) -> Fit | 
         seen = tracing(target, wanted)
         if seen.failure or seen.job.batch_size != wanted.batch_size:
             raise Impossible
+        if wanted.is_checkpointed and not seen.job.checkpointed_modules:
+            raise Impossible  # it has no repeated blocks
         return seen
 
     try:

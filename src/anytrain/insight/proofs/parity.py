@@ -26,7 +26,7 @@ from anytrain.insight.proofs.taps import Book, Spot, Taps
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
 # The largest difference that sums in another order make, as a share of the largest value, with
 # some room: float32 adds a few thousand terms, the others round each factor.
-TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "float16": 5e-3, "bfloat16": 3e-2}
+TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 6e-2}
 _GRADIENTS_MORE = 4.0
 """Gradients pass through two such sums, of terms that cancel."""
 _LEAST = 1e-3

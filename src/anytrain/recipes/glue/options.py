@@ -15,6 +15,11 @@ _EXAMPLE = """\
     --do_train --do_eval --max_seq_length 128 --per_device_train_batch_size 32 \\
     --learning_rate 2e-5 --num_train_epochs 3 --output_dir runs/mrpc
 """
+_PREFLIGHT = """\
+Before anything is trained:
+  --preflight [TARGET ...]        Only tell what awaits the job on other devices: mps:16GB,
+                                  cuda:24GB, tpu:v5e; alone: on this machine's own.
+"""
 _MARGIN = " " * 34
 # What TrainingArguments leaves to the script that reads them.
 _HERE = {
@@ -94,6 +99,7 @@ def text(command: str) -> str:
         _group("Data", fields(DataTrainingArguments)),
     ]
     parts += [_group(title, [known[n] for n in names]) for title, names in _USUAL.items()]
+    parts.append(_PREFLIGHT)
     others = ", ".join(name for name in known if name not in usual)
     parts.append(
         "All other options of TrainingArguments (docs/arguments.md tells what each does here):\n"

@@ -1,0 +1,48 @@
+"""`anytrain parity`: hold one step on this machine's device against the CPU in float32."""
+
+from __future__ import annotations
+
+import json
+
+import typer
+
+from anytrain.cli.preflight import check_command
+
+COMMAND = typer.Argument(help="Python file that trains (or -m MODULE), and its own options.")
+PRECISION = typer.Option(None, "--precision", help="no, bf16 or fp16; by default the run's own.")
+JSON = typer.Option(False, "--json", help="Print one JSON object instead.")
+
+
+def parity(
+    command: list[str] = COMMAND,
+    precision: str | None = PRECISION,
+    as_json: bool = JSON,
+) -> None:
+    """Compare your script's first step on this machine's device with the CPU's, module by module.
+
+    The script runs until its model is called in training mode; that call is made on the device
+    and on the CPU in float32, forward and backward, with the same weights, batch and random
+    numbers, and without dropout. Each module of the device gets the CPU's inputs and gradients, so
+    the first one that departs beyond its dtype's tolerance is the one that is wrong.
+
+    Exits with 0 where none departs, else with 1.
+    """
+    check_command(command)
+    from dataclasses import asdict
+
+    from anytrain.insight.proofs.taken import compare_script
+
+    found = compare_script(command, precision)
+    if as_json:
+        typer.echo(json.dumps({"is_equal": found.is_equal, **asdict(found)}, indent=2))
+    else:
+        typer.echo(str(found))
+    if not found.is_equal:
+        raise typer.Exit(1)
+
+
+# The first word that is no option is the script; everything after it belongs to the script.
+parity.context_settings = {  # type: ignore[attr-defined]  # read by main
+    "allow_interspersed_args": False,
+    "ignore_unknown_options": True,
+}

@@ -1,0 +1,48 @@
+"""Make a preflight and tell it: in the terminal, as JSON, as a page."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+
+from anytrain.insight.preflight import printed
+from anytrain.insight.preflight.report import Report, keep
+from anytrain.insight.preflight.run import preflight
+from anytrain.insight.preflight.targets import parse_targets
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Where a report goes, besides the terminal."""
+
+    json_file: str | None = None
+    """A file; "-" prints it instead of the tables."""
+    html_file: Path | None = None
+
+
+def tell(
+    command: Sequence[str], targets: Sequence[str] = (), ways: Ways = Ways(), *, quick: bool = False
+) -> Report:
+    """Trace a command for targets such as "mps:16GB", tell what was found, and return it."""
+    aside = Console(stderr=True, highlight=False, markup=False)
+    report = preflight(
+        command,
+        parse_targets(tuple(targets)),
+        quick=quick,
+        say=lambda text: aside.print(f"anytrain: {text}", style="dim"),
+    )
+    keep(report)
+    if ways.json_file == "-":
+        sys.stdout.write(report.as_json() + "\n")
+    else:
+        printed.show(report, Console(highlight=False, markup=False))
+        if ways.json_file is not None:
+            Path(ways.json_file).write_text(report.as_json() + "\n", encoding="utf-8")
+    if ways.html_file is not None:
+        ways.html_file.write_text(report.as_html(), encoding="utf-8")
+        aside.print(f"anytrain: the page is {ways.html_file}")
+    return report

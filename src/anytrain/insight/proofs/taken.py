@@ -1,0 +1,130 @@
+"""Take a script over at its first training step, and hold that step against the CPU's.
+
+The script runs as it is, on this machine's device, until a model with weights to learn is called
+in training mode. The call's own arguments are the batch; nothing is trained, and a Trainer writes
+to a folder that is removed.
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+from torch.nn.modules import module as module_hooks
+
+from anytrain.core.errors import BadInput
+from anytrain.insight.preflight.watching import Watch, watch, watching
+from anytrain.insight.proofs.parity import Parity, compare, loss_of_output
+
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
+
+
+class _Compared(BaseException):
+    """The step was compared: leave the script, whatever it is doing."""
+
+    def __init__(self, parity: Parity) -> None:
+        super().__init__()
+        self.parity = parity
+
+
+class _Nothing:
+    """Stand where a trace is taken: a script that trains without a model to compare is left."""
+
+    def end_steps(self) -> None:
+        """Do nothing."""
+
+    def leave(self) -> NoReturn:
+        """Leave the script."""
+        raise SystemExit(0)
+
+
+def compare_script(command: Sequence[str], precision: str | None = None) -> Parity:
+    """Run a script (or "-m" and a module) up to its first training step; return how it compares.
+
+    `precision` takes the place of the run's own.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        nothing: Any = _Nothing()
+        watch(Watch(nothing, folder))
+        handle = module_hooks.register_module_forward_pre_hook(_taking_over(precision))
+        try:
+            _run(list(command))
+        except _Compared as done:
+            return done.parity
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                raise
+        finally:
+            handle.remove()
+            watch(None)
+    raise BadInput(
+        f"{command[0]} has not trained.",
+        why="it ended before a model with weights to learn was called in training mode.",
+        fix="pass the options with which it trains, such as --do_train.",
+    )
+
+
+def _taking_over(precision: str | None) -> Any:
+    caught: list[nn.Module] = []
+
+    def before(module: nn.Module, args: Any) -> None:
+        if caught or not module.training or not torch.is_grad_enabled():
+            return
+        if any(parameter.requires_grad for parameter in module.parameters()):
+            caught.append(module)
+            _catch(module, precision)
+
+    return before
+
+
+def _catch(module: nn.Module, precision: str | None) -> None:
+    """Let the module's own call tell its arguments, and compare instead of calling."""
+    model: nn.Module = getattr(module, "_orig_mod", module)
+    used = precision or _precision_of(model)
+
+    def caught(*args: Any, **kwargs: Any) -> NoReturn:
+        model.__dict__.pop("forward", None)
+        if forward is not None:
+            model.__dict__["forward"] = forward
+        raise _Compared(_compared(model, args, kwargs, used))
+
+    forward = model.__dict__.get("forward")
+    model.__dict__["forward"] = caught
+
+
+def _compared(model: nn.Module, args: Any, kwargs: Any, precision: str) -> Parity:
+    def loss_of(copy: nn.Module, batch: Any) -> Any:
+        return loss_of_output(copy(*batch[0], **batch[1]))
+
+    device = next(model.parameters()).device
+    with torch.autocast(device.type, enabled=False):
+        return compare(model, (args, kwargs), loss_of, device, precision)
+
+
+def _precision_of(model: nn.Module) -> str:
+    """Return how the run computes: as it said of itself, or as autocast is set just now."""
+    own = watching()
+    told = None if own is None else own.facts.get("precision")
+    if told is not None:
+        return str(told)
+    kind = next(model.parameters()).device.type
+    if not torch.is_autocast_enabled(kind):
+        return "no"
+    return _NAMES.get(torch.get_autocast_dtype(kind), "no")
+
+
+def _run(command: list[str]) -> None:
+    is_module = command[0] == "-m"
+    name, *rest = command[1:] if is_module else command
+    sys.argv = [name, *rest]
+    if is_module:
+        runpy.run_module(name, run_name="__main__", alter_sys=True)
+        return
+    sys.path.insert(0, str(Path(name).resolve().parent))
+    runpy.run_path(name, run_name="__main__")
