@@ -47,7 +47,7 @@ def trace_script(target: Target, command: Sequence[str], setting: Setting | None
 
 
 def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None = None) -> Trace:
-    """Do some work on the claimed device, in this process, which is spoilt by it."""
+    """Do some work on the claimed device, in this process; a device can end it."""
     device = Device(device_of(target.kind))
     recorder = Recorder(device, target.kind)
     device.watcher = recorder
@@ -57,7 +57,9 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         own = Watch(recorder, folder, setting)
         watch(own)
+        stack.callback(watch, None)
         probe.stand_in(stand_in(target, recorder.placing))
+        stack.callback(probe.stand_in, None)
         stack.enter_context(claimed(device, target.num_devices, target.memory_bytes))
         stack.enter_context(recorder.listening())
         stack.enter_context(_bounded(own))

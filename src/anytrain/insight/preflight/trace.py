@@ -6,8 +6,10 @@ explained failure in the trace, as an error of the script is.
 
 from __future__ import annotations
 
+import linecache
 import os
 import pickle
+import re
 import signal
 import subprocess
 import sys
@@ -18,6 +20,7 @@ from typing import Any
 
 from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.child import REQUEST, RESULT, leave
+from anytrain.insight.preflight.findings import Place
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Held, Job, Trace
 
@@ -30,6 +33,10 @@ _VARIABLES = {
     "ANYTRAIN_STEP": "eager",
 }
 _LAST_LINES = 12
+# What faulthandler writes when a process is ended from below Python.
+_FATAL = "Fatal Python error"
+_FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
+_NOT_USERS = ("/torch/", "/anytrain/", "<frozen")
 
 
 def trace_run(
@@ -105,6 +112,22 @@ def _result(folder: str, code: int, log: Path) -> Trace:
 
 
 def _failed(what: str, log: Path) -> Trace:
-    lines = log.read_text(errors="replace").strip().splitlines()[-_LAST_LINES:]
-    said = f"; its last words were:\n{chr(10).join(lines)}" if lines else ""
-    return Trace(Job(), (), Held(0, {}, {}, ()), 0.0, failure=what + said)
+    """Return an empty trace that says what was said last, and where it ended."""
+    lines = log.read_text(errors="replace").strip().splitlines()
+    end = next((n for n, line in enumerate(lines) if line.startswith(_FATAL)), len(lines))
+    words = "\n".join(lines[:end][-_LAST_LINES:])
+    said = f"; its last words were:\n{words}" if words else ""
+    place = _user_place(lines[end:])
+    held = Held(0, {}, {}, ())
+    return Trace(Job(), (), held, 0.0, failure=what + said, failure_place=place)
+
+
+def _user_place(stack: list[str]) -> Place | None:
+    """Return the innermost line of a dead process's stack that is neither torch's nor ours."""
+    for line in stack:
+        found = _FRAME.match(line)
+        if found and not any(part in found[1] for part in _NOT_USERS):
+            number = int(found[2])
+            text = linecache.getline(found[1], number).strip()
+            return Place("", found[1], number, found[3], text)
+    return None

@@ -1,0 +1,175 @@
+"""Whole scripts, each in a process of its own, on devices that are not here."""
+
+from __future__ import annotations
+
+import textwrap
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from anytrain.insight.preflight.targets import parse_target
+from anytrain.insight.preflight.trace import trace_run
+from anytrain.insight.preflight.traced import Trace
+
+TRAINER = """
+    import sys
+    import torch
+    from torch import nn
+    from anytrain import Trainer, TrainingArguments
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first = nn.Linear(16, 32)
+            self.unused = nn.Linear(2, 2)
+            self.head = nn.Linear(32, 2)
+
+        def forward(self, x, labels=None):
+            hidden = torch.relu(self.first(x))
+            scale = hidden.max().item()
+            logits = self.head(hidden)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    rows = [{"x": torch.randn(16), "labels": n % 2} for n in range(64)]
+    args = TrainingArguments(output_dir=sys.argv[1], save_strategy="steps", save_steps=1)
+    trainer = Trainer(Net(), args, train_dataset=rows, eval_dataset=rows)
+    trainer.train()
+    open("went-on.txt", "w")
+"""
+LOOP = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+    from anytrain import Accelerator
+
+    accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+    model = nn.Sequential(nn.Embedding(5000, 64), layer, nn.Linear(64, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    rows = [{"ids": torch.randint(0, 5000, (12,)), "labels": n % 2} for n in range(64)]
+    rows.append({"ids": rows[0]["ids"], "labels": 0, "why": lambda: None})
+    train = DataLoader(rows[:64], batch_size=8, shuffle=True, num_workers=2)
+    model, optimizer, train = accelerator.prepare(model, optimizer, train)
+    evaluation = accelerator.prepare(DataLoader(rows[:64], batch_size=16))
+    for epoch in range(3):
+        model.train()
+        for batch in train:
+            with accelerator.accumulate(model):
+                loss = nn.functional.cross_entropy(model(batch["ids"]).mean(1), batch["labels"])
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+        model.eval()
+        for batch in evaluation:
+            with torch.no_grad():
+                found = model(batch["ids"]).mean(1).argmax(-1)
+            print(accelerator.gather_for_metrics(found).tolist())
+    torch.save(model.state_dict(), "weights.pt")
+"""
+FAILS = """
+    import torch
+
+    x = torch.ones(3, device="mps")
+    x + torch.ones(3)
+"""
+ABORTS = """
+    import os
+
+    print("my last words", flush=True)
+    os.abort()
+"""
+SCRIPTS = {"trainer": TRAINER, "loop": LOOP, "fails": FAILS, "aborts": ABORTS}
+
+
+@pytest.fixture(scope="module")
+def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Trace, Path]]:
+    folders = {name: tmp_path_factory.mktemp(name) for name in SCRIPTS}
+
+    def run(name: str) -> Trace:
+        script = folders[name] / "train.py"
+        script.write_text(textwrap.dedent(SCRIPTS[name]))
+        target = parse_target("cuda:24GB" if name == "loop" else "mps:16GB")
+        return trace_run(target, [str(script), str(folders[name] / "out")], timeout_s=120)
+
+    with ThreadPoolExecutor(2) as pool:
+        found = dict(zip(SCRIPTS, pool.map(run, SCRIPTS), strict=True))
+    return {name: (trace, folders[name]) for name, trace in found.items()}
+
+
+def line_of(script: str, text: str) -> int:
+    lines = textwrap.dedent(script).splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def test_a_trainers_script_is_seen_from_its_first_step_to_its_evaluation(traces):
+    trace, _ = traces["trainer"]
+    assert trace.failure == ""
+    assert {op.phase for op in trace.ops} >= {"data", "forward", "backward", "clip", "optimizer"}
+    assert any(op.phase == "evaluate" for op in trace.ops)
+    assert trace.parts["updates"] == 2
+
+
+def test_a_trainers_host_read_is_at_the_users_line(traces):
+    trace, folder = traces["trainer"]
+    found = next(op for op in trace.ops if op.host_read and not op.place.is_ours)
+    assert found.place.file == str(folder / "train.py")
+    assert found.place.line == line_of(TRAINER, ".item()")
+    assert (found.host_read, found.phase, found.calls) == ("item", "forward", 1)
+
+
+def test_a_watched_trainer_writes_nothing(traces):
+    trace, folder = traces["trainer"]
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+    assert trace.job.output_dir == str(folder / "out")
+
+
+def test_the_job_knows_its_parameters_batch_and_what_is_unused(traces):
+    job = traces["trainer"][0].job
+    assert job.num_parameters == job.num_trainable == 16 * 32 + 32 + 6 + 66
+    assert job.unused_parameters == ("unused.weight", "unused.bias")
+    assert (job.batch_size, job.optimizer, job.precision) == (8, "AdamW", "no")
+
+
+def test_an_own_loop_is_seen_with_its_accumulation_and_evaluation(traces):
+    trace, folder = traces["loop"]
+    assert trace.failure == ""
+    assert (trace.job.precision, trace.job.accumulation) == ("bf16", 2)
+    assert (trace.job.loader_workers, trace.job.batch_size) == (2, 8)
+    embeddings = [op for op in trace.ops if op.name == "embedding" and op.phase == "forward"]
+    assert sum(op.calls for op in embeddings) == 2
+    assert any(op.phase == "evaluate" for op in trace.ops)
+    assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
+def test_autocast_narrows_products_and_not_sums_on_a_claimed_device(traces):
+    trace, _ = traces["loop"]
+    products = [op for op in trace.ops if op.name == "addmm" and op.phase == "forward"]
+    assert products and all(op.outputs[0].dtype == "bfloat16" for op in products)
+    norms = [op for op in trace.ops if op.name == "native_layer_norm" and op.phase == "forward"]
+    assert norms and all(op.outputs[0].dtype == "float32" for op in norms)
+
+
+def test_attention_on_cuda_is_one_kernel_and_the_update_fused(traces):
+    names = {op.name for op in traces["loop"][0].ops}
+    assert "_scaled_dot_product_flash_attention" in names
+    assert any(name.startswith("_fused_adamw_") for name in names)
+    assert "native_dropout" in names
+
+
+def test_a_script_that_fails_says_where_and_why(traces):
+    trace, folder = traces["fails"]
+    assert "same device" in trace.failure
+    assert trace.failure_place is not None
+    assert trace.failure_place.file == str(folder / "train.py")
+    assert trace.failure_place.line == line_of(FAILS, "x + torch.ones")
+
+
+def test_a_script_that_ends_the_process_is_a_failure_that_is_explained(traces):
+    trace, folder = traces["aborts"]
+    assert "SIGABRT" in trace.failure
+    assert "my last words" in trace.failure
+    assert trace.failure_place is not None
+    assert trace.failure_place.file == str(folder / "train.py")
+    assert trace.failure_place.line == line_of(ABORTS, "os.abort()")
+    assert trace.ops == ()
