@@ -15,7 +15,7 @@ help:
 	@echo "make demo        train a small model here, in under a minute"
 	@echo "make test        format, lint, types, imports, tests, docs, wheel"
 	@echo "make test-full   the tests that take longer"
-	@echo "make test-xla    the torch_xla tests, on the CPU, in an environment of their own (7.5 GB)"
+	@echo "make test-xla    torch_xla on the CPU and the contract with torch_tpu, in environments of their own (8.5 GB)"
 	@echo "make check       of make test, what needs no test run"
 	@echo "make wheel-test  of make test, the clean install"
 	@echo "make format      format and fix what can be fixed"
@@ -44,6 +44,8 @@ test-full: $(VENV)/.dev
 test-xla: $(VENV)/.dev
 	python="$$($(BIN)/python tools/xla_env.py)" && \
 	PJRT_DEVICE=CPU PYTHONPATH="$(CURDIR)/src" "$$python" -m pytest tests/xla tests/laws/test_backend_laws.py
+	folder="$$($(BIN)/python tools/tpu_env.py)" && \
+	ANYTRAIN_TEST_TORCH_TPU="$$folder" $(BIN)/python -m pytest tests/machine/backends/test_tpu.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format $(SOURCES)
