@@ -17,7 +17,8 @@ from torch import nn
 
 from anytrain.core.errors import BadInput, BadType, WrongOrder
 from anytrain.core.plan import Plan
-from anytrain.doors.accelerator import construct
+from anytrain.doors.accelerator import construct, rehearsing
+from anytrain.doors.accelerator.foretelling import Foretelling
 from anytrain.doors.accelerator.memory import release_memory
 from anytrain.doors.accelerator.options import (
     AutocastKwargs,
@@ -52,7 +53,7 @@ from anytrain.engine.tree import is_all_tensors, map_tensors
 from anytrain.insight.preflight.watching import session_facts, watching
 
 
-class Accelerator(Tracking, Saving, UnlikeAccelerate):
+class Accelerator(Tracking, Saving, Foretelling, UnlikeAccelerate):
     """Run a training loop on whatever device and processes there are."""
 
     def __init__(
@@ -192,6 +193,17 @@ class Accelerator(Tracking, Saving, UnlikeAccelerate):
         if (watch := watching()) is not None:
             watch.tell(**session_facts(self._run.session))
         return self._run.prepare(args, device_placement)
+
+    def preflight(
+        self, step_fn: Callable[[Any], Any], batch: Any, *targets: str, quick: bool = False
+    ) -> Report:
+        """Tell what awaits `step_fn(batch)`, one step of training, on machines that are not here.
+
+        Nothing here changes: it runs in a copy of this process, on a device that is only claimed,
+        with what is prepared. Targets are "mps:16GB", "cuda:24GB", "tpu:v5e"; without one it is
+        this machine's own device.
+        """
+        return rehearsing.preflight(self._run, step_fn, batch, targets, quick=quick)
 
     def prepare_model(
         self,

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -28,6 +28,7 @@ from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.best import CheckpointMetricMissing
 from anytrain.doors.trainer.data import check_eval_sets, default_collator
 from anytrain.doors.trainer.evaluating import Evaluating
+from anytrain.doors.trainer.foretelling import Foretelling
 from anytrain.doors.trainer.hub import Hub
 from anytrain.doors.trainer.job import TrainerJob
 from anytrain.doors.trainer.losses import Losses
@@ -54,7 +55,9 @@ from anytrain.engine.step.activations import Activations
 from anytrain.insight.preflight.watching import watching
 
 
-class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeTransformers):
+class Trainer(
+    Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, Foretelling, UnlikeTransformers
+):
     """Train, evaluate and predict with a model, on whatever device and processes there are."""
 
     _activations: Activations | None = None
@@ -204,6 +207,15 @@ class Trainer(Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, UnlikeT
             self.callback_handler.close()
             self._leave_records()
             self._end_saving()
+
+    def preflight(self, *targets: str, quick: bool = False) -> Report:
+        """Tell what awaits this training on machines that are not here.
+
+        Nothing here changes: two steps and one batch of evaluation run in a copy of this process,
+        on a device that is only claimed. Targets are "mps:16GB", "cuda:24GB", "tpu:v5e"; without
+        one it is this machine's own device.
+        """
+        return rehearsing.preflight(self, targets, quick=quick)
 
     def _set_length(self, loader: Any, trial: Any, saved: Loaded | None) -> None:
         """Work out how long the training is, and begin its state."""

@@ -85,12 +85,14 @@ def shorter(place: Place) -> str:
 def size(num_bytes: int) -> str:
     """Return a size in words.
 
-    >>> size(3 * 2**29), size(5 * 2**20), size(0)
-    ('1.50 GiB', '5.0 MiB', '0.0 MiB')
+    >>> size(3 * 2**29), size(5 * 2**20), size(2**10)
+    ('1.50 GiB', '5.0 MiB', '1.0 KiB')
     """
     if num_bytes >= 2**30:
         return f"{num_bytes / 2**30:.2f} GiB"
-    return f"{num_bytes / 2**20:.1f} MiB"
+    if num_bytes >= 2**20:
+        return f"{num_bytes / 2**20:.1f} MiB"
+    return f"{num_bytes / 2**10:.1f} KiB"
 
 
 def _memory(outlook: Outlook) -> RenderableType | None:

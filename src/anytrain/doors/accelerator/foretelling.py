@@ -1,0 +1,92 @@
+"""`Accelerator.preflight()`: what awaits a step of your own on devices that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from anytrain.core.errors import WrongOrder
+from anytrain.engine import precision as precisions
+from anytrain.engine.prepared.model import cast_forward, move, restore_forward
+from anytrain.engine.step.split import num_rows
+from anytrain.engine.tree import map_tensors
+from anytrain.insight.preflight.recorder import NUM_UPDATES
+from anytrain.insight.preflight.report import Report, keep
+from anytrain.insight.preflight.run import preflight_of
+from anytrain.insight.preflight.settings import sized
+from anytrain.insight.preflight.targets import parse_targets
+from anytrain.insight.preflight.trace import trace_call
+from anytrain.insight.preflight.watching import session_facts, watching
+from anytrain.machine.backends import probe
+
+if TYPE_CHECKING:
+    from anytrain.doors.accelerator.facade import Accelerator
+
+
+class Foretelling:
+    """What an Accelerator can say of a step before it is taken."""
+
+    def preflight(
+        self: Any,
+        step_fn: Callable[[Any], Any],
+        batch: Any,
+        targets: str | Sequence[str] = (),
+        *,
+        quick: bool = False,
+    ) -> Report:
+        """Return what awaits a step on targets such as "mps:16GB"; without any, here.
+
+        `step_fn(batch)` takes one whole step with what was prepared: forward, backward, update.
+        It is called in a copy of this process, with the batch on a device that is only claimed:
+        no weight moves. What `accelerator.step(loss_fn)` returns is such a function. Print the
+        report, or ask it for `as_json()` or `as_html()`. A quick one does not look for the
+        largest batch.
+        """
+        if not self._run.models or not self._run.optimizers:
+            raise WrongOrder(
+                "Nothing was prepared for the step.",
+                why="it is traced with the prepared models and optimizers, put on another device.",
+                fix="call accelerator.prepare(model, optimizer) first.",
+            )
+        words = (targets,) if isinstance(targets, str) else tuple(targets)
+        report = preflight_of(
+            lambda target, setting: trace_call(
+                target, lambda: _taken(self, step_fn, batch), setting
+            ),
+            parse_targets(words),
+            quick=quick,
+        )
+        keep(report)
+        return report
+
+
+def _taken(accelerator: Accelerator, step_fn: Callable[[Any], Any], batch: Any) -> None:
+    """Take so many steps on the claimed device, in the copy that is watched."""
+    run, watch = accelerator._run, watching()
+    assert watch is not None
+    session, setting = run.session, watch.setting
+    session.backend = probe.choose(None)
+    session.device = session.backend.device(0)
+    name = session.plan.precision.value if setting is None else setting.precision
+    session.precision = precisions.build(name, session.device.type)
+    for model in run.models:
+        inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
+        restore_forward(inner)
+        move(inner, session.device)
+        cast_forward(inner, session.precision)
+    for optimizer in run.optimizers:
+        optimizer.optimizer.state.clear()
+    made = sized(batch, setting)
+    folder = accelerator.project_dir
+    watch.tell(
+        **{**session_facts(session), "precision": name},
+        batch_size=num_rows(made) or 0,
+        output_dir="" if folder is None else str(folder),
+    )
+    for _ in range(NUM_UPDATES * session.cursor.accumulation.num_steps):
+        step_fn(map_tensors(_placed(session), made))
+    watch.leave()
+
+
+def _placed(session: Any) -> Callable[[Any], Any]:
+    return lambda tensor: session.backend.place(tensor, session.device, non_blocking=False)

@@ -1,0 +1,52 @@
+"""`Trainer.preflight()`: what awaits a Trainer on devices that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from anytrain.doors.trainer import rehearsing
+from anytrain.insight.preflight.report import Report, keep
+from anytrain.insight.preflight.run import preflight_of
+from anytrain.insight.preflight.targets import parse_targets
+from anytrain.insight.preflight.trace import trace_call
+from anytrain.insight.preflight.watching import watching
+
+if TYPE_CHECKING:
+    from anytrain.doors.trainer.trainer import Trainer
+
+
+class Foretelling:
+    """What a Trainer can say of its training before it begins."""
+
+    def preflight(self: Any, targets: str | Sequence[str] = (), *, quick: bool = False) -> Report:
+        """Return what awaits this training on targets such as "mps:16GB"; without any, here.
+
+        Two steps and one batch of evaluation are traced in a copy of this process: nothing is
+        trained or written, and the Trainer stays as it is. Print the report, or ask it for
+        `as_json()` or `as_html()`. A quick one does not look for the largest batch.
+        """
+        words = (targets,) if isinstance(targets, str) else tuple(targets)
+        report = preflight_of(
+            lambda target, setting: trace_call(target, lambda: _rehearsed(self), setting),
+            parse_targets(words),
+            quick=quick,
+        )
+        keep(report)
+        return report
+
+
+def _rehearsed(trainer: Trainer) -> None:
+    """Begin the training anew on the claimed device, in the copy that is watched."""
+    from anytrain.doors.trainer import preparing
+
+    watch = watching()
+    assert watch is not None
+    trainer.args = rehearsing.arguments(trainer.args, watch)
+    trainer._asked = None  # the device is another one: the session is opened again
+    trainer._follow_arguments()
+    trainer._new_run()
+    preparing.place(trainer.model, trainer._session)
+    if trainer.optimizer is not None:
+        trainer.optimizer.state.clear()
+    trainer.train()
