@@ -264,6 +264,9 @@ def claimed(
         stack.enter_context(
             mock.patch.dict(checkpoint._allowed_determinism_checks_to_fns, default=_looks)
         )
+        stack.enter_context(
+            mock.patch.object(nn.init, "_no_grad_trunc_normal_", _with_data_alone())
+        )
         library = composites.install(kind)
         stack.callback(library._destroy)
         hook = module_hooks.register_module_parameter_registration_hook(_claim_parameter(device))
@@ -271,6 +274,21 @@ def claimed(
         answers = Answers(device)
         stack.enter_context(answers)
         yield stack.enter_context(Claims(device, answers))
+
+
+def _with_data_alone() -> Callable[..., Tensor]:
+    """Return torch's truncated normal, which draws until the values are right; without any, never.
+
+    It asks a tensor itself whether it has data, and is told that it has.
+    """
+    draw = nn.init._no_grad_trunc_normal_
+
+    def drawn(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        with torch._C.DisableTorchFunction():
+            has_data = not tensor.is_meta
+        return draw(tensor, *args, **kwargs) if has_data else tensor
+
+    return drawn
 
 
 def _looks(tensor: Tensor) -> tuple[Any, ...]:
