@@ -17,7 +17,7 @@ from torch import nn
 
 from anytrain.core.errors import BadInput, BadType, WrongOrder
 from anytrain.core.plan import Plan
-from anytrain.doors.accelerator import construct, rehearsing
+from anytrain.doors.accelerator import construct
 from anytrain.doors.accelerator.foretelling import Foretelling
 from anytrain.doors.accelerator.memory import release_memory
 from anytrain.doors.accelerator.options import (
@@ -193,17 +193,6 @@ class Accelerator(Tracking, Saving, Foretelling, UnlikeAccelerate):
         if (watch := watching()) is not None:
             watch.tell(**session_facts(self._run.session))
         return self._run.prepare(args, device_placement)
-
-    def preflight(
-        self, step_fn: Callable[[Any], Any], batch: Any, *targets: str, quick: bool = False
-    ) -> Report:
-        """Tell what awaits `step_fn(batch)`, one step of training, on machines that are not here.
-
-        Nothing here changes: it runs in a copy of this process, on a device that is only claimed,
-        with what is prepared. Targets are "mps:16GB", "cuda:24GB", "tpu:v5e"; without one it is
-        this machine's own device.
-        """
-        return rehearsing.preflight(self._run, step_fn, batch, targets, quick=quick)
 
     def prepare_model(
         self,

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from anytrain.core.errors import WrongOrder
 from anytrain.engine import precision as precisions
-from anytrain.engine.prepared.model import cast_forward, move, restore_forward
+from anytrain.engine.assemble.run import Run, guard_for
+from anytrain.engine.prepared.model import cast_forward, move
+from anytrain.engine.prepared.optimizer import follow
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.tree import map_tensors
 from anytrain.insight.preflight.recorder import NUM_UPDATES
-from anytrain.insight.preflight.report import Report, keep
+from anytrain.insight.preflight.report import Report
 from anytrain.insight.preflight.run import preflight_of
 from anytrain.insight.preflight.settings import sized
 from anytrain.insight.preflight.targets import parse_targets
@@ -49,15 +51,13 @@ class Foretelling:
                 fix="call accelerator.prepare(model, optimizer) first.",
             )
         words = (targets,) if isinstance(targets, str) else tuple(targets)
-        report = preflight_of(
+        return preflight_of(
             lambda target, setting: trace_call(
                 target, lambda: _taken(self, step_fn, batch), setting
             ),
             parse_targets(words),
             quick=quick,
         )
-        keep(report)
-        return report
 
 
 def _taken(accelerator: Accelerator, step_fn: Callable[[Any], Any], batch: Any) -> None:
@@ -65,27 +65,38 @@ def _taken(accelerator: Accelerator, step_fn: Callable[[Any], Any], batch: Any) 
     run, watch = accelerator._run, watching()
     assert watch is not None
     session, setting = run.session, watch.setting
-    session.backend = probe.choose(None)
-    session.device = session.backend.device(0)
-    name = session.plan.precision.value if setting is None else setting.precision
-    session.precision = precisions.build(name, session.device.type)
-    for model in run.models:
-        inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
-        restore_forward(inner)
-        move(inner, session.device)
-        cast_forward(inner, session.precision)
-    for optimizer in run.optimizers:
-        optimizer.optimizer.state.clear()
+    _move(run, None if setting is None else setting.precision)
     made = sized(batch, setting)
     folder = accelerator.project_dir
     watch.tell(
-        **{**session_facts(session), "precision": name},
+        **session_facts(session),
         batch_size=num_rows(made) or 0,
         output_dir="" if folder is None else str(folder),
     )
     for _ in range(NUM_UPDATES * session.cursor.accumulation.num_steps):
         step_fn(map_tensors(_placed(session), made))
     watch.leave()
+
+
+def _move(run: Run, precision: str | None) -> None:
+    """Give the run the claimed device: another backend, precision, and no moments yet."""
+    session = run.session
+    session.backend = probe.choose(None)
+    session.device = device = session.backend.device(0)
+    traces = session.backend.capabilities(device).traces
+    session.end_step = session.cursor.end_step = session.backend.end_step if traces else None
+    if precision is not None:
+        session.revise("precision", precision, "the setting that is tried")
+    session.precision = precisions.build(session.plan.precision.value, device.type)
+    for model in run.models:
+        inner = run.unwrap(model, keep_forward=False, keep_compiled=False)
+        moved = move(inner, device)
+        cast_forward(inner, session.precision)
+        for optimizer in run.optimizers:
+            follow(optimizer.optimizer, moved)
+    for optimizer in run.optimizers:
+        optimizer.optimizer.state.clear()
+        optimizer.guard = guard_for(optimizer.optimizer, session)
 
 
 def _placed(session: Any) -> Callable[[Any], Any]:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from anytrain.doors.trainer import rehearsing
-from anytrain.insight.preflight.report import Report, keep
+from anytrain.engine.prepared.model import move
+from anytrain.engine.prepared.optimizer import follow
+from anytrain.insight.preflight.report import Report
 from anytrain.insight.preflight.run import preflight_of
 from anytrain.insight.preflight.targets import parse_targets
 from anytrain.insight.preflight.trace import trace_call
@@ -27,26 +29,24 @@ class Foretelling:
         `as_json()` or `as_html()`. A quick one does not look for the largest batch.
         """
         words = (targets,) if isinstance(targets, str) else tuple(targets)
-        report = preflight_of(
+        return preflight_of(
             lambda target, setting: trace_call(target, lambda: _rehearsed(self), setting),
             parse_targets(words),
             quick=quick,
         )
-        keep(report)
-        return report
 
 
 def _rehearsed(trainer: Trainer) -> None:
     """Begin the training anew on the claimed device, in the copy that is watched."""
-    from anytrain.doors.trainer import preparing
-
     watch = watching()
     assert watch is not None
     trainer.args = rehearsing.arguments(trainer.args, watch)
     trainer._asked = None  # the device is another one: the session is opened again
     trainer._follow_arguments()
     trainer._new_run()
-    preparing.place(trainer.model, trainer._session)
-    if trainer.optimizer is not None:
-        trainer.optimizer.state.clear()
+    moved = move(trainer.model, trainer._session.device)
+    optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    if optimizer is not None:
+        optimizer.state.clear()
+        follow(optimizer, moved)
     trainer.train()

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -207,15 +207,6 @@ class Trainer(
             self.callback_handler.close()
             self._leave_records()
             self._end_saving()
-
-    def preflight(self, *targets: str, quick: bool = False) -> Report:
-        """Tell what awaits this training on machines that are not here.
-
-        Nothing here changes: two steps and one batch of evaluation run in a copy of this process,
-        on a device that is only claimed. Targets are "mps:16GB", "cuda:24GB", "tpu:v5e"; without
-        one it is this machine's own device.
-        """
-        return rehearsing.preflight(self, targets, quick=quick)
 
     def _set_length(self, loader: Any, trial: Any, saved: Loaded | None) -> None:
         """Work out how long the training is, and begin its state."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from anytrain.insight.preflight import checks, memory, rates, time
 from anytrain.insight.preflight.batches import Fit, Setting, largest_batch
 from anytrain.insight.preflight.findings import Finding
-from anytrain.insight.preflight.report import Outlook, Report
+from anytrain.insight.preflight.report import Outlook, Report, keep
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Job, Trace
 
@@ -48,7 +48,7 @@ def preflight_of(
     quick: bool = False,
     say: Say = lambda text: None,
 ) -> Report:
-    """Return what awaits a run that `tracing` traces."""
+    """Return what awaits a run that `tracing` traces; keep its forecast in the run's folder."""
     once = _Once(tracing)
     found = []
     for target in targets:
@@ -57,7 +57,9 @@ def preflight_of(
         if not quick:
             outlook = replace(outlook, fits=_largest(once, target, outlook.job, say))
         found.append(outlook)
-    return Report(command, tuple(found))
+    report = Report(command, tuple(found))
+    keep(report)
+    return report
 
 
 class _Once:

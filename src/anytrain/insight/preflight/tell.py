@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from anytrain.insight.preflight import printed
-from anytrain.insight.preflight.report import Report, keep
+from anytrain.insight.preflight.report import Report
 from anytrain.insight.preflight.run import preflight
 from anytrain.insight.preflight.targets import parse_targets
 
@@ -35,7 +35,6 @@ def tell(
         quick=quick,
         say=lambda text: aside.print(f"anytrain: {text}", style="dim"),
     )
-    keep(report)
     if ways.json_file == "-":
         sys.stdout.write(report.as_json() + "\n")
     else:
