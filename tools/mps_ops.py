@@ -4,11 +4,11 @@
     python tools/mps_ops.py --wheel torch-2.13.0-cp312-cp312-macosx_14_0_arm64.whl
 
 Each version's wheel for Macs is downloaded with pip, one at a time, and three things are taken
-from it: its native_functions.yaml (which operations have which kernels), its `torch/_refs` (a few
-mps kernels are written in Python), and its version. What torch sends to the CPU by itself is in
-neither: ATen/mps/MPSFallback.mm says so, and `tables/kernels.py` repeats it with the last version
-that it holds for. A wheel's `libtorch_cpu.dylib` confirms it: an operation that is registered for
-mps there and not in the yaml is one of these.
+from it: its native_functions.yaml (which operations have which kernels), the few mps kernels that
+are written in Python, and its version. What torch sends to the CPU by itself is in none of them:
+ATen/mps/MPSFallback.mm says so, and `tables/kernels.py` repeats it with the last version that it
+holds for. A wheel's `libtorch_cpu.dylib` confirms it: an operation that is registered for mps there
+and not in the yaml is one of these.
 """
 
 from __future__ import annotations

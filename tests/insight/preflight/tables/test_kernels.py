@@ -83,6 +83,13 @@ def test_a_kernel_written_in_python_counts() -> None:
     assert table.status("put_") == "missing"
 
 
+def test_a_python_kernel_may_name_the_device_in_its_call() -> None:
+    python = '_lib = _Library("aten", "IMPL")\n_lib.impl(\n    "put_", f, "MPS"\n)\n'
+    table = kernels.derive(SOME_YAML, (python,), "2.13.0")
+    assert table.status("put_") == "kernel"
+    assert table.status("put") == "composite"
+
+
 def test_reading_by_lines_finds_what_a_yaml_parser_finds() -> None:
     installed = kernels._installed()
     assert installed is not None
@@ -150,3 +157,8 @@ def test_the_tool_writes_the_table_of_a_wheel(tmp_path: Path) -> None:
         archive.writestr("torch/_refs/linalg/__init__.py", "")
     tool.write(wheel, tmp_path)
     assert json.loads((tmp_path / "mps-2.13.0.json").read_text())["through"] == {"put": "put_"}
+
+
+def test_group_norm_trains_on_versions_whose_kernel_is_written_in_python() -> None:
+    assert kernels.of("2.12.0").status("native_group_norm_backward") == "kernel"
+    assert "native_group_norm_backward" in kernels.of("2.12.0").in_python

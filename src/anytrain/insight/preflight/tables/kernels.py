@@ -22,7 +22,7 @@ Status = Literal["kernel", "composite", "sent to the cpu", "missing"]
 
 YAML = "torchgen/packaged/ATen/native/native_functions.yaml"
 """Where a torch wheel keeps the list of its operations."""
-PYTHON_KERNELS = "torch/_refs/"
+PYTHON_KERNELS = ("torch/_refs/", "torch/backends/mps/")
 """Where it keeps the kernels that are written in Python; `import torch` loads them."""
 _COMPOSITE = frozenset(
     {
@@ -40,6 +40,8 @@ _SENT_TO_CPU: dict[str, tuple[int, int] | None] = {
 }
 # Registered by hand in the same place, but only to refuse tensors of two devices.
 _REGISTERED_BY_HAND = frozenset({"_slow_conv2d_forward"})
+# Composed of other operations, though the out= sibling has kernels of its own (UnaryOps.cpp).
+_NOT_THROUGH_SIBLINGS = frozenset({"mvlgamma"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ def of(version: str) -> KernelTable:
     """Return the table of a torch version, or of the nearest one that is known."""
     site = _installed()
     if site is not None and _minor(version) == _minor(version_of("torch")):
-        python = [p.read_text(encoding="utf-8") for p in (site / PYTHON_KERNELS).rglob("*.py")]
+        sources = (path for folder in PYTHON_KERNELS for path in (site / folder).rglob("*.py"))
+        python = [path.read_text(encoding="utf-8") for path in sources]
         return derive((site / YAML).read_text(encoding="utf-8"), python, version)
     kept = {_minor(name): name for name in _kept()}
     nearest = kept[min(kept, key=lambda minor: _distance(minor, _minor(version)))]
@@ -128,7 +131,8 @@ def _through(keys: dict[str, frozenset[str]], missing: set[str]) -> list[tuple[s
     explicit = (
         n for n, k in sorted(keys.items()) if "CompositeExplicitAutograd" in k and "MPS" not in k
     )
-    return [(n, by_stem[_stem(n)]) for n in explicit if _stem(n) in by_stem]
+    found = [(n, by_stem[_stem(n)]) for n in explicit if _stem(n) in by_stem]
+    return [(n, sibling) for n, sibling in found if _stem(n) not in _NOT_THROUGH_SIBLINGS]
 
 
 def _stem(name: str) -> str:
@@ -146,12 +150,11 @@ def _keys(native: Native, natives: dict[str, Native]) -> frozenset[str]:
 
 
 def _written_in_python(text: str) -> list[str]:
-    libraries = re.findall(r'(\w+) = torch\.library\.Library\("aten", "IMPL", "MPS"\)', text)
-    return [
-        name
-        for library in libraries
-        for name in re.findall(rf'\b{library}\.impl\(\s*"(?:aten::)?([\w.]+)"', text)
-    ]
+    """Return what is registered for mps: by a library of that key, or by naming it in the call."""
+    ours = r'(\w+) = (?:torch\.library\.|_?)Library\("aten", "IMPL", "MPS"\)'
+    calls = re.findall(r'(\w+)\.impl\(\s*"(?:aten::)?([\w.]+)"([^)]*)\)', text)
+    libraries = set(re.findall(ours, text))
+    return [name for library, name, rest in calls if library in libraries or '"MPS"' in rest]
 
 
 def _file(version: str) -> str:
