@@ -18,6 +18,7 @@ TARGET = typer.Option(
 )
 JSON = typer.Option(None, "--json", help="Write everything as JSON to a file; - prints it.")
 HTML = typer.Option(None, "--html", help="Write one page that needs nothing else.")
+PROCESSES = typer.Option(1, "--num_processes", "-n", min=1, help="How many will train together.")
 QUICK = typer.Option(False, "--quick", help="Leave out the search for the largest batch.")
 
 
@@ -37,6 +38,7 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
     json_file: str | None = JSON,
     html_file: Path | None = HTML,
     fail_on: Grave | None = FAIL_ON,
+    num_processes: int = PROCESSES,
     quick: bool = QUICK,
 ) -> None:
     """Trace one training step of your script on devices that are not here, and tell what awaits it.
@@ -50,7 +52,13 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
     check_command(command)
     from anytrain.insight.preflight.tell import Ways, tell
 
-    report = tell(command, target or (), Ways(json_file, html_file), quick=quick)
+    report = tell(
+        command,
+        target or (),
+        Ways(json_file, html_file),
+        num_processes=num_processes,
+        quick=quick,
+    )
     if fail_on is not None and report.fails_on(fail_on.value):
         raise typer.Exit(1)
 

@@ -134,11 +134,12 @@ def test_a_gradient_in_float16_is_seen_without_being_told() -> None:
 
 def test_parameters_without_a_gradient_stop_ddp() -> None:
     names = tuple(f"layer.{n}.weight" for n in range(6))
-    (found,) = unused.check(trace(unused_parameters=names, uses_ddp=True), CUDA)
+    (found,) = unused.check(trace(unused_parameters=names, world_size=2), CUDA)
     assert found.severity == "error"
     assert "and 2 more" in found.what
-    (found,) = unused.check(trace(unused_parameters=names), CUDA)
-    assert found.severity == "note"
+    for told in ({}, {"world_size": 2, "finds_unused": True}):
+        (found,) = unused.check(trace(unused_parameters=names, **told), CUDA)
+        assert found.severity == "note"
 
 
 def test_work_that_cannot_be_pickled_fails_on_a_mac() -> None:

@@ -50,7 +50,7 @@ from anytrain.engine.recording import trackers
 from anytrain.engine.recording.profile import profile
 from anytrain.engine.step.eager import EagerStep
 from anytrain.engine.tree import is_all_tensors, map_tensors
-from anytrain.insight.preflight.watching import session_facts, watching
+from anytrain.insight.preflight.watching import run_facts, watching
 
 
 class Accelerator(Tracking, Saving, Foretelling, UnlikeAccelerate):
@@ -191,7 +191,7 @@ class Accelerator(Tracking, Saving, Foretelling, UnlikeAccelerate):
     def prepare(self, *args: Any, device_placement: list[bool | None] | None = None) -> Any:
         """Return models, optimizers, loaders and schedulers ready for this run, in their order."""
         if (watch := watching()) is not None:
-            watch.tell(**session_facts(self._run.session))
+            watch.tell(**run_facts(self._run))
         return self._run.prepare(args, device_placement)
 
     def prepare_model(

@@ -18,7 +18,7 @@ from anytrain.insight.preflight.run import preflight_of
 from anytrain.insight.preflight.settings import sized
 from anytrain.insight.preflight.targets import parse_targets
 from anytrain.insight.preflight.trace import trace_call
-from anytrain.insight.preflight.watching import session_facts, watching
+from anytrain.insight.preflight.watching import run_facts, watching
 from anytrain.machine.backends import probe
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def _taken(accelerator: Accelerator, step_fn: Callable[[Any], Any], batch: Any) 
     made = sized(batch, setting)
     folder = accelerator.project_dir
     watch.tell(
-        **session_facts(session),
+        **run_facts(run),
         batch_size=num_rows(made) or 0,
         output_dir="" if folder is None else str(folder),
     )

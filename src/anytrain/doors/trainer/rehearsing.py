@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from anytrain.doors.callbacks.hf import TrainerCallback
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.data.grouped import quick_lengths
-from anytrain.insight.preflight.watching import Watch, session_facts
+from anytrain.insight.preflight.watching import Watch, run_facts
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
@@ -42,7 +42,7 @@ def arguments(args: TrainingArguments, watch: Watch) -> TrainingArguments:
 def rehearse(trainer: Trainer, watch: Watch) -> NoReturn:
     """Train two steps, evaluate one batch, and leave the user's script."""
     watch.tell(
-        **session_facts(trainer._session),
+        **run_facts(trainer._run),
         batch_size=trainer.args.train_batch_size,
         lengths=_lengths(trainer.train_dataset),
     )

@@ -25,6 +25,7 @@ def preflight(
     command: Sequence[str],
     targets: Sequence[Target],
     *,
+    num_processes: int = 1,
     quick: bool = False,
     say: Say = lambda text: None,
 ) -> Report:
@@ -35,7 +36,8 @@ def preflight(
     from anytrain.insight.preflight.trace import trace_run
 
     def tracing(target: Target, setting: Setting | None) -> Trace:
-        return trace_run(target, command, setting)
+        trace = trace_run(target, command, setting=setting)
+        return replace(trace, job=replace(trace.job, world_size=num_processes))
 
     return preflight_of(tracing, targets, tuple(command), quick=quick, say=say)
 

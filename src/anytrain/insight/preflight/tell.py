@@ -25,13 +25,19 @@ class Ways:
 
 
 def tell(
-    command: Sequence[str], targets: Sequence[str] = (), ways: Ways = Ways(), *, quick: bool = False
+    command: Sequence[str],
+    targets: Sequence[str] = (),
+    ways: Ways = Ways(),
+    *,
+    num_processes: int = 1,
+    quick: bool = False,
 ) -> Report:
     """Trace a command for targets such as "mps:16GB", tell what was found, and return it."""
     aside = Console(stderr=True, highlight=False, markup=False)
     report = preflight(
         command,
         parse_targets(tuple(targets)),
+        num_processes=num_processes,
         quick=quick,
         say=lambda text: aside.print(f"anytrain: {text}", style="dim"),
     )

@@ -99,7 +99,8 @@ class Job:
     """The samples' own lengths, where the data set could tell; for counting shapes."""
     buckets: str = ""
     """What the shape governor was asked for: "off", "auto", or the lengths."""
-    uses_ddp: bool = False
+    finds_unused: bool = False
+    """Whether parameters may go without a gradient in several processes."""
     mps_fallback: bool = False
     """Whether the run will have PYTORCH_ENABLE_MPS_FALLBACK=1 before it loads torch."""
 

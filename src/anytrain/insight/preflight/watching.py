@@ -64,10 +64,12 @@ def watch(found: Watch | None) -> None:
     _current = found
 
 
-def session_facts(session: Any) -> dict[str, Any]:
-    """Return what a session says of the job."""
+def run_facts(run: Any) -> dict[str, Any]:
+    """Return what a run says of the job."""
+    session = run.session
     return {
         "precision": session.plan.precision.value,
         "accumulation": session.cursor.accumulation.num_steps,
         "scales_gradients": session.precision.scale is not None,
+        "finds_unused": bool(run.options.ddp.get("find_unused_parameters", False)),
     }
