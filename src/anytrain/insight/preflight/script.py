@@ -13,6 +13,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -22,7 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from anytrain.engine.prepared.loader import PreparedLoader
-from anytrain.insight.preflight import weights
+from anytrain.insight.preflight import fallback, weights
 from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.claimed import Device
 from anytrain.insight.preflight.claims import claimed
@@ -43,7 +44,8 @@ MAX_BATCHES = 64
 
 def trace_script(target: Target, command: Sequence[str], setting: Setting | None = None) -> Trace:
     """Run a script, or a module after "-m", with its arguments; return what was seen."""
-    return trace_here(target, lambda: _run(list(command)), setting)
+    trace = trace_here(target, lambda: _run(list(command)), setting)
+    return replace(trace, job=replace(trace.job, mps_fallback=fallback.is_on(command)))
 
 
 def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None = None) -> Trace:

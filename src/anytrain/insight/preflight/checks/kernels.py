@@ -105,7 +105,7 @@ def _without_kernel(met: _Met, table: kernels.KernelTable, fallback: bool) -> Fi
         severity,
         what,
         why=why if lost else f"{why} {_price(met)}",
-        fix=_fix(met, is_sent, flag_helps=not lost),
+        fix=_fix(met, runs=severity == "warning", flag_helps=not lost),
         place=met.op.place,
         per_step=0 if met.op.phase == "evaluate" else met.calls,
     )
@@ -135,9 +135,9 @@ def _price(met: _Met) -> str:
     return f"That costs {trips} to the host in {step}, {each} {copies}, while the GPU waits."
 
 
-def _fix(met: _Met, is_sent: bool, flag_helps: bool) -> str:
+def _fix(met: _Met, runs: bool, flag_helps: bool) -> str:
     advice = instead.advice(met.name)
-    if is_sent:
+    if runs:
         return f"Nothing, if it is rare. Else: {advice}"
     if not flag_helps:
         return advice

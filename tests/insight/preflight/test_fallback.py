@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from anytrain.insight.preflight import fallback
+
+
+@pytest.fixture(autouse=True)
+def _not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PYTORCH_ENABLE_MPS_FALLBACK", raising=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_on"),
+    [
+        ("from anytrain import Accelerator\nimport torch\n", True),
+        ('"""Words."""\nimport os\nimport numpy as np\nimport anytrain\nimport torch\n', True),
+        ("import torch\nfrom anytrain import Accelerator\n", False),
+        ("import my_own_module\nimport anytrain\n", False),
+        ("print('nothing')\n", False),
+        ("import anytrain (\n", False),
+    ],
+)
+def test_what_a_script_imports_first_decides(tmp_path: Path, text: str, is_on: bool) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    assert fallback.is_on([str(script), "--lr", "1"]) is is_on
+
+
+def test_our_own_commands_have_it_and_others_modules_do_not() -> None:
+    assert fallback.is_on(["-m", "anytrain.cli.main", "glue"])
+    assert not fallback.is_on(["-m", "somebody.train"])
+    assert not fallback.is_on(["no_such_file.py"])
+
+
+@pytest.mark.parametrize(("value", "is_on"), [("1", True), ("0", False)])
+def test_the_variable_itself_is_heard_first(
+    value: str, is_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", value)
+    monkeypatch.setattr("sys.platform", "linux")
+    assert fallback.is_on(["no_such_file.py"]) is is_on
+
+
+def test_on_a_mac_the_variable_may_be_our_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
+    monkeypatch.setattr("sys.platform", "darwin")
+    assert not fallback.is_on(["no_such_file.py"])
