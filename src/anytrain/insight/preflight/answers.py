@@ -145,13 +145,32 @@ class Answers(TorchDispatchMode):
             self._set_value(args[1], 0.0)
             return
         value: Any = NOT_KNOWN
-        if func in _SETS_VALUE:
+        if func is aten.all.default:
+            known = storage_of(args[0])
+            if known is not None and known.is_full is not None:
+                value = float(known.is_full)
+        elif func in _SETS_VALUE:
             value = _SETS_VALUE[func](args)
         elif func in _KEEPS_VALUE and isinstance(args[0], torch.Tensor):
             known = storage_of(args[0])
             value = NOT_KNOWN if known is None else known.value
         for tensor in made:
             self._set_value(tensor, value)
+        if func is aten._to_copy.default and made[0].is_meta:
+            self._note_fullness(args[0], made[0])
+
+    @staticmethod
+    def _note_fullness(source: torch.Tensor, copy: torch.Tensor) -> None:
+        """Remember of a mask's data whether it hides anything: models ask, and then build masks."""
+        if source.dtype.is_floating_point or source.dtype.is_complex:
+            return
+        known, at = storage_of(copy), storage_of(source)
+        if known is None:
+            return
+        if not source.is_meta:
+            known.is_full = bool(source.all())
+        elif at is not None:
+            known.is_full = at.is_full
 
     def _set_value(self, tensor: torch.Tensor, value: Any) -> None:
         known = storage_of(tensor) if tensor.is_meta else None

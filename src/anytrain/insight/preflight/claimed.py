@@ -28,12 +28,14 @@ NOT_KNOWN = object()
 class Storage:
     """What is known of a claimed tensor's memory; it lives as long as that memory would."""
 
-    __slots__ = ("device", "num_bytes", "value", "born", "on_death", "__weakref__")
+    __slots__ = ("device", "num_bytes", "value", "is_full", "born", "on_death", "__weakref__")
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         self.device, self.num_bytes = device, num_bytes
         self.value: Any = NOT_KNOWN
         """The one value that is in it, where somebody knows."""
+        self.is_full: bool | None = None
+        """Whether no value of the data in it is 0: a mask of padding; None where nobody knows."""
         self.born: Any = None
         """What the watcher keeps of it."""
         self.on_death: Callable[[Any], None] | None = None
