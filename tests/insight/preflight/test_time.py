@@ -64,6 +64,17 @@ def test_op_by_op_a_fast_device_waits_for_the_host() -> None:
     assert eager.samples_per_s == pytest.approx(4000)
 
 
+def test_host_and_device_take_turns_where_values_are_read() -> None:
+    work = op("mm", flops=10**9)
+    read = dataclasses.replace(op("_local_scalar_dense", calls=2), host_read="item")
+    free, reading = (
+        estimate(step(4, (op("add.Tensor", calls=100), work, *more)), PLAIN)
+        for more in ((), (read,))
+    )
+    assert free.step_s == max(free.device_s, free.host_s)
+    assert reading.step_s == reading.device_s + reading.host_s
+
+
 def test_evaluation_and_construction_are_no_part_of_a_step() -> None:
     assert seconds(op("mm", "evaluate", flops=10**12), op("mm", "make", flops=10**12)) == 0
 

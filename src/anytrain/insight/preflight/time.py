@@ -2,7 +2,8 @@
 
 Each operation takes as long as its arithmetic or its memory traffic, whichever is slower, and no
 less than a kernel's shortest time. Op by op, a device also waits where the host is slower to issue
-operations than it is to run them; a recorded or compiled step has no host in it.
+operations than it is to run them, and where the host reads a value, both take turns. A recorded or
+compiled step has no host in it.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _VIEWS = frozenset(
 """What starts no kernel."""
 _READS_ROWS = frozenset(("embedding", "index_select", "gather", "index", "_embedding_bag"))
 _HALVES = ("bfloat16", "float16")
+_NO_STEP = ("make", "evaluate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +59,14 @@ def estimate(
     flops = moved = kernels = 0
     seconds: dict[Phase, float] = {}
     for op in trace.ops:
-        if op.phase in ("make", "evaluate") or _is_view(op):
+        if op.phase in _NO_STEP or _is_view(op):
             continue
         seconds[op.phase] = seconds.get(op.phase, 0.0) + _seconds(op, rates, allows_tf32)
         flops, moved, kernels = flops + op.flops, moved + _traffic(op), kernels + op.calls
     host = 0.0 if is_recorded else rates.host_op_s * _num_issued(trace.ops)
     device = sum(seconds.values())
-    step = max(device, host)
+    waits = sum(op.calls for op in trace.ops if op.host_read and op.phase not in _NO_STEP)
+    step = device + host if waits > 1 else max(device, host)
     samples = trace.job.batch_size * trace.job.accumulation
     return Duration(
         step_s=step,
@@ -92,9 +95,7 @@ def _assumption(rates: Rates, *, is_recorded: bool) -> str:
 def _num_issued(ops: Iterable[Op]) -> int:
     """Return how many operations the host issues: views cost it time too, though little."""
     return sum(
-        op.calls // 4 if _is_view(op) else op.calls
-        for op in ops
-        if op.phase not in ("make", "evaluate")
+        op.calls // 4 if _is_view(op) else op.calls for op in ops if op.phase not in _NO_STEP
     )
 
 
