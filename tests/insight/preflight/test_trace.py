@@ -27,7 +27,9 @@ TRAINER = """
 
         def forward(self, x, labels=None):
             hidden = torch.relu(self.first(x))
-            scale = hidden.max().item()
+            scale = hidden.max()
+            if scale > 0:
+                scale.item()
             logits = self.head(hidden)
             return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
 
@@ -35,9 +37,10 @@ TRAINER = """
     args = TrainingArguments(output_dir=sys.argv[1], save_strategy="steps", save_steps=1)
     trainer = Trainer(Net(), args, train_dataset=rows, eval_dataset=rows)
     trainer.train()
-    open("went-on.txt", "w")
+    open(f"{sys.argv[1]}.txt", "w")
 """
 LOOP = """
+    import sys
     import torch
     from torch import nn
     from torch.utils.data import DataLoader
@@ -52,6 +55,7 @@ LOOP = """
     train = DataLoader(rows[:64], batch_size=8, shuffle=True, num_workers=2)
     model, optimizer, train = accelerator.prepare(model, optimizer, train)
     evaluation = accelerator.prepare(DataLoader(rows[:64], batch_size=16))
+    accelerator.load_state("an earlier run's folder")
     for epoch in range(3):
         model.train()
         for batch in train:
@@ -60,12 +64,15 @@ LOOP = """
                 accelerator.backward(loss)
                 optimizer.step()
                 optimizer.zero_grad()
+            accelerator.save_state(f"{sys.argv[1]}/state")
+        if accelerator.is_main_process:
+            accelerator.save_model(model, f"{sys.argv[1]}/model")
         model.eval()
         for batch in evaluation:
             with torch.no_grad():
                 found = model(batch["ids"]).mean(1).argmax(-1)
             print(accelerator.gather_for_metrics(found).tolist())
-    torch.save(model.state_dict(), "weights.pt")
+    torch.save(model.state_dict(), f"{sys.argv[1]}.pt")
 """
 FAILS = """
     import torch
@@ -112,7 +119,8 @@ def test_a_trainers_script_is_seen_from_its_first_step_to_its_evaluation(traces)
 
 def test_a_trainers_host_read_is_at_the_users_line(traces):
     trace, folder = traces["trainer"]
-    found = next(op for op in trace.ops if op.host_read and not op.place.is_ours)
+    read = [op for op in trace.ops if op.host_read and not op.place.is_ours]
+    found = next(op for op in read if ".item()" in op.place.text)
     assert found.place.file == str(folder / "train.py")
     assert found.place.line == line_of(TRAINER, ".item()")
     assert (found.host_read, found.phase, found.calls) == ("item", "forward", 1)
@@ -140,6 +148,13 @@ def test_an_own_loop_is_seen_with_its_accumulation_and_evaluation(traces):
     assert sum(op.calls for op in embeddings) == 2
     assert any(op.phase == "evaluate" for op in trace.ops)
     assert [path.name for path in folder.iterdir()] == ["train.py"]
+
+
+def test_a_branch_that_hangs_on_a_value_is_named(traces):
+    trace, folder = traces["trainer"]
+    line = line_of(TRAINER, "if scale")
+    said = f"Only one branch of `if scale > 0:` at {folder / 'train.py'}:{line} was followed."
+    assert trace.notes == (said,)
 
 
 def test_autocast_narrows_products_and_not_sums_on_a_claimed_device(traces):

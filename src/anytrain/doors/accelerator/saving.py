@@ -22,6 +22,7 @@ from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint import foreign
 from anytrain.engine.checkpoint.export import export_model, export_object
 from anytrain.engine.checkpoint.foreign import looks_foreign
+from anytrain.insight.preflight.watching import skips_save, watching
 
 Place = str | os.PathLike[str]
 
@@ -52,6 +53,8 @@ class Saving:
         checkpoint stays, and training goes on. The main process's folder counts for all.
         """
         _refuse_unknown("save_state", save_model_func_kwargs)
+        if skips_save():
+            return str(output_dir or "")
         store, name = self._store_for(self._main_says(output_dir), saving=True)
         hooks = list(self._save_hooks.values())
         found, registered = self._run.session, self._registered
@@ -102,6 +105,8 @@ class Saving:
         With `strict=False` a model may miss weights or find ones it has no place for.
         """
         _refuse_unknown("load_state", load_model_func_kwargs)
+        if watching() is not None:  # what a step does hangs on no weight
+            return
         if map_location not in (None, "cpu", "on_device"):
             raise BadType(
                 f"Cannot load to map_location={map_location!r}.",
@@ -211,6 +216,8 @@ class Saving:
                 why="it is a file, and a model is saved to a folder.",
                 fix="pass a folder.",
             )
+        if skips_save():
+            return
         world = self._run.session.world
         if world.rank == 0:
             export_model(
@@ -223,6 +230,8 @@ class Saving:
 
     def save(self, obj: Any, f: Place, safe_serialization: bool = False) -> None:
         """Write an object from the main process (from each machine's, if so configured)."""
+        if skips_save():
+            return
         world = self._run.session.world
         each = self.project_configuration.save_on_each_node
         if (world.local_rank if each else world.rank) == 0:

@@ -28,6 +28,7 @@ from anytrain.insight.preflight.scratch import scratch
 from anytrain.insight.preflight.traced import Held, Job, Op, Phase, TensorFacts, Trace
 
 NUM_UPDATES = 2
+_DECIDES = ("if ", "elif ", "while ", "assert ", "and ", "or ")
 _PLAIN = (bool, int, float, str, type(None))
 _DRAWS = torch.Tag.nondeterministic_seeded
 Key = tuple[Any, ...]
@@ -65,6 +66,12 @@ class Recorder:
         self._saw_backward = False
         self._began: float | None = None
         self._ended: float | None = None
+
+    @property
+    def has_seen_all(self) -> bool:
+        """Whether both updates and an evaluation were seen."""
+        evaluated = self.has_evaluated or self.phase == "evaluate"
+        return self.updates >= NUM_UPDATES and evaluated
 
     # -- what the device tells ----------------------------------------------------------------
 
@@ -243,6 +250,7 @@ class Recorder:
             _op(key, *counts) for part in self._ops.values() for key, counts in part.items()
         )
         held = self._held or self.memory.held()
+        notes = {**self.notes, **dict.fromkeys(_branches(ops))}
         seconds = 0.0
         if self._began is not None:
             seconds = (self._ended or time.perf_counter()) - self._began
@@ -251,7 +259,7 @@ class Recorder:
             ops=ops,
             held=held,
             trace_s=seconds,
-            notes=tuple(self.notes),
+            notes=tuple(notes),
             failure=failure,
             failure_place=place,
             parts={"updates": self.updates, "first_step_peak_bytes": self.first_peak},
@@ -279,6 +287,14 @@ class Recorder:
             "draws_in_checkpointed": tuple(map(self.places.place, self.draws)),
             "checkpoint_bytes": saved,
         }
+
+
+def _branches(ops: tuple[Op, ...]) -> Iterator[str]:
+    """Name the lines that decide by a value, of which one way was seen."""
+    for op in ops:
+        place = op.place
+        if op.host_read and not place.is_ours and place.text.startswith(_DECIDES):
+            yield f"Only one branch of `{place.text}` at {place.file}:{place.line} was followed."
 
 
 def _op(key: Key, calls: int, count: int, size: int) -> Op:

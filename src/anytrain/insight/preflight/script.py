@@ -1,8 +1,8 @@
 """Run a user's script on a claimed device, until it has shown everything.
 
 The script runs from its first line as if the device were there. Loops over prepared loaders end
-after the second update, evaluations after one batch, and a script that goes on to save its
-weights is left there: nothing of the real run is touched.
+after the second update, evaluations after one batch, and what the script would save or report is
+left out: nothing of the real run is touched.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from anytrain.engine.prepared.loader import PreparedLoader
+from anytrain.engine.recording import trackers
 from anytrain.insight.preflight import fallback, weights
 from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.claimed import Device
@@ -100,12 +101,13 @@ def _run(command: list[str]) -> None:
 
 @contextmanager
 def _bounded(own: Watch) -> Iterator[None]:
-    """End the block's loops early, load its data in this process, and leave where it would save."""
+    """End the block's loops early, load its data in this process, save and report nothing."""
     with ExitStack() as stack:
         for holder, name, changed in (
             (PreparedLoader, "walk_from", _short_walk(own)),
             (DataLoader, "__init__", _own_process(own)),
-            (torch, "save", _leaving(own, torch.save)),
+            (trackers.Trackers, "start", lambda *args, **kwargs: None),
+            (torch, "save", _unless_trained(own, torch.save)),
         ):
             stack.enter_context(mock.patch.object(holder, name, changed))
         try:
@@ -114,7 +116,7 @@ def _bounded(own: Watch) -> Iterator[None]:
             pass
         else:
             stack.enter_context(
-                mock.patch.object(files, "save_file", _leaving(own, files.save_file))
+                mock.patch.object(files, "save_file", _unless_trained(own, files.save_file))
             )
         yield
 
@@ -169,13 +171,11 @@ def _own_process(own: Watch) -> Callable[..., None]:
     return init
 
 
-def _leaving(own: Watch, save: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what saves before the training, and leaves after it."""
+def _unless_trained(own: Watch, save: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what saves before the training alone."""
 
     def saved(*args: Any, **kwargs: Any) -> Any:
-        if own.recorder.updates:
-            own.leave()
-        return save(*args, **kwargs)
+        return None if own.skips_save() else save(*args, **kwargs)
 
     return saved
 

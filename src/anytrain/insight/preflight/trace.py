@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +106,8 @@ def _result(folder: str, code: int, log: Path) -> Trace:
     path = Path(folder) / RESULT
     if path.exists():
         trace: Trace = pickle.loads(path.read_bytes())
+        if trace.failure and trace.failure_place is None:  # a refused option, for one
+            return replace(trace, failure=trace.failure + _last_words(log))
         return trace
     if code < 0:
         return _failed(f"the process that traced was ended by {signal.Signals(-code).name}", log)
@@ -113,13 +116,21 @@ def _result(folder: str, code: int, log: Path) -> Trace:
 
 def _failed(what: str, log: Path) -> Trace:
     """Return an empty trace that says what was said last, and where it ended."""
+    place = _user_place(_lines(log)[1])
+    what += _last_words(log)
+    return Trace(Job(), (), Held(0, {}, {}, ()), 0.0, failure=what, failure_place=place)
+
+
+def _last_words(log: Path) -> str:
+    words = "\n".join(_lines(log)[0][-_LAST_LINES:])
+    return f"; its last words were:\n{words}" if words else ""
+
+
+def _lines(log: Path) -> tuple[list[str], list[str]]:
+    """Return what a process has said, and the stack that it died with."""
     lines = log.read_text(errors="replace").strip().splitlines()
     end = next((n for n, line in enumerate(lines) if line.startswith(_FATAL)), len(lines))
-    words = "\n".join(lines[:end][-_LAST_LINES:])
-    said = f"; its last words were:\n{words}" if words else ""
-    place = _user_place(lines[end:])
-    held = Held(0, {}, {}, ())
-    return Trace(Job(), (), held, 0.0, failure=what + said, failure_place=place)
+    return lines[:end], lines[end:]
 
 
 def _user_place(stack: list[str]) -> Place | None:

@@ -43,6 +43,12 @@ class Watch:
         self.recorder.end_steps()
         self.recorder.leave()
 
+    def skips_save(self) -> bool:
+        """Whether a save is left out, as all are once the training has begun; leave at the last."""
+        if self.recorder.has_seen_all:
+            self.leave()
+        return self.recorder.updates > 0
+
     @property
     def job(self) -> Job:
         """What is known of the job."""
@@ -56,6 +62,11 @@ _current: Watch | None = None
 def watching() -> Watch | None:
     """Return what watches this process; None in a real run."""
     return _current
+
+
+def skips_save() -> bool:
+    """Whether whoever is about to write must not: this process is watched."""
+    return _current is not None and _current.skips_save()
 
 
 def watch(found: Watch | None) -> None:
