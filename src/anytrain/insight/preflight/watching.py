@@ -47,7 +47,7 @@ class Watch:
         """Whether a save is left out, as all are once the training has begun; leave at the last."""
         if self.recorder.has_seen_all:
             self.leave()
-        return self.recorder.updates > 0
+        return self.recorder.phase != "make"
 
     @property
     def job(self) -> Job:
