@@ -30,6 +30,8 @@ from pathlib import Path
 from typing import Any
 
 MIB, GIB = 2**20, 2**30
+LONGEST_S = 30
+"""How long a run waits to be recorded: kernels are compiled the first time."""
 GPU = "cuda:h200"
 # The model, its batch in the cases of memory, and the cap in GiB of those of batches.
 MODELS = {
@@ -40,7 +42,7 @@ MODELS = {
     "vit-b": (32, 8),
     "resnet-50": (32, 8),
 }
-SMALL = {"bert-tiny": (8, 1), "gpt2-tiny": (4, 1), "vit-tiny": (4, 1), "resnet-tiny": (4, 1)}
+SMALL = {"bert-tiny": (8, 1), "gpt2-tiny": (4, 1), "vit-tiny": (64, 1), "resnet-tiny": (64, 1)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,8 +134,21 @@ class Samples:
 
 def train(case: Case, engine: str, steps: int) -> Any:
     """Train a few steps by anytrain's Trainer; return it."""
-    from anytrain import Trainer, TrainingArguments
+    from anytrain import Trainer, TrainerCallback, TrainingArguments
     from anytrain.engine.step.activations import Activations
+
+    class Enough(TrainerCallback):
+        """End the training a few steps after they are recorded, or when that takes too long."""
+
+        replayed, begin = 0, 0.0
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.begin = time.perf_counter()
+
+        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+            self.replayed += str(trainer.accelerator.plan.step) == "cuda_graph"
+            is_late = time.perf_counter() - self.begin > LONGEST_S
+            control.should_training_stop = self.replayed > 3 or is_late
 
     model, make = build(case.model)
     if case.is_checkpointed:
@@ -154,7 +169,8 @@ def train(case: Case, engine: str, steps: int) -> Any:
             report_to="none",
         )
         data: Any = Samples(make, case.batch_size * steps)
-        trainer = Trainer(model=model, args=arguments, train_dataset=data)
+        looks = [Enough()] if engine == "auto" else []
+        trainer = Trainer(model=model, args=arguments, train_dataset=data, callbacks=looks)
         trainer.train()
     return trainer
 
@@ -166,6 +182,8 @@ def one(args: argparse.Namespace) -> None:
         train(case, "eager", 4)
         return
     import torch
+
+    from anytrain.machine.backends.cuda import Cuda
 
     if args.measure == "cpu":
         print("MEASURED", json.dumps({"peak": _profiled(lambda: train(case, "eager", 2))}))
@@ -179,7 +197,9 @@ def one(args: argparse.Namespace) -> None:
         trainer = train(case, args.engine, args.steps)
         found["step"] = str(trainer.accelerator.plan.step)
         found["because"] = trainer.accelerator.plan.step.because
-    except torch.OutOfMemoryError as error:
+    except Exception as error:
+        if not Cuda().is_out_of_memory(error):
+            raise
         found = {"ran": False, "error": str(error).splitlines()[0]}
     stats = torch.cuda.memory_stats()
     found |= {
@@ -275,10 +295,11 @@ def score_peaks(args: argparse.Namespace) -> list[dict[str, Any]]:
         try:
             trace = traced(case, target)
             for engine in engines:
-                real = ("--measure", "cpu") if args.cpu else (
-                    "--measure", "cuda", "--engine", engine, "--steps", "12")  # fmt: skip
-                told = foretold(trace, target, is_recorded=engine == "auto")
-                row[engine] = _compared(told, measured(case, *real))
+                steps = "600" if engine == "auto" else "4"
+                real = measured(case, "--measure", "cpu") if args.cpu else measured(
+                    case, "--measure", "cuda", "--engine", engine, "--steps", steps)  # fmt: skip
+                told = foretold(trace, target, is_recorded=real.get("step") == "cuda_graph")
+                row[engine] = _compared(told, real)
         except Exception as error:  # noqa: BLE001  one case's trouble is told, the others go on
             row["broken"] = str(error)[-800:]
         tell(row)
@@ -334,7 +355,7 @@ def _tried(case: Case, told: int, cap: int) -> dict[str, Any]:
     def runs(size: int) -> bool:
         tries[size] = measured(
             dataclasses.replace(case, batch_size=size),
-            *("--measure", "cuda", "--cap", str(cap), "--steps", "6", "--engine", "auto"),
+            *("--measure", "cuda", "--cap", str(cap), "--steps", "200", "--engine", "auto"),
         )
         return bool(tries[size].get("ran"))
 
