@@ -84,7 +84,7 @@ def _outlook(tracing: Tracing, target: Target, command: tuple[str, ...], say: Sa
     findings = [*_failed(trace), *checks.ask_all(trace, target)]
     if not trace.ops:
         return Outlook(target, trace.job, tuple(findings), notes=trace.notes)
-    forecast = memory.forecast(trace, target)
+    forecast = memory.forecast(trace, target, is_recorded=_records(trace, target))
     known = _rates(target)
     compiled = _compiled(target, command, say)
     return Outlook(
@@ -196,11 +196,16 @@ def _rates(target: Target) -> Rates | None:
     return rates.measured(backend, backend.device(0))
 
 
-def _recorded(trace: Trace, target: Target, known: Rates | None) -> time.Duration | None:
-    """Return the time of a recorded step, where nothing in it keeps CUDA from recording."""
+def _records(trace: Trace, target: Target) -> bool:
+    """Whether nothing in the step keeps CUDA from recording it."""
     steps = ("forward", "backward", "clip", "optimizer")
     waits = any(op.host_read and not op.place.is_ours and op.phase in steps for op in trace.ops)
-    if target.kind != "cuda" or known is None or waits:
+    return target.kind == "cuda" and not waits
+
+
+def _recorded(trace: Trace, target: Target, known: Rates | None) -> time.Duration | None:
+    """Return the time of a recorded step, where there will be one."""
+    if known is None or not _records(trace, target):
         return None
     return time.estimate(trace, known, is_recorded=True)
 
