@@ -55,6 +55,15 @@ def test_two_batches_are_on_their_way_to_a_gpu() -> None:
     assert part(forecast(trace, parse_target("cuda:h200")), "batches ahead") == 2 * 8 * 1024 // 4
 
 
+def test_several_processes_hold_their_gradients_all_the_time() -> None:
+    trace = step(4, world_size=2, num_parameters=100, num_trainable=50)
+    held = {**trace.held.by_owner, "gradients": 0}
+    held_early = dataclasses.replace(trace.held, by_owner=held)
+    told = forecast(dataclasses.replace(trace, held=held_early), parse_target("cuda:h200"))
+    assert part(told, "gradient buckets") == WEIGHTS // 2
+    assert part(forecast(step(4), parse_target("cuda:h200")), "gradient buckets") == 0
+
+
 def test_a_recorded_step_needs_workspaces_and_inputs_of_its_own() -> None:
     target = parse_target("cuda:h200")
     eager, recorded = (forecast(step(4), target, is_recorded=r) for r in (False, True))

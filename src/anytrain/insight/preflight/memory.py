@@ -189,7 +189,8 @@ def _on_cuda(
     is_recorded: bool,
 ) -> Forecast:
     spaces, ahead = workspaces(trace.ops, target), _ahead(trace)
-    stays = (*spaces, ahead)
+    buckets = _buckets(trace, target)
+    stays = (*spaces, ahead, buckets)
     usable = None if limit is None else limit.usable_bytes - _CUDA_MARGIN
     steady = steps_of(trace, stays)
     free = play(steady)
@@ -198,6 +199,7 @@ def _on_cuda(
     parts = [
         *counted,
         Part("batches ahead", ahead, "rule", "two are on their way while one is computed"),
+        Part("gradient buckets", buckets, "rule", "several processes keep all gradients always"),
         Part("workspaces", sum(spaces), "rule", "cuBLAS keeps one for forward, one for backward"),
         Part("blocks", max(free.allocated_bytes - peak - sum(stays), 0), "rule", _WHY_BLOCKS),
     ]
@@ -222,11 +224,21 @@ def _ahead(trace: Trace) -> int:
     return _NUM_AHEAD * whole // max(trace.job.accumulation, 1)
 
 
+def _buckets(trace: Trace, target: Target) -> int:
+    """Return the gradients that several processes hold while one would hold none yet."""
+    job, held = trace.job, trace.held.by_owner
+    if max(job.world_size, target.num_devices) == 1 or not job.num_parameters:
+        return 0
+    whole = held.get("parameters", 0) * job.num_trainable // job.num_parameters
+    return max(whole - held.get("gradients", 0), 0)
+
+
 def fits_within(trace: Trace, target: Target, limit: Limit) -> bool:
     """Return what a forecast would say of fitting, at a fraction of its cost."""
     if target.kind != "cuda":
         return bool(forecast(trace, target, limit).fits)
-    steady = steps_of(trace, (*workspaces(trace.ops, target), _ahead(trace)))
+    stays = (*workspaces(trace.ops, target), _ahead(trace), _buckets(trace, target))
+    steady = steps_of(trace, stays)
     return play(steady, limit.usable_bytes - _CUDA_MARGIN).fits
 
 
