@@ -208,7 +208,7 @@ def _on_cuda(
         again = sum(spaces) + trace.held.by_owner.get("batch", 0)
         why = "while a step is recorded it has workspaces and inputs of its own"
         parts.append(Part("graph pool", again, "rule", why))
-        records = _has_room(trace, stays, found, usable)
+        records = found.fits and _has_room(trace, stays, again, usable)
     guessed = play(steps_of(trace, stays, with_guesses=True)).allocated_bytes
     if guessed > free.allocated_bytes:
         parts.append(Part("cuDNN", guessed - free.allocated_bytes, "margin", _WHY_CUDNN))
@@ -284,10 +284,11 @@ def steps_of(
     return [*enumerate(filter(None, stays), first), *events, *again]
 
 
-def _has_room(
-    trace: Trace, stays: tuple[int, ...], found: Played, usable: int | None
-) -> bool | None:
-    """Whether the pool of a recorded step fits beside what stays: it cannot use the cache."""
+def _has_room(trace: Trace, stays: tuple[int, ...], more: int, usable: int | None) -> bool | None:
+    """Whether the pool of a recorded step fits beside what stays: it cannot use the cache.
+
+    `more` is what the pool holds beside the step's tensors.
+    """
     if usable is None:
         return None
     begin, end = trace.held.step
@@ -297,11 +298,10 @@ def _has_room(
             alive[which] = size
         else:
             alive.pop(which, None)
-    beside = play([*enumerate(filter(None, stays), -len(stays)), *alive.items()])
     born = {which for which, size in trace.held.events[begin:end] if size and which >= 0}
     step = [event for event in trace.held.events[begin:end] if event[0] in born]
-    pool = play([*enumerate(filter(None, stays), -len(stays)), *step])
-    return found.fits and beside.reserved_bytes + pool.reserved_bytes <= usable
+    beside = play([*enumerate(filter(None, stays), -len(stays)), *alive.items()])
+    return beside.reserved_bytes + play(step).reserved_bytes + more <= usable
 
 
 # -- other devices --------------------------------------------------------------------------------
