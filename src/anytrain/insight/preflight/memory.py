@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from anytrain.insight.preflight.allocator import MIB, Event, Played, play, rounded
+from anytrain.insight.preflight.allocator import MIB, Event, play, rounded
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Op, Trace
 
