@@ -233,3 +233,75 @@ def test_seven_billion_parameters_are_traced_on_a_laptop():
     trace = traced(work, "cuda")
     assert trace.job.num_parameters > 6.7e9
     assert trace.trace_s < 90
+
+
+class Attention(nn.Module):
+    """Attention as torch has it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.MultiheadAttention(64, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Attend to itself."""
+        out: torch.Tensor = self.inner(x, x, x, need_weights=False)[0]
+        return out
+
+
+class Spoken(nn.Module):
+    """A loss that is told lengths on the CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(16, 20)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the loss of two sentences."""
+        words = torch.ones(2, 5, dtype=torch.long, device=x.device)
+        lengths = torch.tensor([30, 30]), torch.tensor([5, 5])
+        return F.ctc_loss(self.head(x).log_softmax(-1), words, *lengths)
+
+
+MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "lstm": (lambda: nn.LSTM(32, 64, 2, bidirectional=True), (4, 10, 32)),
+    "convolutions": (
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 32, 7, 2), nn.BatchNorm2d(32), nn.MaxPool2d(2), nn.AdaptiveAvgPool2d(1)
+        ),
+        (4, 3, 64, 64),
+    ),
+    "attention": (Attention, (2, 16, 64)),
+    "speech": (Spoken, (30, 2, 16)),
+}
+
+
+@pytest.mark.parametrize("kind", ["mps", "cuda"])
+@pytest.mark.parametrize("name", MODELS)
+def test_models_of_many_kinds_go_through(name, kind):
+    make, shape = MODELS[name]
+
+    def work() -> None:
+        model = make().to(kind)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(3):
+            out = model(torch.randn(*shape).to(kind))
+            (out[0] if isinstance(out, tuple) else out).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    trace = traced(work, kind)
+    assert trace.parts["updates"] == 2
+    assert sum(op.flops for op in trace.ops) > 0
+
+
+def test_a_default_device_may_be_claimed():
+    def work() -> None:
+        torch.set_default_device("cuda")
+        model = nn.Linear(512, 512)
+        assert torch.get_default_device().type == model.weight.device.type == "cuda"
+        assert torch.ones(3).device.type == "cuda"
+        torch.set_default_device(None)
+        assert torch.ones(3).device.type == "cpu"
+        train(lambda: nn.Embedding(100, 4), "cuda", 3)()
+
+    traced(work, "cuda")

@@ -191,7 +191,7 @@ class Accelerator(Tracking, Saving, Foretelling, UnlikeAccelerate):
     def prepare(self, *args: Any, device_placement: list[bool | None] | None = None) -> Any:
         """Return models, optimizers, loaders and schedulers ready for this run, in their order."""
         if (watch := watching()) is not None:
-            watch.tell(**run_facts(self._run))
+            watch.tell(**run_facts(self._run), output_dir=self.project_dir or "")
         return self._run.prepare(args, device_placement)
 
     def prepare_model(

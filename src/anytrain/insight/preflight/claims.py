@@ -20,6 +20,7 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
+from torch.utils._device import _device_constructors
 
 from anytrain.insight.preflight import composites, runtime
 from anytrain.insight.preflight.answers import Answers
@@ -60,6 +61,8 @@ class Claims(TorchFunctionMode):
         super().__init__()
         self.device, self.answers = device, answers
         self.autocast = Autocast(device.device.type)
+        self.default: torch.device | None = None
+        """The device that the script wants new tensors on."""
         self._bodies: dict[FunctionType, FunctionType] = {}
         self._inside: Any = None
         kind = device.device.type
@@ -95,16 +98,26 @@ class Claims(TorchFunctionMode):
             return own(*args, **kwargs)
         if self.autocast.is_on:
             args, kwargs = self.autocast.cast(func, args, kwargs)
-        if func is _ATTENTION and self.kind == "cuda" and torch.is_inference_mode_enabled():
-            return composites.attention_on_cuda(*args, **kwargs)  # autograd's key is off there
         if isinstance(func, FunctionType):
             return self._open(func, args, kwargs)
+        if func is _ATTENTION and torch.is_inference_mode_enabled() and self.kind == "cuda":
+            func = composites.attention_on_cuda  # autograd's key is off there
         if "pin_memory" in kwargs:
             kwargs = {**kwargs, "pin_memory": False}
         wanted = self.device.names(kwargs.get("device"))
+        if wanted is None and self.default is not None and func in _device_constructors():
+            wanted = self.default
         if wanted is None and func not in _NEW:
             return func(*args, **kwargs)
         return self._made(func, args, kwargs, wanted)
+
+    def set_default(self, device: Any) -> None:
+        """Take the place of torch.set_default_device, whose own way is below this one."""
+        self.default = None if device is None else self.device.names(device)
+
+    def get_default(self) -> torch.device:
+        """Take the place of torch.get_default_device."""
+        return self.default or _CPU
 
     def _open(self, func: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run a function that is written in Python, and see what it calls."""
@@ -272,8 +285,14 @@ def claimed(
         hook = module_hooks.register_module_parameter_registration_hook(_claim_parameter(device))
         stack.callback(hook.remove)
         answers = Answers(device)
+        claims = Claims(device, answers)
+        for name, own in (
+            ("set_default_device", claims.set_default),
+            ("get_default_device", claims.get_default),
+        ):
+            stack.enter_context(mock.patch.object(torch, name, own))
         stack.enter_context(answers)
-        yield stack.enter_context(Claims(device, answers))
+        yield stack.enter_context(claims)
 
 
 def _with_data_alone() -> Callable[..., Tensor]:

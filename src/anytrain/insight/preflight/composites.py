@@ -19,12 +19,30 @@ _HALVES = (torch.float16, torch.bfloat16)
 def install(kind: str) -> torch.library.Library:
     """Let attention and dropout without data choose as `kind` does; as long as this is kept."""
     library = torch.library.Library("aten", "IMPL")
+    library.impl("ctc_loss.Tensor", _ctc_loss, "AutogradMeta")
     if kind == "cuda":
         library.impl("scaled_dot_product_attention", attention_on_cuda, "AutogradMeta")
         library.impl("dropout", _dropout, "AutogradMeta")
     if kind == "mps":
         kept_whole.install(library, "AutogradMeta")
     return library
+
+
+def _ctc_loss(  # noqa: PLR0913  torch's own
+    log_probs: torch.Tensor,
+    targets: torch.Tensor,
+    input_lengths: torch.Tensor,
+    target_lengths: torch.Tensor,
+    blank: int = 0,
+    reduction: int = 1,
+    zero_infinity: bool = False,
+) -> torch.Tensor:
+    """Read the lengths on the host, as every device but one without data does."""
+    lengths = input_lengths.cpu().tolist(), target_lengths.cpu().tolist()
+    loss: torch.Tensor = torch.ops.aten.ctc_loss.IntList(
+        log_probs, targets, *lengths, blank, reduction, zero_infinity
+    )
+    return loss
 
 
 def _dropout(x: torch.Tensor, p: float, train: bool) -> torch.Tensor:

@@ -103,7 +103,7 @@ class Recorder:
         spot = self.places.here(node)
         inputs, outputs = self._facts(given), self._facts(made)
         settings = _settings(func, args, kwargs)
-        if node is not None and self.places.depth and _draws(func, settings):
+        if node is not None and spot[1] is not None and _draws(func, settings):
             self.draws[spot] = None
         key = (func, phase, spot, inputs, outputs, settings, host_read, is_dynamic)
         part = self._ops.get(phase, self._ops["step"])
