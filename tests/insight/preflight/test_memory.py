@@ -119,6 +119,11 @@ def test_a_mac_may_use_its_working_set_or_what_the_system_leaves(
     assert limit.is_rule_of_thumb
 
 
+def test_what_metal_rounds_is_counted_where_the_memory_is_fullest() -> None:
+    told = forecast(step(1), parse_target("mps:16GB"))
+    assert part(told, "page rounding") == 15 * 1024  # of the batch alone, which is 1 KiB
+
+
 def test_a_target_without_a_size_is_not_judged() -> None:
     told = forecast(step(4), parse_target("cuda"))
     assert (told.limit, told.fits) == (None, None)

@@ -309,8 +309,7 @@ def _has_room(trace: Trace, stays: tuple[int, ...], more: int, usable: int | Non
 
 def _margins_elsewhere(target: Target, peak: int, trace: Trace) -> list[Part]:
     if target.kind == "mps":
-        pages = sum(rounded(size, _METAL_PAGE) - size for _, size in trace.held.events if size)
-        pages = min(pages, peak)
+        pages = _highest(trace, _METAL_PAGE) - _highest(trace, 1)
         heaps = int(peak * _METAL_SHARE)
         why = "Metal's heaps and MPSGraph's caches: a tenth, which is a rule of thumb"
         return [
@@ -321,3 +320,17 @@ def _margins_elsewhere(target: Target, peak: int, trace: Trace) -> list[Part]:
         why = "the compiler lays memory out anew: only compiling for the chip tells"
         return [Part("layout", int(peak * _XLA_SHARE), "margin", why)]
     return []
+
+
+def _highest(trace: Trace, page: int) -> int:
+    """Return the most that is held where memory comes in pages of this size."""
+    held: dict[int, int] = {}
+    total = highest = 0
+    for which, size in trace.held.events:
+        if size:
+            held[which] = rounded(size, page)
+            total += held[which]
+            highest = max(highest, total)
+        else:
+            total -= held.pop(which, 0)
+    return highest
