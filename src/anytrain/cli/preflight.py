@@ -44,7 +44,7 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
     """Trace one training step of your script on devices that are not here, and tell what awaits it.
 
     The script runs from its first line with a device that is only claimed: no weight is
-    allocated, nothing is written. Operations that the device lacks, waits, shapes, memory, the
+    allocated, and none is saved; loops end after two updates. Operations that the device lacks, waits, shapes, memory, the
     largest batch and the time of a step are told for each target.
 
     Exits with 0, or with 1 where --fail-on says so.
