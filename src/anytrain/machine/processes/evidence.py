@@ -8,6 +8,8 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +76,7 @@ class _Look:
     """What was seen of a process while it ran."""
 
     peak_bytes: int = 0
+    alive_at: float | None = None
     address_limit_bytes: int | None = None
     shared: Space | None = None
 
@@ -90,7 +93,10 @@ def begin(pid: int) -> None:
 def look(pid: int) -> None:
     """Take down what the system says of a process that runs; about 0.1 ms."""
     seen = _looks.setdefault(pid, _Look())
-    seen.peak_bytes = max(seen.peak_bytes, _high_water(pid))
+    now = _high_water(pid)
+    if now:
+        seen.alive_at = time.time()
+    seen.peak_bytes = max(seen.peak_bytes, now)
     if sys.platform == "linux":
         with suppress(OSError, ValueError):
             soft = resource.prlimit(pid, resource.RLIMIT_AS)[0]
@@ -98,6 +104,18 @@ def look(pid: int) -> None:
     space = shared_memory()
     if space is not None and (seen.shared is None or space.free_bytes < seen.shared.free_bytes):
         seen.shared = space
+
+
+def alive_at(pid: int) -> float | None:
+    """Return when a process was last seen alive, on the wall clock."""
+    seen = _looks.get(pid)
+    return None if seen is None else seen.alive_at
+
+
+def forget(pids: Iterable[int]) -> None:
+    """Drop what was seen of processes that are done with."""
+    for pid in pids:
+        _looks.pop(pid, None)
 
 
 def reaped(pid: int, usage: resource.struct_rusage) -> None:
