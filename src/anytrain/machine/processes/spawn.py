@@ -269,8 +269,11 @@ class _Attempt:
         returned = [crew.first_rank + i for i, m in enumerate(self._members) if m.returncode == 0]
         is_lost = first.note is not None and first.note.kind == "peer lost"
         if told and is_lost and (returned or crew.size > crew.num_processes):
-            seen = tuple(faults.Frame(file, line, name) for file, name, _, line in told[0].frames)
-            first = replace(first, evidence=replace(first.evidence, stack=seen[::-1]))
+            seen = [
+                faults.Frame(file, line, name.rpartition(".")[2])
+                for file, name, _, line in reversed(told[0].frames)
+            ]
+            first = replace(first, evidence=replace(first.evidence, stack=tuple(seen)))
             endings, told = [first], None
         if not told:
             after = crashes.memory_marks()
