@@ -134,7 +134,8 @@ def pack(function: Callable[..., Any], args: Sequence[Any]) -> handover.Parcel:
         raise BadType(
             f"Cannot hand {name} over to other processes.",
             why=f"{culprit} cannot be pickled: {notes.text(error)}",
-            fix="create that object inside the function, or pass what it is made from.",
+            fix="create that object inside the function, or pass what it is made from"
+            + ("; a fork takes it along." if "(a multiprocessing." in culprit else "."),
         ) from error
     parcel.surroundings = handover.surroundings()
     if parcel.devices:
