@@ -176,6 +176,8 @@ def test_the_largest_batch_is_looked_for_in_each_setting(precision: str) -> None
         return memory.replace(made, held=held)
 
     (outlook,) = preflight_of(tracing, [parse_target("mps:16GB")]).outlooks
+    assert [fit.setting.precision for fit in outlook.fits] == [precision]
+    (outlook,) = preflight_of(tracing, [parse_target("mps:16GB")], thorough=True).outlooks
     words = [(f.setting.precision, f.setting.is_checkpointed) for f in outlook.fits]
     assert words == [("no", False), ("bf16", False), ("bf16", True)][precision == "bf16" :]
     assert all(8 < fit.largest < 128 for fit in outlook.fits)

@@ -21,18 +21,22 @@ if TYPE_CHECKING:
 class Foretelling:
     """What a Trainer can say of its training before it begins."""
 
-    def preflight(self: Any, targets: str | Sequence[str] = (), *, quick: bool = False) -> Report:
+    def preflight(
+        self: Any, targets: str | Sequence[str] = (), *, quick: bool = False, thorough: bool = False
+    ) -> Report:
         """Return what awaits this training on targets such as "mps:16GB"; without any, here.
 
         Two steps and one batch of evaluation are traced in a copy of this process: nothing is
         trained or written, and the Trainer stays as it is. Print the report, or ask it for
-        `as_json()` or `as_html()`. A quick one does not look for the largest batch.
+        `as_json()` or `as_html()`. A quick one does not look for the largest batch,
+        a thorough one looks for it with bf16 and activation checkpointing, too.
         """
         words = (targets,) if isinstance(targets, str) else tuple(targets)
         return preflight_of(
             lambda target, setting: trace_call(target, lambda: _rehearsed(self), setting),
             parse_targets(words),
             quick=quick,
+            thorough=thorough,
         )
 
     def _was_split(self: Any, parts: int) -> None:
