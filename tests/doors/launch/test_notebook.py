@@ -122,7 +122,7 @@ def test_a_function_of_the_running_script_works():
         {"num_processes": 2, "start_method": "threads"},
         {"num_processes": 2, "timeout": 0},
         {"num_processes": 2, "downcast_bf16": True},
-        {"num_processes": 2.5},
+        {"num_processes": 2.0},
         {"num_processes": 2, "use_port": 65536},
         {"num_processes": 2, "use_port": -1},
         {"num_processes": 2, "use_port": 0, "num_nodes": 2},

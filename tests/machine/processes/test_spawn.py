@@ -269,7 +269,8 @@ def test_children_that_save_their_work_may_finish_it(tmp_path):
     assert (tmp_path / "saved").exists()
 
 
-def test_an_interrupt_while_children_start_ends_them_without_a_word(tmp_path):
+@pytest.mark.parametrize("seconds", [0.0, 0.02, 0.1])
+def test_an_interrupt_while_children_start_ends_them_without_a_word(tmp_path, seconds):
     script = tmp_path / "script.py"
     script.write_text(
         "import time\n"
@@ -284,11 +285,12 @@ def test_an_interrupt_while_children_start_ends_them_without_a_word(tmp_path):
         text=True,
     )
     while not (children := psutil.Process(parent.pid).children()):
-        time.sleep(0.02)
-    time.sleep(0.1)
+        time.sleep(0.001)
+    time.sleep(seconds)
     os.kill(parent.pid, signal.SIGINT)
     _, err = parent.communicate(timeout=20)
     assert err.count("Traceback") == 1
+    assert "Fatal" not in err
     psutil.wait_procs(children, timeout=5)
     assert not any(child.is_running() for child in children)
     assert not list(tmp_path.glob("anytrain-*"))

@@ -165,7 +165,8 @@ def _check(
 ) -> None:
     _check_nested()
     check_precision(wish(mixed_precision, "argument"))
-    if num_processes is not None and (int(num_processes) != num_processes or num_processes < 1):
+    is_whole = hasattr(num_processes, "__index__")
+    if num_processes is not None and (not is_whole or num_processes < 1):
         raise BadInput(
             f"Cannot start {num_processes} processes.",
             why="num_processes must be a whole number, at least 1.",
