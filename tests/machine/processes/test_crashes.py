@@ -216,7 +216,10 @@ def test_the_first_in_time_is_the_cause_and_never_one_that_the_launcher_ended():
 def test_a_rank_left_alone_by_ranks_that_are_done_is_told_so():
     lost = ending(rank=1, code=1, note=note("peer lost"))
     error = crashes.explain([lost], 3, CALM, CALM, returned=[0, 2])
-    assert error.what == "Rank 1 of 3 waited for ranks 0, 2, which had already returned."
+    assert (
+        error.what
+        == "Rank 1 of 3 waited at step 12 (backward) for ranks 0, 2, which had already returned."
+    )
 
 
 @pytest.mark.parametrize(
