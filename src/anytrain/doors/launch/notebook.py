@@ -16,6 +16,11 @@ from anytrain.doors.launch import forking
 from anytrain.doors.launch.options import DEFAULT_PORT, claimed_port, free_port
 from anytrain.machine.processes import spawn
 
+_UNREAD = (
+    "rdzv_conf and rdzv_id change nothing here: the processes meet at one address and port, "
+    "without a service that would read them."
+)
+
 
 def notebook_launcher(
     function: Callable[..., Any],
@@ -59,12 +64,7 @@ def notebook_launcher(
     _check_watch(max_restarts, monitor_interval)
     args = _check_args(args)
     if rdzv_conf or rdzv_id != "none":
-        warnings.warn(
-            "rdzv_conf and rdzv_id change nothing here: the processes meet at one address and "
-            "port, without a service that would read them.",
-            Notice,
-            stacklevel=2,
-        )
+        warnings.warn(_UNREAD, Notice, stacklevel=2)
     from anytrain.doors.launch.counts import choose, threads
 
     # "no" is the argument's default: it must not silence what the environment says.
