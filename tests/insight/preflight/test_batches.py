@@ -59,6 +59,27 @@ def test_where_memory_bends_the_last_word_is_a_traces() -> None:
     assert fits_within(Tracer(bent_from=20)(Setting(fit.largest)), CUDA, capped(limit))
 
 
+class Unlike(Tracer):
+    """No two steps take their memory in the same way, and the peak says too little of it."""
+
+    def __call__(self, setting: Setting) -> Trace:
+        trace = super().__call__(setting)
+        size, held = setting.batch_size, trace.held
+        more = tuple((10 + n, size * SAMPLE // 4) for n in range(size % 7))
+        held = dataclasses.replace(held, events=(*held.events[:4], *more, *held.events[4:]))
+        return dataclasses.replace(trace, held=held)
+
+
+def test_steps_that_are_not_alike_cost_a_few_traces_and_no_more() -> None:
+    limit, tracer = 20_000 * MIB, Unlike()
+    fit = largest_batch(tracer, CUDA, Setting(4), limit=capped(limit))
+    assert fit is not None
+    assert fit.is_proven
+    assert fits_within(Unlike()(Setting(fit.largest)), CUDA, capped(limit))
+    assert len(tracer.asked) <= 11
+    assert fit.largest > 0.4 * limit / SAMPLE
+
+
 def test_not_even_one_sample_may_fit() -> None:
     fit = largest_batch(Tracer(), CUDA, Setting(8), limit=capped(200 * MIB))
     assert fit is not None

@@ -127,10 +127,25 @@ class _Search:
         return self._settled(found)
 
     def _settled(self, found: int) -> tuple[int, bool]:
-        """Step down until a trace fits: the last word is a trace's."""
-        while found > 0 and not self._fits(self.trace(found)):
-            found -= 1
-        return found, found > 0
+        """Close in on it by a few traces more: the last word is a trace's."""
+        good = max((n for n, t in self._traces.items() if n < found and self._fits(t)), default=0)
+        bad, size = found + 1, found
+        for _ in range(_MOST_PROOFS):
+            if size <= good:
+                break
+            good, bad = (size, bad) if self._fits(self.trace(size)) else (good, size)
+            size = self._nearer(good, bad)
+        return good, good > 0
+
+    def _nearer(self, good: int, bad: int) -> int:
+        """Return a size between two, where a straight line through their needs meets the limit."""
+        if good == 0 or bad - good <= 1 or bad not in self._traces:
+            return (good + bad) // 2
+        low, high = (self.foretell(n).needed_bytes for n in (good, bad))
+        if low >= high:
+            return (good + bad) // 2
+        room = (self._limit.usable_bytes - low) * (bad - good) // (high - low)
+        return min(max(good + room, good + 1), bad - 1)
 
     def _is_line(self, low: int, high: int, found: int) -> bool:
         """Whether the trace at the found size is what the two others told."""
