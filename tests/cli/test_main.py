@@ -21,6 +21,8 @@ COMMANDS = (
     "why",
     "checkpoint",
     "verify-resume",
+    "preflight",
+    "parity",
     "bench",
 )
 

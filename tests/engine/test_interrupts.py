@@ -44,7 +44,6 @@ def send(number: int) -> None:
 
 def test_an_interrupt_that_comes_twice_within_a_moment_is_one(made: Interrupts) -> None:
     send(signal.SIGINT)
-    time.sleep(0.05)
     send(signal.SIGINT)
     with pytest.raises(Interrupted):
         made.boundary()

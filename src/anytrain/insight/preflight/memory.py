@@ -96,8 +96,8 @@ class Forecast:
 def limit_of(target: Target) -> Limit | None:
     """Return what a run may use of the target's memory; None where nobody said how much it has.
 
-    >>> limit_of(Target("mps", "mps:16GB", 16 * GIB, "2.13")).usable_bytes / GIB
-    10.66...
+    >>> round(limit_of(Target("mps", "mps:16GB", 16 * GIB, "2.13")).usable_bytes / GIB, 2)
+    10.67
     """
     whole = target.memory_bytes
     if whole is None:

@@ -233,8 +233,9 @@ def _judge(
     parity.unlike_calls = _unlike_calls(taken, found)
     scale = max((_size(g) for g in taken.gradients.values()), default=0.0)
     for spot, value in found.values.items():
-        if spot.end == "output" and spot in taken.values:
-            _hold(parity, kinds, spot.module, "its output", value, taken.values[spot], allowed)
+        if spot in taken.values and (spot.module or spot.end == "output"):
+            module, what = _value_in_words(spot)
+            _hold(parity, kinds, module, what, value, taken.values[spot], allowed)
     bound = allowed * _GRADIENTS_MORE
     for spot, grad in found.gradients.items():
         if spot in taken.gradients:
@@ -309,6 +310,13 @@ def _of_parameters(
 def _size(tensor: torch.Tensor) -> float:
     finite = tensor[tensor.isfinite()]
     return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _value_in_words(spot: Spot) -> tuple[str, str]:
+    if spot.end == "output":
+        return spot.module, "its output"
+    # What goes into a module was computed between modules, by the one that calls it.
+    return spot.module.rpartition(".")[0], f"what it gives to {spot.module}"
 
 
 def _in_words(spot: Spot, kinds: Mapping[str, str]) -> tuple[str, str]:
