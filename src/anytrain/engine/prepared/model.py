@@ -6,7 +6,8 @@ on the instance, once and reversibly: the only patch in the house.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
@@ -46,22 +47,50 @@ def restore_forward(model: nn.Module) -> None:
 
 
 def move(model: nn.Module, device: torch.device) -> dict[int, nn.Parameter]:
-    """Put the model on the device; return the parameters that had to be made anew, by old id."""
-    # One by one: torch_xla's tensors cannot take a parameter's place, so each is made anew, and a
-    # tied one once for each of its names.
+    """Put the model on the device; return the parameters that had to be made anew, by old id.
+
+    A parameter stays the object that it is, so that whoever holds it goes on holding it. Only one
+    that a weak reference looks at cannot, where the device's tensors are of another kind.
+    """
     places = [
         (owner, name, parameter)
         for owner in model.modules()
         for name, parameter in owner._parameters.items()
         if parameter is not None
     ]
-    model.to(device)
-    moved: dict[int, nn.Parameter] = {}
+    swaps = any(_is_of_another_kind(parameter, device) for _, _, parameter in places)
+    try:
+        with _swapping() if swaps else nullcontext():
+            model.to(device)
+    except RuntimeError as error:
+        if "Couldn't swap" not in str(error):
+            raise
+        model.to(device)
+    moved: dict[int, nn.Parameter] = {}  # a tied one is made anew once for each of its names
     for owner, name, old in places:
         new = owner._parameters[name]
         if new is not None and new is not old:
             owner._parameters[name] = moved.setdefault(id(old), new)
     return moved
+
+
+def _is_of_another_kind(parameter: nn.Parameter, device: torch.device) -> bool:
+    """Whether torch would make a parameter anew to move it there, as it does for torch_xla."""
+    if parameter.device.type == device.type:
+        return False
+    there = torch.empty(0, device=device)
+    return not torch._has_compatible_shallow_copy_type(parameter, there)
+
+
+@contextmanager
+def _swapping() -> Iterator[None]:
+    """Let a module's parameters take other tensors' places inside the block."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def unwrap(
