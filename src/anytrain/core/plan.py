@@ -254,6 +254,13 @@ def _step(wishes: Wishes, machine: Capabilities, job: JobFacts) -> Choice:
     if asked is not None and asked.value != "auto":
         return _asked_step(asked, machine)
     if compiler is not None and compiler.value.lower() != "no":
+        if machine.backend == "xla":
+            raise BadInput(
+                f"Cannot use torch.compile ({compiler}) on {machine.backend!r}.",
+                why="torch_xla compiles the whole step already, and torch's compilers do not "
+                "read its tensors.",
+                fix="drop torch_compile or dynamo_backend.",
+            )
         return Choice("compiled", f"{compiler.source}: torch.compile with {compiler.value.lower()}")
     return Choice("eager", _FREE_STEPS[0] if job.own_loop else _FREE_STEPS[1])
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anytrain.core.errors import BadInput
 from anytrain.engine.precision import Precision, to_float32
 from anytrain.machine.parallel.world import World
 
@@ -130,6 +131,17 @@ def is_quantized(model: nn.Module) -> bool:
     return bool(
         getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)
     )
+
+
+def check_dense(model: nn.Module, backend: str) -> None:
+    """Refuse embeddings whose gradients are sparse, on a device that has no sparse tensors."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise BadInput(
+                f"Cannot train {name or type(module).__name__!r} on {backend!r}.",
+                why=f"it was made with sparse=True, and {backend} has no sparse gradients.",
+                fix=f"make it with sparse=False: {backend} compiles a dense update.",
+            )
 
 
 def compiled(model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
