@@ -113,8 +113,7 @@ class Run:
         if placing and not models.holds_device_map(model):
             self._moved.update(models.move(model, session.device))
         if session.end_step is not None:
-            if session.backend.name == "xla":
-                models.check_dense(model, session.backend.name)
+            models.check_dense(model, session.backend.name)
             leave_unread(session.device.type)
         models.restore_forward(model)  # an earlier run may have had another precision
         models.cast_forward(model, session.precision)

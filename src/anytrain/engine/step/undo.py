@@ -12,8 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adam, AdamW, Optimizer
-from torch.optim import optimizer as all_optimizers
+from torch.optim import SGD, Adam, AdamW, Optimizer, optimizer as all_optimizers
 
 from anytrain.engine.step.guard import Closure, DeviceGuard, HostGuard, gradients, mark_nonfinite
 
