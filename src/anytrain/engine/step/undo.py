@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.optim import SGD, Adam, AdamW, Optimizer, optimizer as all_optimizers
+from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from anytrain.engine.step.guard import Closure, DeviceGuard, HostGuard, gradients, mark_nonfinite
 
@@ -97,12 +97,7 @@ def why_asked(optimizer: Optimizer) -> str | None:
 
 def has_hooks(optimizer: Optimizer) -> bool:
     """Whether somebody is told of each of the optimizer's updates."""
-    return bool(
-        optimizer._optimizer_step_pre_hooks
-        or optimizer._optimizer_step_post_hooks
-        or all_optimizers._global_optimizer_pre_hooks
-        or all_optimizers._global_optimizer_post_hooks
-    )
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
 
 
 def select(optimizer: Optimizer) -> None:

@@ -25,7 +25,7 @@ from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
 from anytrain.machine.backends import trial
 from anytrain.machine.backends.base import Lane
-from anytrain.machine.backends.chips import tpu_chips
+from anytrain.machine.backends.chips import TWO_DEVICES, tpu_chips
 
 _NO = ("false", "no", "0")
 
@@ -63,7 +63,7 @@ class Xla:
     def process_counts(self) -> tuple[int, ...]:
         """Return one, and one a chip; a v2 or v3 chip is two devices, which need spmd."""
         chips = tpu_chips() if _target()[0] == "TPU" else ()
-        if len(chips) < 2 or chips[0] == "TPU v2/v3":
+        if len(chips) < 2 or chips[0] == TWO_DEVICES:
             return (1,)
         return 1, len(chips)
 
