@@ -103,3 +103,17 @@ def test_a_list_of_parameters_taken_before_prepare_is_still_the_models() -> None
     assert float(norm) > 0
     grads = [parameter.grad for parameter in taken if parameter.grad is not None]
     assert float(torch.stack([grad.norm() for grad in grads]).norm()) <= 1.1e-3
+
+
+def test_hooks_of_a_parameter_go_with_it() -> None:
+    accelerator, model = Accelerator(), nn.Linear(4, 2)
+    seen: list[str] = []
+    handle = model.weight.register_hook(lambda grad: seen.append("gradient"))
+    model.bias.register_post_accumulate_grad_hook(lambda parameter: seen.append("summed"))
+    prepared: Any = accelerator.prepare(model)
+    x = torch.ones(2, 4).to(accelerator.device)
+    accelerator.backward(prepared(x).sum())
+    assert sorted(seen) == ["gradient", "summed"]
+    handle.remove()
+    accelerator.backward(prepared(x).sum())
+    assert sorted(seen) == ["gradient", "summed", "summed"]

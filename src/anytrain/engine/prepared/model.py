@@ -19,6 +19,7 @@ from anytrain.engine.precision import Precision, to_float32
 from anytrain.machine.parallel.world import World
 
 _ORIGINAL = "_anytrain_original_forward"
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def cast_forward(model: nn.Module, precision: Precision) -> None:
@@ -59,6 +60,7 @@ def move(model: nn.Module, device: torch.device) -> dict[int, nn.Parameter]:
         for name, parameter in owner._parameters.items()
         if parameter is not None
     ]
+    hooks = [tuple(getattr(parameter, kind) for kind in _HOOKS) for _, _, parameter in places]
     swaps = any(_is_of_another_kind(parameter, device) for _, _, parameter in places)
     try:
         with _swapping() if swaps else nullcontext():
@@ -72,6 +74,10 @@ def move(model: nn.Module, device: torch.device) -> dict[int, nn.Parameter]:
         new = owner._parameters[name]
         if new is not None and new is not old:
             owner._parameters[name] = moved.setdefault(id(old), new)
+    for (owner, name, _), both in zip(places if swaps else (), hooks, strict=False):
+        for kind, held in zip(_HOOKS, both, strict=True):
+            if held:  # they stay behind with the tensor that was there
+                setattr(owner._parameters[name], kind, held)
     return moved
 
 
