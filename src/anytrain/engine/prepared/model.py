@@ -61,7 +61,8 @@ def move(model: nn.Module, device: torch.device) -> dict[int, nn.Parameter]:
         if parameter is not None
     ]
     hooks = [tuple(getattr(parameter, kind) for kind in _HOOKS) for _, _, parameter in places]
-    swaps = any(_is_of_another_kind(parameter, device) for _, _, parameter in places)
+    kinds = {parameter.device.type: parameter for _, _, parameter in places}
+    swaps = any(_is_of_another_kind(parameter, device) for parameter in kinds.values())
     try:
         with _swapping() if swaps else nullcontext():
             model.to(device)
