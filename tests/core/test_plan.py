@@ -157,6 +157,25 @@ def test_an_argument_beats_a_launch_option_which_beats_the_environment() -> None
     assert argument.over(env.wishes).precision == Wish("no", "argument")
 
 
+def test_torch_compile_is_refused_where_every_step_is_compiled() -> None:
+    machine = replace(TPU, backend="xla", traces=True)
+    with pytest.raises(AnytrainError, match="compiles the whole step already"):
+        plan(machine, compile="inductor")
+    assert plan(machine, compile="no")["step"] == "eager"
+    assert plan(TPU, compile="inductor")["step"] == "compiled"
+
+
+@pytest.mark.parametrize(
+    ("value", "counts"), [("1", True), ("true", True), ("2", True), ("0", False), ("yes", False)]
+)
+def test_torch_xlas_variables_count_as_it_reads_them(
+    value: str, counts: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.USE_BF16, value)
+    monkeypatch.setenv(environment.DOWNCAST, value)
+    assert (environment.narrowing() != ()) == counts
+
+
 def test_places_are_read_from_torchrun_and_srun() -> None:
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
     assert environment.read(torchrun).place == environment.Place(3, 1, 4, 2, "torchrun")

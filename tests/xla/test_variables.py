@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from anytrain.core import environment
 from launching import child_environment, run_command, run_script
 from xla_runs import train
 
@@ -36,16 +37,21 @@ def _run(out: Path, env: dict[str, str], **told: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("variable", "dtypes"),
+    ("variable", "value", "dtypes"),
     [
-        ("UNRELATED", ["f32", "f64"]),
-        ("XLA_DOWNCAST_BF16", ["bf16", "f32"]),
-        ("XLA_USE_BF16", ["bf16", "bf16"]),
+        ("UNRELATED", "1", ["f32", "f64"]),
+        ("XLA_DOWNCAST_BF16", "1", ["bf16", "f32"]),
+        ("XLA_USE_BF16", "true", ["bf16", "bf16"]),
+        ("XLA_USE_BF16", "yes", ["f32", "f64"]),
     ],
 )
-def test_the_variables_narrow_what_the_compiler_is_given(variable: str, dtypes: list[str]) -> None:
-    told = run_script(_DOTS, env={variable: "1", "PJRT_DEVICE": "CPU"})
+def test_the_variables_narrow_what_the_compiler_is_given(
+    variable: str, value: str, dtypes: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = run_script(_DOTS, env={variable: value, "PJRT_DEVICE": "CPU"})
     assert str(dtypes) in told.stdout.splitlines()
+    monkeypatch.setenv(variable, value)
+    assert (environment.narrowing() != ()) == ("bf16" in dtypes)
 
 
 @pytest.mark.parametrize("variable", ["XLA_DOWNCAST_BF16", "XLA_USE_BF16"])

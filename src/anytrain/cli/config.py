@@ -36,6 +36,7 @@ def config(  # noqa: PLR0913  a command has one parameter for each option
     dynamo_backend: str | None = options.DYNAMO,
     max_restarts: int | None = options.RESTARTS,
     stall_timeout: float | None = options.STALL,
+    strategy: str | None = options.STRATEGY,
 ) -> None:
     """Write the options of a launch to a YAML file, for `anytrain launch --config_file`.
 
@@ -58,6 +59,7 @@ def config(  # noqa: PLR0913  a command has one parameter for each option
         dynamo_backend=dynamo_backend,
         max_restarts=max_restarts,
         stall_timeout=stall_timeout,
+        strategy=strategy,
     )
     if default:
         asked = asked.over(LaunchOptions(num_machines=1, mixed_precision="no"))

@@ -40,6 +40,7 @@ THREADS = option("num_cpu_threads_per_process", "Threads for each process.")
 DYNAMO = option("dynamo_backend", "Compile with torch.compile and this backend.")
 RESTARTS = option("max_restarts", "How often to start again after a failure.")
 STALL = option("stall_timeout", "Seconds after which a frozen rank ends the job; 0: never.")
+STRATEGY = option("strategy", "spmd: one process, batches split over all devices (torch_xla).")
 CONFIG = option("config_file", "YAML file with these options; HF Accelerate's work too.")
 
 
@@ -62,6 +63,7 @@ def launch(  # noqa: PLR0913  a command has one parameter for each option
     dynamo_backend: str | None = DYNAMO,
     max_restarts: int | None = RESTARTS,
     stall_timeout: float | None = STALL,
+    strategy: str | None = STRATEGY,
     module: bool = flag("module", "Treat the script as a module, as python -m does.", "-m"),
     debug: bool = flag("debug", "Show every rank's traceback and torch's own logs."),
     config_file: str | None = CONFIG,
@@ -88,6 +90,7 @@ def launch(  # noqa: PLR0913  a command has one parameter for each option
         dynamo_backend=dynamo_backend,
         max_restarts=max_restarts,
         stall_timeout=stall_timeout,
+        strategy=strategy,
         module=module or None,
         debug=debug or None,
     )

@@ -8,6 +8,7 @@ under LAUNCH_PREFIX and beats what a user exported.
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from collections.abc import Mapping
@@ -108,13 +109,23 @@ def variable(name: str) -> str | None:
 
 
 def narrowing() -> tuple[str, ...]:
-    """Return the variables, set to 1, by which torch_xla narrows every float."""
-    return tuple(name for name in (USE_BF16, DOWNCAST) if os.environ.get(name) == "1")
+    """Return the variables that are set and by which torch_xla narrows every float."""
+    return tuple(name for name in (USE_BF16, DOWNCAST) if _is_set_for_xla(os.environ.get(name)))
+
+
+def _is_set_for_xla(value: str | None) -> bool:
+    """Whether torch_xla takes a variable for a yes: "true", or a text that begins with a number.
+
+    >>> [_is_set_for_xla(value) for value in ("1", "true", " 2", "0", "True", "yes", None)]
+    [True, True, True, False, False, False, False]
+    """
+    number = re.match(r"\s*[+-]?\d+", value or "")
+    return value == "true" or (number is not None and int(number[0]) != 0)
 
 
 def downcast() -> None:
     """Let torch_xla take float32 for bfloat16 in this process; refuse where it is too late."""
-    if os.environ.get(DOWNCAST) == "1":
+    if _is_set_for_xla(os.environ.get(DOWNCAST)):
         return
     if "torch_xla" in sys.modules:
         raise BadInput(

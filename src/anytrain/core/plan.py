@@ -157,6 +157,16 @@ def check_precision(asked: Wish | None) -> None:
     )
 
 
+def check_strategy(asked: Wish | None) -> None:
+    """Refuse a strategy that nobody knows."""
+    if asked is not None and asked.value not in STRATEGIES:
+        raise BadInput(
+            f"Unknown strategy {asked}.",
+            why=f"known values are {', '.join(map(repr, STRATEGIES))}.",
+            fix='pass "auto": several processes average their gradients (ddp).',
+        )
+
+
 def resolve(wishes: Wishes, machine: Capabilities, job: JobFacts, world_size: int) -> Plan:
     """Decide everything about a run. Pure: the same facts give the same Plan."""
     check_precision(wishes.precision)
@@ -231,12 +241,7 @@ def _strategy(asked: Wish | None, machine: Capabilities, world_size: int) -> Cho
 
 
 def _asked_strategy(asked: Wish, machine: Capabilities, world_size: int) -> Choice:
-    if asked.value not in STRATEGIES:
-        raise BadInput(
-            f"Unknown strategy {asked}.",
-            why=f"known values are {', '.join(map(repr, STRATEGIES))}.",
-            fix='pass "auto": several processes average their gradients (ddp).',
-        )
+    check_strategy(asked)
     if machine.spread_over is None or world_size > 1:
         why = f"{machine.backend} has no compiler that splits a batch over its devices"
         many = f"one process holds all devices, and {world_size} were started"
@@ -254,6 +259,13 @@ def _step(wishes: Wishes, machine: Capabilities, job: JobFacts) -> Choice:
     if asked is not None and asked.value != "auto":
         return _asked_step(asked, machine)
     if compiler is not None and compiler.value.lower() != "no":
+        if machine.backend == "xla":
+            raise BadInput(
+                f"Cannot use torch.compile ({compiler}) on {machine.backend!r}.",
+                why="torch_xla compiles the whole step already, and torch's compilers do not "
+                "read its tensors.",
+                fix="drop torch_compile or dynamo_backend.",
+            )
         return Choice("compiled", f"{compiler.source}: torch.compile with {compiler.value.lower()}")
     return Choice("eager", _FREE_STEPS[0] if job.own_loop else _FREE_STEPS[1])
 

@@ -237,9 +237,9 @@ def evaluate(job: Evaluation) -> Predictions:
         rows = num_rows(batch)
         if is_last and rows is not None:
             batch, rows = _own(batch, rows, job)
-        loss = logits = labels = inputs = None
+        loss = logits = labels = inputs = cut = None
         if rows != 0:
-            loss, logits, labels, inputs = _predicted(job, batch, rows)
+            loss, logits, labels, inputs, cut = _predicted(job, batch, rows)
         losses = (
             loss.detach().mean().repeat(rows or 1) if keep.losses and loss is not None else None
         )
@@ -251,10 +251,13 @@ def evaluate(job: Evaluation) -> Predictions:
             (keep.inputs, inputs),
         ):
             if kept is not None and found is not None:
-                kept.add(found)
+                kept.add(found, cut)
         keep.num_rows += rows or 0
         if job.end_step is not None:
             job.end_step()
+        if cut is not None:
+            whole = num_rows(batch) or cut
+            logits, labels, inputs = take_rows((logits, labels, inputs), slice(0, cut), whole)
         job.batch_done(losses, logits, labels, inputs, is_last)
     return keep
 
@@ -262,8 +265,9 @@ def evaluate(job: Evaluation) -> Predictions:
 def _predicted(job: Evaluation, batch: Any, rows: int | None) -> tuple[Any, ...]:
     """Return what comes of a batch's own rows: its loss, logits, labels and kept inputs.
 
-    A batch that has more rows is predicted as it is, and what comes of them cut off. Where
-    something comes out that has no row for each of the batch's, the own ones are predicted alone.
+    A batch that has more rows is predicted as it is, and what comes of them cut off; last comes how
+    many are to be kept where that is left to the host. Where something comes out that has no row
+    for each of the batch's, the own ones are predicted alone.
     """
     loss, logits, labels, inputs = job.predict(batch)
     whole, found = num_rows(batch) or rows or 1, (logits, labels, inputs)
@@ -273,14 +277,16 @@ def _predicted(job: Evaluation, batch: Any, rows: int | None) -> tuple[Any, ...]
         loss, logits, labels, inputs = job.predict(take_rows(batch, slice(0, rows), whole))
     if loss is not None:
         job.keep.loss.add(loss, rows or 1)
-    if job.end_step is not None and (has_more or job.reduce or job.keep.losses):
+    differs = job.reduce is not None or job.keep.losses is not None or job.world.size > 1
+    is_late = has_more and job.end_step is not None and not differs
+    if job.end_step is not None and (job.reduce or job.keep.losses or (has_more and differs)):
         # Before anything that may differ from batch to batch: all of them share one graph so far.
         job.end_step()
-    if has_more:
+    if has_more and not is_late:
         logits, labels, inputs = take_rows((logits, labels, inputs), slice(0, rows), whole)
     if logits is not None and job.reduce is not None:
         logits = job.reduce(logits, labels)
-    return loss, logits, labels, inputs
+    return loss, logits, labels, inputs, rows if is_late else None
 
 
 def _has_rows(leaf: Any, rows: int) -> bool:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import BadInput, Notice
 from anytrain.core.facts import Found, NotFound
 from anytrain.core.plan import Choice, Wish, Wishes
 from anytrain.doors.launch import counts
@@ -71,6 +71,26 @@ def test_downcasting_is_refused_before_a_process_is_started(host, machine):
         choose(Wishes(downcast_bf16=Wish("True", "launch option")), None)
     host(Machine("xla", None, (1,)))
     assert choose(Wishes(downcast_bf16=Wish("True", "launch option")), None).num_processes == 1
+
+
+def test_one_process_holds_all_devices_where_batches_are_split_over_them(host):
+    host(Machine("xla", "xla", (1, 4)))
+    spmd = Wishes(strategy=Wish("spmd", "launch option"))
+    assert choose(spmd, None).num_processes == 1
+    assert choose(Wishes(), None).num_processes == 4
+    with pytest.raises(BadInput, match="Cannot start 4 processes with --strategy spmd"):
+        choose(spmd, 4)
+
+
+def test_chips_of_two_devices_are_told_of_their_strategy(host, monkeypatch):
+    monkeypatch.setattr(counts, "tpu_chips", lambda: ("TPU v2/v3",) * 4)
+    host(Machine("xla", "xla", (1,)))
+    with pytest.warns(Notice, match="--strategy spmd to split each batch over all devices"):
+        assert choose(Wishes(), None).num_processes == 1
+    with pytest.raises(BadInput) as caught:
+        choose(Wishes(), 8)
+    assert "--strategy spmd" in caught.value.fix
+    assert choose(Wishes(strategy=Wish("spmd", "launch option")), None).num_processes == 1
 
 
 def test_two_processes_on_mps_are_refused_with_the_way_out(host):

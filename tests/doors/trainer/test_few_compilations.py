@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 import tiny_bert
@@ -107,9 +108,77 @@ def test_what_keeps_shapes_from_being_few_is_in_the_plan(
         made.train()
     shapes = made._session.plan.shapes
     assert shapes.value == "any"
-    assert shapes.because == "fake compiles each, but the data_collator is your own: function"
+    assert shapes.because.startswith(
+        "fake compiles each, but the data_collator is your own: function; the last batch is filled"
+    )
     (life,) = records.read(tmp_path / "run")
     assert life.last["late_shapes"]["input_ids"] > 1
+
+
+def test_last_batches_of_images_are_filled_up_and_count_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from transformers import ViTConfig, ViTForImageClassification
+
+    draw = torch.Generator().manual_seed(1)
+    rows = [
+        {"pixel_values": torch.randn(3, 8, 8, generator=draw), "labels": index % 2}
+        for index in range(10)
+    ]
+    found = []
+    for compiles in (True, False):
+        sizes: set[int] = set()
+        monkeypatch.setattr(
+            probe, "choose", lambda asked, c=compiles: Fake(compiled=(lambda: 0) if c else None)
+        )
+        torch.manual_seed(0)
+        config = ViTConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16
+        )
+        config.image_size, config.patch_size = 8, 4
+        model = ViTForImageClassification(config)
+        model.register_forward_pre_hook(
+            lambda _, args, given, s=sizes: s.add(len(given["pixel_values"])), with_kwargs=True
+        )
+        args = TrainingArguments(
+            output_dir=str(tmp_path / str(compiles)),
+            per_device_train_batch_size=4,
+            per_device_eval_batch_size=4,
+            num_train_epochs=1,
+            eval_strategy="epoch",
+            logging_steps=1,
+            report_to=[],
+            save_strategy="no",
+        )
+        made = Trainer(model, args, None, rows, rows[:7], compute_metrics=_count)
+        made.train()
+        assert sizes == ({4} if compiles else {4, 2, 3})
+        history = made.state.log_history
+        names = ("loss", "eval_loss", "eval_rows")
+        found.append([entry[name] for entry in history for name in names if name in entry])
+        if compiles:
+            assert made._session.plan.shapes.because.endswith("the last batch is filled up")
+    assert found[0] == pytest.approx(found[1], abs=1e-6)
+    assert found[0][-1] == 7
+
+
+def _own_loss(outputs: Any, labels: Any, num_items_in_batch: Any) -> torch.Tensor:
+    return nn.functional.cross_entropy(outputs.logits, labels)
+
+
+def _count(predicted: Any) -> dict[str, float]:
+    return {"rows": len(predicted.predictions)}
+
+
+def test_the_remedy_for_a_small_last_batch_is_the_trainers(
+    compiler: Compiler, tokenizer: Any, tmp_path: Path
+) -> None:
+    model = compiler.watch(twins.bert())
+    rows = twins.sentences(15, 8)
+    made = trainer(tmp_path, model, tokenizer, rows, num_train_epochs=1, data_collator=twins.pad)
+    made.compute_loss_func = _own_loss
+    with pytest.warns(Notice, match="is 3x8, was 4x8.*dataloader_drop_last=True"):
+        made.train()
 
 
 def test_the_summary_tells_how_many_graphs_there_were(

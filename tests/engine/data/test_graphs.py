@@ -47,7 +47,7 @@ def test_a_shape_that_comes_late_is_told_once_with_both_shapes_and_counted() -> 
             seen.sees(texts(32, 64))
     told = (
         r"batch tensor 'input_ids' is 32x61, was 32x64: it compiles again \(graph 1\); "
-        r"new too: 'attention_mask'.*length_buckets"
+        r"new too: 'attention_mask'.*or to a few"
     )
     with pytest.warns(Notice, match=told):
         seen.sees(texts(32, 61))
@@ -63,8 +63,59 @@ def test_a_last_batch_that_is_small_has_a_remedy_of_its_own() -> None:
     for _ in range(3):
         seen.sees(texts(32, 64))
     with pytest.warns(Notice, match=r"is 5x64, was 32x64.*drop_last=True"):
+        seen.sees(texts(5, 64), is_last=True)
+    seen.done()
+
+
+def test_a_small_batch_in_the_middle_is_no_last_one() -> None:
+    seen = LoaderShapes(quiet(lambda: 0))
+    for _ in range(3):
+        seen.sees(texts(32, 64))
+    with pytest.warns(Notice, match="is 5x64, was 32x64.*Give every batch as many rows"):
         seen.sees(texts(5, 64))
     seen.done()
+
+
+def test_graphs_that_no_shape_explains_are_told_once() -> None:
+    compiled = [0]
+    graphs = quiet(lambda: compiled[0])
+    train, held_out = LoaderShapes(graphs), LoaderShapes(graphs)
+
+    def step(shapes: LoaderShapes, new: int) -> None:
+        shapes.done()
+        shapes.sees(texts(8, 4))
+        compiled[0] += new
+
+    with no_notice():
+        for _ in range(4):  # the first two steps compile, and so does what follows once or twice
+            step(train, 1)
+        for _ in range(2):
+            step(held_out, 1)  # an evaluation inside a training step
+        held_out.done()
+        step(train, 0)
+    with pytest.warns(Notice, match=r"3 batches of known shapes were compiled for \(7 graphs"):
+        for _ in range(2):
+            step(train, 1)
+    with no_notice():
+        for _ in range(4):
+            step(train, 1)
+        train.done()
+
+
+def test_a_word_is_said_only_while_a_graph_is_cut() -> None:
+    lines: list[str] = []
+    graphs = Graphs(lambda: 0, heartbeat=Heartbeat(lines.append, first_s=0.02))
+    seen = LoaderShapes(graphs)
+    cut = graphs.watched(lambda: time.sleep(0.2))
+    seen.sees(texts(2, 2))
+    cut()
+    told = len(lines)
+    assert told > 0
+    time.sleep(0.1)  # the loop does something else
+    assert len(lines) == told
+    seen.done()
+    graphs.watched(lambda: time.sleep(0.1))()
+    assert len(lines) == told
 
 
 def test_the_first_batches_and_the_lengths_of_buckets_are_expected() -> None:

@@ -37,6 +37,16 @@ def test_rows_come_back_in_order(collected) -> None:
     assert np.array_equal(result, rows.numpy())
 
 
+def test_rows_that_only_fill_a_batch_up_are_cut_off_on_the_host(collected) -> None:
+    rows = torch.arange(24.0).reshape(8, 3)
+    kept = collected()
+    kept.add({"a": rows[:4], "b": rows[:4, 0]})
+    kept.add({"a": rows[4:], "b": rows[4:, 0]}, 2)
+    result = kept.result()
+    assert np.array_equal(result["a"], rows[:6].numpy())
+    assert np.array_equal(result["b"], rows[:6, 0].numpy())
+
+
 def test_trees_keep_their_shape(collected) -> None:
     Point = namedtuple("Point", "x y")
     tree = {"a": (torch.ones(2, 3), None), "b": [Point(torch.zeros(2), torch.ones(2, 1, 4))]}

@@ -233,4 +233,5 @@ _READERS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
     "dynamo_backend": _dynamo,
     "debug": _flag("debug"),
     "stall_timeout": _stall,
+    "strategy": _text("strategy"),
 }

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 
 from anytrain.core import environment
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import BadInput, Notice
 from anytrain.core.facts import Found
 from anytrain.core.plan import Wish, Wishes, check_downcast
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
+from anytrain.machine.backends.chips import TWO_DEVICES, tpu_chips
 from anytrain.machine.backends.cores import usable_cores
 
 _THREADS = "OMP_NUM_THREADS"
 _WAITING = "OMP_WAIT_POLICY"
+_SPMD = "--strategy spmd to split each batch over all devices, "
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,10 @@ def choose(wishes: Wishes, asked: int | None) -> Crowd:
     """Return the backend and the count: as asked, or one process for each device."""
     backend = probe.choose(_present_tpu(wishes.device))
     check_downcast(wishes.downcast_bf16, backend.name)
+    if wishes.strategy is not None and wishes.strategy.value == "spmd":
+        return _one_for_all(backend, asked)
     if asked is None:
+        _tell_unused(backend)
         # Every core could run a rank, but torch uses all of them from one process already.
         return Crowd(backend, 1 if backend.name == "cpu" else backend.process_counts()[-1])
     _check_transport(backend, asked)
@@ -37,9 +43,37 @@ def choose(wishes: Wishes, asked: int | None) -> Crowd:
         raise BadInput(
             f"Cannot start {asked} processes on {backend.name!r} here.",
             why=f"this machine can run {_words(counts)} there, one for each device.",
-            fix=f"pass --num_processes {counts[-1]}, or --cpu for CPU processes.",
+            fix=f"pass --num_processes {counts[-1]}, {_SPMD if _needs_spmd(backend) else ''}"
+            "or --cpu for CPU processes.",
         )
     return Crowd(backend, asked)
+
+
+def _one_for_all(backend: Backend, asked: int | None) -> Crowd:
+    """Return the one process that holds all devices."""
+    if asked not in (None, 1):
+        raise BadInput(
+            f"Cannot start {asked} processes with --strategy spmd.",
+            why="one process holds all devices, and its compiler splits each batch over them.",
+            fix="leave --num_processes out, or --strategy.",
+        )
+    return Crowd(backend, 1)
+
+
+def _needs_spmd(backend: Backend) -> bool:
+    """Whether there are devices that only one process for all of them reaches: TPU v2 and v3."""
+    is_tpu = backend.name == "xla" and backend.process_group is not None
+    return is_tpu and tpu_chips()[:1] == (TWO_DEVICES,)
+
+
+def _tell_unused(backend: Backend) -> None:
+    if _needs_spmd(backend):
+        warnings.warn(
+            "One process starts and trains on one device: a TPU v2 or v3 chip is two, which one "
+            "process holds. Pass --strategy spmd to split each batch over all devices.",
+            Notice,
+            stacklevel=3,
+        )
 
 
 def threads(num_processes: int, asked: int | None) -> dict[str, str]:

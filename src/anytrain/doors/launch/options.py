@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from anytrain.core.errors import BadInput
-from anytrain.core.plan import Wish, Wishes, check_precision, wish
+from anytrain.core.plan import Wish, Wishes, check_precision, check_strategy, wish
 
 _AT_LEAST_ONE = (
     "num_processes",
@@ -44,6 +44,7 @@ class LaunchOptions:
     dynamo_backend: str | None = None
     max_restarts: int | None = None
     stall_timeout: float | None = None
+    strategy: str | None = None
     module: bool | None = None
     debug: bool | None = None
 
@@ -79,6 +80,7 @@ class LaunchOptions:
             compile=wish(self.dynamo_backend, source),
             downcast_bf16=wish(self.downcast_bf16, source),
             stall_s=wish(self.stall_timeout, source),
+            strategy=wish(self.strategy, source),
         )
 
     def gpus(self) -> list[str] | None:
@@ -91,6 +93,7 @@ class LaunchOptions:
 def check(options: LaunchOptions) -> None:
     """Refuse what cannot work on any machine."""
     check_precision(wish(options.mixed_precision, "launch option"))
+    check_strategy(wish(options.strategy, "launch option"))
     _check_numbers(options)
     _check_devices(options)
     _check_machines(options)

@@ -144,8 +144,9 @@ class Data(Shapes):
                 options["worker_init_fn"] = partial(
                     seed_worker, num_workers=args.dataloader_num_workers, rank=args.process_index
                 )
-        if self._wants_buckets(given):
-            options["collate_fn"] = self._to_buckets(
+        if self._keeps_shapes:
+            to_shapes = self._to_buckets if self._wants_buckets(given) else self._to_rows
+            options["collate_fn"] = to_shapes(
                 collate, given, batch_size, sampler, is_training=is_training
             )
         if args.packing and is_training:

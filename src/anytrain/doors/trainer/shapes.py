@@ -35,6 +35,7 @@ _COSTS = {"cuda": _RECORDED}
 # Heads whose loss of whole numbers leaves out those that are -100.
 _COUNTING = (
     "ForSequenceClassification",
+    "ForImageClassification",
     "ForTokenClassification",
     "ForMaskedLM",
     "ForCausalLM",
@@ -94,17 +95,19 @@ class Shapes(Reports):
         )
         return size
 
+    @property
+    def _keeps_shapes(self) -> bool:
+        """Whether batches come in few shapes: if asked for, or where each is compiled."""
+        compiles = self._session.graphs is not None and not self.args.packing
+        return compiles or self.args.length_buckets is not None
+
     def _wants_buckets(self, dataset: Any) -> bool:
         """Whether batches keep to a few lengths: if asked for, or where each is compiled."""
         if self.args.length_buckets is not None:
             return True
-        if self._session.graphs is None or self.args.packing:
+        if not self._keeps_shapes:
             return False
-        why = self._unbucketed_because(dataset)
-        if why is not None:
-            told = f"{self._session.backend.name} compiles each, but {why}"
-            self._session.revise("shapes", "any", told)
-        return why is None
+        return self._unbucketed_because(dataset) is None
 
     def _orders_by_bucket(self, dataset: Any) -> bool:
         """Whether a batch holds samples of one length; unasked, one length is no order."""
@@ -192,6 +195,29 @@ class Shapes(Reports):
             rows=None if small else batch_size // (self.args.world_size if split else 1),
             fills_unlabelled=not is_training,
         )
+
+    def _to_rows(
+        self,
+        collate: Callable[[list[Any]], Any],
+        dataset: Any,
+        batch_size: int,
+        sampler: Any,
+        *,
+        is_training: bool,
+    ) -> Callable[[list[Any]], Any]:
+        """Return the collator with last batches filled up, where lengths cannot be chosen."""
+        small = self._small_because(dataset, is_training=is_training)
+        small = small or _deals_otherwise(sampler, dataset)
+        if is_training or self._session.plan.shapes == self._session.planned.shapes:
+            why = self._unbucketed_because(dataset)
+            last = "is filled up" if small is None else f"stays small: {small}"
+            told = f"{self._session.backend.name} compiles each, but {why}; the last batch {last}"
+            self._session.revise("shapes", "any", told)
+        if small is not None:
+            return collate
+        split = self._run.options.loaders.split_batches
+        rows = batch_size // (self.args.world_size if split else 1)
+        return ToBuckets(collate, rows=rows, fills_unlabelled=not is_training)
 
     def _packed(self, collate: Callable[[list[Any]], Any], dataset: Any, batch_size: int) -> Packed:
         """Return the collator with its batches in one row each, where the model can read that."""
@@ -353,8 +379,9 @@ def _loss_counts_all(model: nn.Module) -> str | None:
     if getattr(config, "output_router_logits", False):
         return "the loss of its router counts every row"
     problem = getattr(config, "problem_type", None)
+    names_classes = kind.__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
     if problem in ("regression", "multi_label_classification") or (
-        _names_classes(model) and getattr(config, "num_labels", 2) == 1
+        (names_classes or _names_classes(model)) and getattr(config, "num_labels", 2) == 1
     ):
         return "its labels are no classes, and none of their values is left out of the loss"
     return None

@@ -11,7 +11,14 @@ from anytrain.engine.assemble import session as sessions
 from anytrain.engine.assemble.loaders import LoaderOptions
 from anytrain.engine.assemble.run import RunOptions
 from anytrain.engine.assemble.session import Session, SessionOptions
+from anytrain.engine.data.graphs import Remedies
 from anytrain.engine.prepared.cursor import Accumulation
+
+_REMEDIES = Remedies(
+    last="Pass dataloader_drop_last=True if it is training's, or a batch size that divides the "
+    "number of samples.",
+    length='Pad batches to one length (padding="max_length"), or to a few: length_buckets.',
+)
 
 
 def wishes(args: TrainingArguments) -> Wishes:
@@ -89,6 +96,8 @@ def open_session(args: Any) -> Session:
     """
     told = asked(args)
     opened = sessions.session(*told)
+    if opened.graphs is not None:
+        opened.graphs.remedies = _REMEDIES
     args.__dict__["_opened"] = (told, opened)
     return opened
 

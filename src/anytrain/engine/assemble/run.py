@@ -27,7 +27,7 @@ from anytrain.engine.prepared.scheduler import PreparedScheduler
 from anytrain.engine.prepared.skipped import SkippedLoader
 from anytrain.engine.step.attention import leave_unread
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
-from anytrain.engine.step.undo import CutGuard, SelectGuard, select
+from anytrain.engine.step.undo import CutGuard, SelectGuard, select, why_asked
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,7 @@ class Run:
         if placing and not models.holds_device_map(model):
             self._moved.update(models.move(model, session.device))
         if session.end_step is not None:
+            models.check_dense(model, session.backend.name)
             leave_unread(session.device.type)
         models.restore_forward(model)  # an earlier run may have had another precision
         models.cast_forward(model, session.precision)
@@ -231,7 +232,8 @@ class Run:
     def compute_in(self, precision: str, because: str) -> None:
         """Change the precision of what is prepared, as a resumed run's checkpoint asks."""
         session = self.session
-        session.plan = replace(session.plan, precision=Choice(precision, because))
+        guard = session.planned.guard  # what fp16 has made of it is the guards' to say again
+        session.plan = replace(session.plan, precision=Choice(precision, because), guard=guard)
         session.precision = precisions.build(precision, session.device.type)
         for model in self.models:
             inner = self.unwrap(model, keep_forward=False, keep_compiled=False)
@@ -284,8 +286,12 @@ class Run:
 
 def guard_for(optimizer: Optimizer, session: Session) -> Guard:
     """Return what keeps a non-finite gradient from this optimizer."""
-    if session.end_step is not None and session.precision.scale is None:
-        return _traced_guard(optimizer, session, session.end_step)
+    if session.end_step is not None:
+        _check_unfused(optimizer, session)
+        if session.precision.scale is None:
+            return _traced_guard(optimizer, session, session.end_step)
+        told = "fp16's scale of the loss goes by what overflowed: a flag is read a step"
+        session.revise("guard", "host", told)
     on_device = session.plan.guard.value == "device" and fuse(optimizer, session.device)
     if session.precision.scale is not None:
         return ScaledGuard(session.precision.scale, session.device, on_device)
@@ -293,11 +299,25 @@ def guard_for(optimizer: Optimizer, session: Session) -> Guard:
 
 
 def _traced_guard(optimizer: Optimizer, session: Session, end_step: Callable[[], None]) -> Guard:
-    if session.plan.guard.value == "select" and select(optimizer):
-        return SelectGuard(session.device)
-    kind = type(optimizer).__name__
-    session.revise("guard", "host", f"{kind} cannot be undone on the device: a flag is read a step")
-    return CutGuard(session.device, end_step)
+    if session.planned.guard.value != "select":
+        return CutGuard(session.device, end_step)
+    why = why_asked(optimizer)
+    if why is not None:
+        session.revise("guard", "host", f"{why}: a flag is read a step")
+        return CutGuard(session.device, end_step)
+    select(optimizer)
+    return SelectGuard(session.device, end_step)
+
+
+def _check_unfused(optimizer: Optimizer, session: Session) -> None:
+    """Refuse a fused update that torch would refuse at the first step."""
+    kind, name = type(optimizer).__name__, session.backend.name
+    if name == "xla" and any(group.get("fused") for group in optimizer.param_groups):
+        raise BadInput(
+            f"Cannot update with {kind}(fused=True) on {name!r}.",
+            why=f"torch has no fused update of {name}'s tensors.",
+            fix=f"leave fused out: {name} compiles the whole step, the update with it.",
+        )
 
 
 def holders(optimizers: list[PreparedOptimizer], parameters: list[Any]) -> list[PreparedOptimizer]:

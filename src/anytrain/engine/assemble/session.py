@@ -109,7 +109,11 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
             steps.sync_each_batch,
         )
     )
-    cursor.end_step = end_step = backend.end_step if machine.traces else None
+    graphs = _graphs(backend, world)
+    end_step = backend.end_step if machine.traces else None
+    if end_step is not None and graphs is not None:
+        end_step = graphs.watched(end_step)
+    cursor.end_step = end_step
     return Session(
         plan=plan,
         backend=backend,
@@ -124,7 +128,7 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
         cursor=cursor,
         environment=env,
         end_step=end_step,
-        graphs=_graphs(backend, world),
+        graphs=graphs,
     )
 
 

@@ -1,8 +1,8 @@
 """Know a batch of a new shape, where the device compiles a graph for each.
 
 A compiler takes seconds or minutes, once a shape. While it does, a line says so; a shape that comes
-late is told of, with the tensor that changed. Nothing here looks at a value, and a device that
-compiles nothing has none of this.
+late is told of, with the tensor that changed, and so is a graph that no shape explains. Nothing
+here looks at a value, and a device that compiles nothing has none of this.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -23,8 +23,17 @@ from anytrain.engine.data.ahead import Ahead
 WARM_UP = 2
 _FIRST_S, _LATER_S, _LONG_S = 10.0, 30.0, 60.0
 _MOST_NAMED = 3
+_ENOUGH_ODD = 3  # batches: one or two may be a first log entry, or a first save
 
 Shape = tuple[int, ...]
+
+
+class Remedies(NamedTuple):
+    """What to do about a late shape, in the words of the door that the run came by."""
+
+    last: str = "Pass drop_last=True to the loader, or fill the last batch up."
+    rows: str = "Give every batch as many rows."
+    length: str = 'Pad batches to one length (padding="max_length"), or to a few.'
 
 
 def shapes_of(batch: Any, name: str = "batch") -> Iterator[tuple[str, Shape]]:
@@ -100,6 +109,9 @@ class Graphs:
         self._count, self._is_main = count, is_main
         self._heartbeat = heartbeat or Heartbeat(_say)
         self._before: int | None = None
+        self._expects = False
+        self._num_explained = self._num_odd = 0
+        self.remedies = Remedies()
         self.known: set[tuple[tuple[str, Shape], ...]] = set()
         """The shapes of batches that were handed out."""
         self.late: dict[str, int] = {}
@@ -126,14 +138,58 @@ class Graphs:
         """Expect the device to compile, from here until `end`."""
         if self._before is None:
             self._before = self._count() or 0
+        self._expects = True
         if self._is_main:
             self._heartbeat.begin(f"compiling graph {self.num_compiled + 1}")
 
     def end(self) -> None:
         """Expect it no more: what was computed has been handed over."""
+        self._expects = False
         self._heartbeat.end()
 
-    def tell_late(self, changed: Mapping[str, tuple[Shape, Shape]]) -> None:
+    def watched(self, end_step: Callable[[], None]) -> Callable[[], None]:
+        """Return what cuts a graph, with a word only while it does: then it is compiled."""
+
+        def cut() -> None:
+            if self._expects:
+                self.begin()
+            try:
+                end_step()
+            finally:
+                self._heartbeat.end()
+
+        return cut
+
+    @property
+    def num_unexplained(self) -> int:
+        """Graphs so far that were compiled where none was expected."""
+        return (self._count() or 0) - self._num_explained
+
+    def explain(self, since: int) -> None:
+        """Take what was compiled since then for expected."""
+        self._num_explained += self.num_unexplained - since
+
+    def tell_odd(self, since: int) -> None:
+        """Count a batch of known shapes that was compiled for; tell of it once there are some."""
+        more = self.num_unexplained - since
+        if more <= 0:
+            return
+        self._num_odd += 1
+        if self._num_odd != _ENOUGH_ODD or not self._is_main:
+            return
+        warnings.warn(
+            f"{self._num_odd} batches of known shapes were compiled for ({self.num_compiled} "
+            "graphs so far): something other than a batch changes from step to step. It may be a "
+            "Python number that the update uses (a scheduled momentum or weight decay), a shape "
+            "inside the model (a slice, a mask, nonzero), or a branch on a value. This is told "
+            "once; the run's record counts the graphs.",
+            Notice,
+            stacklevel=5,
+        )
+
+    def tell_late(
+        self, changed: Mapping[str, tuple[Shape, Shape]], *, is_last: bool = False
+    ) -> None:
         """Count tensors with a new shape, and tell of those that had none before."""
         news = [name for name in changed if name not in self.late]
         for name in changed:
@@ -143,12 +199,9 @@ class Graphs:
         new, old = changed[news[0]]
         others = news[1 : 1 + _MOST_NAMED]
         more = f"; new too: {', '.join(map(repr, others))}" if others else ""
-        short = len(new) == len(old) and new[1:] == old[1:]
-        fix = (
-            "Pass drop_last=True to the loader, or fill the last batch up."
-            if short
-            else 'Pad batches to one length (padding="max_length"), or to a few: length_buckets.'
-        )
+        fix = self.remedies.length
+        if len(new) == len(old) and new[1:] == old[1:]:
+            fix = self.remedies.last if is_last else self.remedies.rows
         warnings.warn(
             f"batch tensor {news[0]!r} is {_by(new)}, was {_by(old)}: it compiles again "
             f"(graph {self.num_compiled + 1}){more}. {fix} This is told once; the run's record "
@@ -173,9 +226,13 @@ class LoaderShapes:
         self._rows = getattr(collate, "rows", None)
         self._num_seen = 0
         self._last: dict[str, Shape] = {}
+        self._since: int | None = None
+        """Graphs that nothing explained when the batch was handed out; None between batches."""
+        self._is_armed = False
 
-    def sees(self, batch: Any) -> None:
-        """Look at a batch that is handed out now."""
+    def sees(self, batch: Any, *, is_last: bool = False) -> None:
+        """Look at a batch that is handed out now, the loader's last or not."""
+        self._since = self.graphs.num_unexplained
         found = tuple(shapes_of(batch))
         self._num_seen += 1
         if found not in self.graphs.known:
@@ -183,8 +240,10 @@ class LoaderShapes:
             self._num_armed = max(self._num_armed, self._each)
             if self._num_seen > WARM_UP * self._each and not self._is_expected(found):
                 last = self._last
-                self.graphs.tell_late({n: (s, last[n]) for n, s in found if last.get(n, s) != s})
-        if self._num_armed:
+                changed = {n: (s, last[n]) for n, s in found if last.get(n, s) != s}
+                self.graphs.tell_late(changed, is_last=is_last)
+        self._is_armed = self._num_armed > 0
+        if self._is_armed:
             self._num_armed -= 1
             self._last = dict(found)
             self.graphs.begin()
@@ -195,6 +254,11 @@ class LoaderShapes:
     def done(self) -> None:
         """Note that the next batch is asked for: the one before has been computed with."""
         self.graphs.end()
+        since, self._since = self._since, None
+        if since is not None and self._is_armed:
+            self.graphs.explain(since)
+        elif since is not None:
+            self.graphs.tell_odd(since)
 
     def _is_expected(self, found: tuple[tuple[str, Shape], ...]) -> bool:
         """Whether it is one of the lengths that batches are padded to."""
@@ -213,7 +277,7 @@ class Watched(Ahead):
     def __next__(self) -> Any:
         self.shapes.done()
         batch = super().__next__()
-        self.shapes.sees(batch)
+        self.shapes.sees(batch, is_last=self.is_last)
         return batch
 
     def close(self) -> None:

@@ -50,7 +50,8 @@ class ToBuckets:
     """
 
     collate: Callable[[list[Any]], Any]
-    lengths: tuple[int, ...]
+    lengths: tuple[int, ...] = ()
+    """None leaves batches as long as they come, and fills their rows up alone."""
     fills: Mapping[str, int] = field(default_factory=dict)
     left: bool = False
     input_name: str = "input_ids"
@@ -68,6 +69,8 @@ class ToBuckets:
     def __call__(self, features: list[Any]) -> Any:
         """Return the batch in one of the few shapes."""
         batch = self.collate(features)
+        if not self.lengths:
+            return self._filled(copy.copy(batch)) if isinstance(batch, Mapping) else batch
         inputs = batch.get(self.input_name) if isinstance(batch, Mapping) else None
         if not isinstance(inputs, Tensor) or inputs.ndim < 2:
             raise BadInput(
@@ -128,10 +131,12 @@ class ToBuckets:
 
     def _filled(self, batch: Any) -> Any:
         """Return the batch with as many rows as it should have, the added ones masked."""
-        held = len(batch[self.input_name])
         tensors = [value for value in batch.values() if isinstance(value, Tensor) and value.ndim]
+        held = len(tensors[0]) if tensors else 0
         is_by_row = all(len(value) == held for value in tensors)
-        if self.rows is None or held >= self.rows or not (is_by_row and self._can_mask(batch)):
+        if self.rows is None or not 0 < held < self.rows:
+            return batch
+        if not (is_by_row and self._can_mask(batch)):
             return batch
         take = torch.arange(self.rows)
         take[held:] = 0

@@ -54,14 +54,20 @@ class Collected:
         self._folder = Path(tempfile.gettempdir() if folder is None else folder)
         self._concat = concat
         self._arrivals = Arrivals()
+        self._num_rows: int | None = None
+        """How many rows count of the batch under way; None: all."""
         self._columns: list[_Column] = []
         self._skeletons: list[Any] = []  # of every batch, or of all of them
         self._result: Any = None
         self._done = False
         self._spilled = False
 
-    def add(self, tree: Any) -> None:
-        """Take one batch's rows; a device is not made to wait, and the tensors may be reused."""
+    def add(self, tree: Any, num_rows: int | None = None) -> None:
+        """Take one batch's rows; a device is not made to wait, and the tensors may be reused.
+
+        Where only the first `num_rows` are wanted, the others are cut off on the host: a device
+        that compiles each shape has one more to compile otherwise.
+        """
         if self._done:
             raise WrongOrder(
                 "Cannot add to rows whose result was taken.",
@@ -69,12 +75,13 @@ class Collected:
                 fix="collect into a new object.",
             )
         _check_leaves(tree)
-        self._keep(self._arrivals.send(tree))
+        before, self._num_rows = self._num_rows, num_rows
+        self._keep(self._arrivals.send(tree), before)
 
     def result(self) -> Any:
         """Return the tree of all rows, or the list of batches; None where nothing was added."""
         if not self._done:
-            self._keep(self._arrivals.last())
+            self._keep(self._arrivals.last(), self._num_rows)
             self._done = True
             self._result = self._joined() if self._concat else self._apart()
             self.close()
@@ -100,11 +107,13 @@ class Collected:
         if hasattr(self, "_columns"):
             self.close()
 
-    def _keep(self, tree: Any) -> None:
+    def _keep(self, tree: Any, num_rows: int | None) -> None:
         if tree is None:
             return
         skeleton, tensors = take_apart(tree)
         arrays = [_as_array(tensor) for tensor in tensors]
+        if num_rows is not None:
+            arrays = [array[:num_rows] for array in arrays]
         if not self._skeletons:
             num_columns = len(arrays) if self._concat else 1
             self._columns = [_Column(padded=self._concat) for _ in range(num_columns)]

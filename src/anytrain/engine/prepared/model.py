@@ -6,17 +6,20 @@ on the instance, once and reversibly: the only patch in the house.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any
 
 import torch
 from torch import nn
 
+from anytrain.core.errors import BadInput
 from anytrain.engine.precision import Precision, to_float32
 from anytrain.machine.parallel.world import World
 
 _ORIGINAL = "_anytrain_original_forward"
+_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 
 def cast_forward(model: nn.Module, precision: Precision) -> None:
@@ -46,22 +49,56 @@ def restore_forward(model: nn.Module) -> None:
 
 
 def move(model: nn.Module, device: torch.device) -> dict[int, nn.Parameter]:
-    """Put the model on the device; return the parameters that had to be made anew, by old id."""
-    # One by one: torch_xla's tensors cannot take a parameter's place, so each is made anew, and a
-    # tied one once for each of its names.
+    """Put the model on the device; return the parameters that had to be made anew, by old id.
+
+    A parameter stays the object that it is, so that whoever holds it goes on holding it. Only one
+    that a weak reference looks at cannot, where the device's tensors are of another kind.
+    """
     places = [
         (owner, name, parameter)
         for owner in model.modules()
         for name, parameter in owner._parameters.items()
         if parameter is not None
     ]
-    model.to(device)
-    moved: dict[int, nn.Parameter] = {}
+    hooks = [tuple(getattr(parameter, kind) for kind in _HOOKS) for _, _, parameter in places]
+    kinds = {parameter.device.type: parameter for _, _, parameter in places}
+    swaps = any(_is_of_another_kind(parameter, device) for parameter in kinds.values())
+    try:
+        with _swapping() if swaps else nullcontext():
+            model.to(device)
+    except RuntimeError as error:
+        if "Couldn't swap" not in str(error):
+            raise
+        model.to(device)
+    moved: dict[int, nn.Parameter] = {}  # a tied one is made anew once for each of its names
     for owner, name, old in places:
         new = owner._parameters[name]
         if new is not None and new is not old:
             owner._parameters[name] = moved.setdefault(id(old), new)
+    for (owner, name, _), both in zip(places if swaps else (), hooks, strict=False):
+        for kind, held in zip(_HOOKS, both, strict=True):
+            if held:  # they stay behind with the tensor that was there
+                setattr(owner._parameters[name], kind, held)
     return moved
+
+
+def _is_of_another_kind(parameter: nn.Parameter, device: torch.device) -> bool:
+    """Whether torch would make a parameter anew to move it there, as it does for torch_xla."""
+    if parameter.device.type == device.type:
+        return False
+    there = torch.empty(0, device=device)
+    return not torch._has_compatible_shallow_copy_type(parameter, there)
+
+
+@contextmanager
+def _swapping() -> Iterator[None]:
+    """Let a module's parameters take other tensors' places inside the block."""
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        yield
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
 
 
 def unwrap(
@@ -101,6 +138,17 @@ def is_quantized(model: nn.Module) -> bool:
     return bool(
         getattr(model, "is_loaded_in_8bit", False) or getattr(model, "is_loaded_in_4bit", False)
     )
+
+
+def check_dense(model: nn.Module, backend: str) -> None:
+    """Refuse embeddings whose gradients are sparse on torch_xla, which has no sparse tensors."""
+    for name, module in model.named_modules() if backend == "xla" else ():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise BadInput(
+                f"Cannot train {name or type(module).__name__!r} on {backend!r}.",
+                why=f"it was made with sparse=True, and {backend} has no sparse gradients.",
+                fix=f"make it with sparse=False: {backend} compiles a dense update.",
+            )
 
 
 def compiled(model: nn.Module, options: Mapping[str, Any]) -> nn.Module:

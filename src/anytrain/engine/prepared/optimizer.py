@@ -172,9 +172,13 @@ def fuse(optimizer: Optimizer, device: torch.device) -> bool:
 
 
 def follow(optimizer: Optimizer, moved: Mapping[int, torch.nn.Parameter]) -> None:
-    """Point the optimizer at the parameters that placement made anew (torch_xla does)."""
+    """Point the optimizer, with what it remembers, at parameters that placement made anew."""
+    if not moved:
+        return
     for group in optimizer.param_groups:
-        group["params"] = [moved.get(id(p), p) for p in group["params"]]
+        group["params"][:] = [moved.get(id(p), p) for p in group["params"]]  # LBFGS holds the list
+    for old in [key for key in optimizer.state if id(key) in moved]:
+        optimizer.state[moved[id(old)]] = optimizer.state.pop(old)
 
 
 def place_state(optimizer: Optimizer, place: Callable[[Any], Any]) -> None:

@@ -16,14 +16,34 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from anytrain.engine.step.guard import Closure, DeviceGuard, HostGuard, gradients, mark_nonfinite
 
+# What a user may choose that makes an update another than the one that is undone.
+_OWN = ("fused", "foreach", "differentiable", "dampening")
+
 
 class SelectGuard(DeviceGuard):
     """Make the update, and keep what was there before where the gradient is not finite."""
+
+    def __init__(self, device: torch.device, end_step: Callable[[], None]) -> None:
+        super().__init__(device)
+        self._end_step = end_step
+        self._momentum = _Momentum(device)
 
     def update(self, optimizer: Optimizer, closure: Closure) -> Any:
         """Run the update; the device undoes it where the gradient is not finite."""
         if closure is not None:
             return self._update_by_closure(optimizer, closure)
+        if has_hooks(optimizer):  # they came after `select`
+            return self._update_if_finite(optimizer)
+        with self._momentum.handed_over(optimizer):
+            return self._update_and_undo(optimizer)
+
+    def _update_if_finite(self, optimizer: Optimizer) -> Any:
+        """Read the flag: hooks must not see an update that is taken back."""
+        bad = self.decide(gradients(optimizer))
+        self._end_step()
+        return None if bad.item() else optimizer.step()
+
+    def _update_and_undo(self, optimizer: Optimizer) -> Any:
         bad = self.decide(gradients(optimizer)) > 0
         held = [(p, g) for g in optimizer.param_groups for p in g["params"] if p.grad is not None]
         before = [p.detach().clone() for p, _ in held]
@@ -58,25 +78,64 @@ class CutGuard(HostGuard):
         return bool(found.item())
 
 
-def select(optimizer: Optimizer) -> bool:
-    """Let the optimizer count on the device, if its update can be taken back there.
+def why_asked(optimizer: Optimizer) -> str | None:
+    """Say why this optimizer's update cannot be taken back on the device; None where it can.
 
     Adam's and AdamW's state begins at zero, and so does SGD's in effect if nothing dampens it.
     """
-    if type(optimizer) not in (Adam, AdamW, SGD) or not all(map(_is_plain, optimizer.param_groups)):
-        return False
+    kind = type(optimizer).__name__
+    if type(optimizer) not in (Adam, AdamW, SGD):
+        return f"{kind} cannot be undone on the device"
+    chosen = {name: g[name] for g in optimizer.param_groups for name in _OWN if g.get(name)}
+    if chosen:
+        told = ", ".join(f"{name}={value}" for name, value in chosen.items())
+        return f"{kind} with {told} cannot be undone on the device"
+    if has_hooks(optimizer):
+        return f"{kind} has step hooks, which must not see an update that is undone"
+    return None
+
+
+def has_hooks(optimizer: Optimizer) -> bool:
+    """Whether somebody is told of each of the optimizer's updates."""
+    return bool(optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks)
+
+
+def select(optimizer: Optimizer) -> None:
+    """Let an optimizer whose update can be taken back count on the device."""
     for group in optimizer.param_groups:
         group["foreach"] = False
         if "capturable" in group:
             group["capturable"] = True
     if optimizer.state:  # a restored optimizer keeps its step count on the host until it is told
         optimizer.load_state_dict(optimizer.state_dict())
-    return True
 
 
-def _is_plain(group: dict[str, Any]) -> bool:
-    chosen = any(group.get(name) for name in ("fused", "foreach", "differentiable", "dampening"))
-    return not chosen
+class _Momentum:
+    """The momentum that Adam is given: as a tensor, once a schedule has moved it.
+
+    As a number it is part of the graph, and each other one makes another graph.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._first: dict[int, float] = {}
+        self._moved: set[int] = set()
+
+    @contextmanager
+    def handed_over(self, optimizer: Optimizer) -> Iterator[None]:
+        """Let the optimizer have it inside the block; outside it is the schedule's own."""
+        held = [(i, g, g["betas"]) for i, g in enumerate(optimizer.param_groups) if "betas" in g]
+        for index, group, (momentum, second) in held:
+            if self._first.setdefault(index, momentum) != momentum:
+                self._moved.add(index)
+            if index in self._moved:
+                tensor = torch.tensor(momentum, dtype=torch.float32).to(self._device)
+                group["betas"] = (tensor, second)
+        try:
+            yield
+        finally:
+            for _, group, betas in held:
+                group["betas"] = betas
 
 
 def _tensors(state: dict[str, Any], *, copy: bool = False) -> dict[str, torch.Tensor]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 _GOOGLE = "0x1ae0"
+TWO_DEVICES = "TPU v2/v3"
 # Google's network cards carry the same vendor number: only these devices are TPUs.
 _NAMES = {
-    "0x0027": "TPU v2/v3",
+    "0x0027": TWO_DEVICES,
     "0x005e": "TPU v4",
     "0x0062": "TPU v5p",
     "0x0063": "TPU v5e",

@@ -10,9 +10,11 @@ import gc
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
+from types import ModuleType
 from typing import Any, ClassVar
 
 import torch
@@ -23,7 +25,7 @@ from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
 from anytrain.machine.backends import trial
 from anytrain.machine.backends.base import Lane
-from anytrain.machine.backends.chips import tpu_chips
+from anytrain.machine.backends.chips import TWO_DEVICES, tpu_chips
 
 _NO = ("false", "no", "0")
 
@@ -61,7 +63,7 @@ class Xla:
     def process_counts(self) -> tuple[int, ...]:
         """Return one, and one a chip; a v2 or v3 chip is two devices, which need spmd."""
         chips = tpu_chips() if _target()[0] == "TPU" else ()
-        if len(chips) < 2 or chips[0] == "TPU v2/v3":
+        if len(chips) < 2 or chips[0] == TWO_DEVICES:
             return (1,)
         return 1, len(chips)
 
@@ -90,6 +92,7 @@ class Xla:
                 fix="check that torch and torch_xla have the same version, and PJRT_DEVICE.",
             ) from error
         _seed_once(device)
+        _serve_checkpointing()
         return device
 
     def capabilities(self, device: torch.device) -> Capabilities:
@@ -216,6 +219,39 @@ def _seed_once(device: torch.device) -> None:
     from torch_xla.core import xla_model
 
     xla_model.set_rng_state(torch.initial_seed() % 2**63, str(device))
+
+
+def _serve_checkpointing() -> None:
+    """Give torch's gradient checkpointing a `torch.xla`, by which it keeps what was drawn.
+
+    torch looks a device's generator up under the device's name, and torch_xla has nothing there.
+    """
+    if not hasattr(torch, "xla"):
+        torch._register_device_module("xla", _Generator("torch.xla"))
+
+
+class _Generator(ModuleType):
+    """The generator of torch_xla's one device, as torch looks for it."""
+
+    _initialized = True
+
+    def device(self, index: Any) -> AbstractContextManager[None]:
+        """Return a block inside which the one device is the device."""
+        return nullcontext()
+
+    def device_count(self) -> int:
+        """Return one: a process holds one device."""
+        return 1
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """Return the seed that the next draw begins from."""
+        state = Xla().rng_state(torch.device("xla:0"))
+        assert state is not None
+        return state
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        """Let the next draw begin from a seed."""
+        Xla().restore_rng(torch.device("xla:0"), state)
 
 
 def _dtypes(device: torch.device) -> tuple[str, ...]:
