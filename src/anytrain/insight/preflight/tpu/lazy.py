@@ -150,12 +150,16 @@ class LazyTpu(Xla):
     def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
         """Return a batch's tensor on the device, with rows for each chip."""
         assert self.target is not None
-        with torch._C.DisableTorchFunction():
-            rows = (self.target.num_devices, *[1] * (tensor.dim() - 1))
-            placed = (tensor.repeat(rows) if tensor.dim() else tensor).to(device)
+        rows = (self.target.num_devices, *[1] * (tensor.dim() - 1))
+        placed = self.send(tensor.repeat(rows) if tensor.dim() else tensor)
         if placed.dim():
             self.cuts.batch.add(_number(placed))
         return placed
+
+    def send(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return any other tensor on the device, as it is."""
+        with torch._C.DisableTorchFunction():
+            return tensor.to(_device())
 
     def lane(self, device: torch.device) -> Lane | None:
         """Return None: the compiler deals the rows."""
