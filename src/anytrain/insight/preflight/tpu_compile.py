@@ -27,12 +27,22 @@ from anytrain.insight.preflight.tpu.graphs import Built, Graph, Taken
 
 Say = Callable[[str], None]
 _EXHAUSTED = "RESOURCE_EXHAUSTED"
-# "Used 21.50G of 15.75G hbm": the compiler's own count, and what it leaves to programs.
-_USED = re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm")
+# The compiler's own count, and what it leaves to programs; it has two ways to say so.
+_COUNTS = (
+    re.compile(r"required[^()]*\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"),
+    re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"),
+)
 _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 # What libtpu keeps of a chip's memory for itself: it compiles for 15.75 of a v5e's 16 GiB.
 _KEPT_BYTES = 2**28
 _LIMIT_S = 3600.0
+_PARTS = {
+    "argument": "weights, state and batch",
+    "result": "results",
+    "scratch": "scratch",
+    "code": "code",
+    "beside": "beside it",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,54 +55,51 @@ class Compiled:
     batch_size: int
     """Rows on each chip."""
     precision: str
-    argument_bytes: int
-    """Weights, the optimizer's state and the batch, as the chip lays them out."""
-    result_bytes: int
-    """What is new when the step ends: results that take no argument's place."""
-    scratch_bytes: int
-    code_bytes: int
-    beside_bytes: int
-    """What lies on the device and the step does not touch."""
-    needed_bytes: int
+    needed_bytes: int | None
+    """All that a chip must hold; None where the compiler gave up without a number."""
     usable_bytes: int | None
     fits: bool
     num_graphs: int
     trace_s: float
     compile_s: float
+    num_exchanges: int = 0
+    """How often a step waits for the other chips."""
+    argument_bytes: int = 0
+    """Weights, the optimizer's state and the batch, as the chip lays them out."""
+    result_bytes: int = 0
+    """What is new when the step ends: results that take no argument's place."""
+    scratch_bytes: int = 0
+    code_bytes: int = 0
+    beside_bytes: int = 0
+    """What lies on the device and the step does not touch."""
 
     def __str__(self) -> str:
-        chips = f"{self.num_chips} chips of " if self.num_chips > 1 else ""
-        parts = ", ".join(
-            f"{name} {_gib(size)}"
-            for name, size in (
-                ("weights, state and batch", self.argument_bytes),
-                ("results", self.result_bytes),
-                ("scratch", self.scratch_bytes),
-                ("code", self.code_bytes),
-                ("beside it", self.beside_bytes),
-            )
-            if size
-        )
-        usable = "" if self.usable_bytes is None else f" of {_gib(self.usable_bytes)} usable"
-        each = " on each" if self.num_chips > 1 else ""
-        graphs = "" if self.num_graphs == 1 else f" The step is {self.num_graphs} graphs."
-        return (
-            f"Compiled by libtpu for {chips}{self.chip} ({self.precision}, a batch of "
-            f"{self.batch_size}{each}): {_gib(self.needed_bytes)}{usable}"
-            f"{f' ({parts})' if parts else ''}; it {'fits' if self.fits else 'does not fit'}. "
-            f"Compiling took {self.compile_s:.1f} s here.{graphs}"
-        )
+        chips, each = "a ", ""
+        if self.num_chips > 1:
+            chips, each = f"{self.num_chips} chips of ", " on each"
+        named = zip(_PARTS, (getattr(self, f"{part}_bytes") for part in _PARTS), strict=True)
+        parts = ", ".join(f"{_PARTS[name]} {_size(size)}" for name, size in named if size)
+        lines = [
+            f"Compiled by libtpu for {chips}{self.chip}: {self.precision}, a batch of "
+            f"{self.batch_size}{each}. It {'fits' if self.fits else 'does not fit'}.",
+            f"A chip needs {_size(self.needed_bytes)} of {_size(self.usable_bytes)}"
+            f"{f': {parts}' if parts else ''}.",
+            f"Compiling took {self.compile_s:.1f} s here, in {_counted(self.num_graphs, 'graph')}.",
+        ]
+        if self.num_exchanges:
+            lines.append(f"Its chips meet in {_counted(self.num_exchanges, 'exchange')} a step.")
+        return "\n".join(lines)
 
     def findings(self) -> tuple[Finding, ...]:
         """Return the error where the chip's memory is too small."""
         if self.fits:
             return ()
-        usable = "what there is" if self.usable_bytes is None else _gib(self.usable_bytes)
         return (
             Finding(
                 "memory",
                 "error",
-                f"The step needs {_gib(self.needed_bytes)} of {usable} on a {self.chip}.",
+                f"The step needs {_size(self.needed_bytes)} of {_size(self.usable_bytes)} on a "
+                f"{self.chip}.",
                 why=f"libtpu has compiled it, with a batch of {self.batch_size} for each chip.",
                 fix="Take a smaller batch and accumulate, bf16, or activation checkpointing.",
             ),
@@ -238,6 +245,7 @@ def _told(target: Target, taken: Taken, built: list[Built]) -> Compiled | NotCom
         "num_graphs": len(taken.graphs),
         "trace_s": taken.seconds,
         "compile_s": seconds,
+        "num_exchanges": sum(each.num_exchanges for each in built),
     }
     if refused is not None:
         return _refusal(refused, facts)
@@ -259,28 +267,27 @@ def _told(target: Target, taken: Taken, built: list[Built]) -> Compiled | NotCom
 
 def _refusal(built: Built, facts: dict[str, Any]) -> Compiled | NotCompiled:
     """Return a step that is too large as such; another refusal is no answer."""
-    used = _USED.search(built.failure)
-    if _EXHAUSTED not in built.failure or used is None:
+    if _EXHAUSTED not in built.failure:
         first = built.failure.strip().splitlines()
         return NotCompiled(
             f"libtpu did not compile the step: {' '.join(first[:3])}",
             "check the topology's name; the estimate stands without the compiler.",
         )
-    needed, usable = (int(float(used[n]) * _UNITS[used[n + 1]]) for n in (1, 3))
-    return Compiled(
-        **facts,
-        argument_bytes=0,
-        result_bytes=0,
-        scratch_bytes=0,
-        code_bytes=0,
-        beside_bytes=0,
-        needed_bytes=needed,
-        usable_bytes=usable,
-        fits=False,
+    told = next(filter(None, (count.search(built.failure) for count in _COUNTS)), None)
+    needed, usable = (
+        None if told is None else int(float(told[n]) * _UNITS[told[n + 1]]) for n in (1, 3)
     )
+    return Compiled(**facts, needed_bytes=needed, usable_bytes=usable, fits=False)
 
 
-def _gib(num_bytes: int) -> str:
-    if num_bytes >= 2**30:
-        return f"{num_bytes / 2**30:.2f} GiB"
-    return f"{num_bytes / 2**20:.1f} MiB"
+def _size(num_bytes: int | None) -> str:
+    if num_bytes is None:
+        return "more than there is"
+    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
+        if num_bytes >= unit:
+            return f"{num_bytes / unit:.2f} {name}"
+    return f"{num_bytes / 2**10:.1f} KiB"
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -55,7 +56,8 @@ def build(graph: Graph, chip: str, topology: str) -> Built:
     began = time.perf_counter()
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name, **settings)
-        stats = _compiled(graph, found.devices).get_compiled_memory_stats()
+        program = _compiled(graph, found.devices)
+        stats = program.get_compiled_memory_stats()
     except (XlaRuntimeError, ValueError) as error:
         return Built(0, 0, 0, 0, 0, time.perf_counter() - began, failure=str(error))
     return Built(
@@ -64,8 +66,14 @@ def build(graph: Graph, chip: str, topology: str) -> Built:
         alias_bytes=stats.alias_size_in_bytes,
         scratch_bytes=stats.temp_size_in_bytes,
         code_bytes=stats.generated_code_size_in_bytes,
+        num_exchanges=sum(_exchanges(module.to_string()) for module in program.hlo_modules()),
         seconds=time.perf_counter() - began,
     )
+
+
+def _exchanges(program: str) -> int:
+    """Return how often a program's chips wait for each other."""
+    return len(re.findall(r"= \S.* (?:all-reduce|reduce-scatter|all-gather)(?:-start)?\(", program))
 
 
 def _compiled(graph: Graph, devices: list[Any]) -> Any:

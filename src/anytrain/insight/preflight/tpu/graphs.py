@@ -50,6 +50,8 @@ class Built:
     scratch_bytes: int
     code_bytes: int
     seconds: float
+    num_exchanges: int = 0
+    """How often the chips wait for each other."""
     failure: str = ""
     """The compiler's words where it made no program."""
 
