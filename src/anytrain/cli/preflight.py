@@ -20,6 +20,12 @@ JSON = typer.Option(None, "--json", help="Write everything as JSON to a file; - 
 HTML = typer.Option(None, "--html", help="Write one page that needs nothing else.")
 PROCESSES = typer.Option(1, "--num_processes", "-n", min=1, help="How many will train together.")
 QUICK = typer.Option(False, "--quick", help="Leave out the search for the largest batch.")
+THOROUGH = typer.Option(
+    False,
+    "--thorough",
+    help="Look for the largest batch with bf16 and with activation checkpointing, too; without "
+    "it only where the batch does not fit as it is.",
+)
 
 
 class Grave(StrEnum):
@@ -40,12 +46,13 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
     fail_on: Grave | None = FAIL_ON,
     num_processes: int = PROCESSES,
     quick: bool = QUICK,
+    thorough: bool = THOROUGH,
 ) -> None:
     """Trace one training step of your script on devices that are not here, and tell what awaits it.
 
     The script runs from its first line with a device that is only claimed: no weight is
-    allocated, nothing is written. Operations that the device lacks, waits, shapes, memory, the
-    largest batch and the time of a step are told for each target.
+    allocated, and none is saved; loops end after two updates. Operations that the device lacks,
+    waits, shapes, memory, the largest batch and the time of a step are told for each target.
 
     Exits with 0, or with 1 where --fail-on says so.
     """
@@ -58,6 +65,7 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
         Ways(json_file, html_file),
         num_processes=num_processes,
         quick=quick,
+        thorough=thorough,
     )
     if fail_on is not None and report.fails_on(fail_on.value):
         raise typer.Exit(1)

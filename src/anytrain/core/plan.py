@@ -84,6 +84,7 @@ class Plan:
     workers: Choice = Choice("as asked", "default: the loader's own number")
     kernels: Choice = Choice("torch's", "default: as the model asks for them")
     evaluation: Choice = Choice("as asked", "default: evaluation has its own batch size")
+    batch: Choice = Choice("whole", "default: a batch is computed at once")
 
     @property
     def precision_is_free(self) -> bool:

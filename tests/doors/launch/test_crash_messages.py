@@ -134,7 +134,7 @@ def test_a_segmentation_fault_is_told_with_its_line_and_without_blaming_memory(d
 def test_a_kill_from_outside_is_told_as_that_with_the_last_place_seen(die, way):
     ran = die(way, "kill")
     assert "was killed by SIGKILL before the first step." in ran.stderr
-    assert "SIGKILL came from outside; " in ran.stderr
+    assert "something sent it SIGKILL, not anytrain; " in ran.stderr
     assert "train.py line 9, in hurt" in ran.stderr
     assert "ran out" not in ran.stderr
     assert ran.returncode == (137 if way == "launch" else 1)

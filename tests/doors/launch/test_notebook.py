@@ -4,12 +4,15 @@ import inspect
 import os
 import socket
 import sys
+import threading
+import time
 import types
 
+import psutil
 import pytest
 
 import anytrain
-from anytrain.core.errors import BadInput, Notice, Unsupported, WrongOrder
+from anytrain.core.errors import BadInput, BadType, Notice, Unsupported, WrongOrder
 from anytrain.doors.launch import debug_launcher, notebook_launcher
 from launching import run_script
 
@@ -119,12 +122,88 @@ def test_a_function_of_the_running_script_works():
         {"num_processes": 2, "start_method": "threads"},
         {"num_processes": 2, "timeout": 0},
         {"num_processes": 2, "downcast_bf16": True},
+        {"num_processes": 2.0},
+        {"num_processes": 2, "use_port": 65536},
+        {"num_processes": 2, "use_port": -1},
+        {"num_processes": 2, "use_port": 0, "num_nodes": 2},
+        {"num_processes": 2, "rdzv_endpoint": "localhost"},
+        {"num_processes": 2, "timeout": float("nan")},
+        {"num_processes": 2, "max_restarts": -1},
+        {"num_processes": 2, "monitor_interval": 0},
     ],
 )
 def test_what_cannot_work_is_refused(wrong, monkeypatch):
     monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
     with pytest.raises(BadInput):
         notebook_launcher(print, **wrong)
+
+
+@pytest.mark.parametrize("args", [None, "abc", 3], ids=repr)
+def test_arguments_without_their_comma_are_refused(args):
+    for launcher in (notebook_launcher, debug_launcher):
+        with pytest.raises(BadType, match="Cannot use a") as caught:
+            launcher(print, args, num_processes=2)
+        assert "(model,)" in caught.value.fix
+
+
+def test_no_precision_is_the_default_one_and_arguments_may_be_a_list(monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    assert notebook_launcher(max, [1, 2], num_processes=1, mixed_precision=None) == 2
+
+
+def test_what_a_rendezvous_service_would_read_is_said_to_change_nothing(monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    with pytest.warns(Notice, match="change nothing"):
+        notebook_launcher(int, num_processes=1, rdzv_conf={"timeout": 1})
+
+
+def test_the_default_port_need_not_be_free_and_launches_may_run_side_by_side(monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+
+    def port():
+        import os
+
+        return os.environ["MASTER_PORT"]
+
+    def launch():
+        found.append(notebook_launcher(port, num_processes=2))
+
+    found = []
+    threads = [threading.Thread(target=launch) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 2
+    assert "29500" not in found
+
+
+def test_a_second_launch_on_a_given_port_is_refused_and_the_first_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    port, flag = free_port(), str(tmp_path / "over")
+
+    def wait():
+        import os
+        import time
+
+        while not os.path.exists(flag):
+            time.sleep(0.02)
+        return "done"
+
+    def launch():
+        found.append(notebook_launcher(wait, num_processes=2, use_port=port, timeout=60))
+
+    found = []
+    first = threading.Thread(target=launch)
+    first.start()
+    while not any(psutil.Process().children()):
+        time.sleep(0.02)
+    with pytest.raises(BadInput, match=f"port {port}") as caught:
+        notebook_launcher(print, num_processes=2, use_port=port)
+    assert "another launch" in caught.value.why
+    (tmp_path / "over").touch()
+    first.join()
+    assert found == ["done"]
 
 
 def test_another_rendezvous_is_refused_by_name():

@@ -13,14 +13,11 @@ sys.path.insert(0, str(BENCHMARK))
 
 import planted  # noqa: E402
 
-# One of each question; `make test-full` and the benchmark try all.
+# A few of them; `make test-full` and the benchmark try all.
 QUICK = {
     "eigenvalues",
-    "a_ramp_in_float64",
     "a_mask_that_selects",
     "dropout_that_is_drawn_again",
-    "a_collator_that_cannot_travel",
-    "words_from_left_to_right",
     "float16_with_its_scale",
 }
 
@@ -34,7 +31,7 @@ def marked(cases: list[Any]) -> list[Any]:
 
 def test_there_are_thirty_of_each() -> None:
     assert (len(planted.DEFECTS), len(planted.CLEAN)) == (30, 30)
-    assert QUICK <= {case.name for case in (*planted.DEFECTS, *planted.CLEAN)}
+    assert {case.name for case in (*planted.DEFECTS, *planted.CLEAN)} >= QUICK
 
 
 @pytest.mark.parametrize("case", marked(planted.DEFECTS))

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 
@@ -201,6 +202,41 @@ def test_a_stall_is_told_in_the_words_of_the_rank_that_saw_it():
     seen = ending(rank=0, code=1, note=note("stall", words))
     error = crashes.explain([ending(rank=1, code=-9), seen], 2, CALM, CALM)
     assert str(error) == "Rank 1 is frozen.\n  why: it is stopped.\n  fix: wake it."
+
+
+def test_the_first_in_time_is_the_cause_and_never_one_that_the_launcher_ended():
+    late = replace(ending(rank=0, code=1, note=note("error", "RuntimeError: later")), at=2.0)
+    early = replace(ending(rank=1, code=1, note=note("error", "ValueError: first")), at=1.0)
+    assert crashes.cause([late, early]) is early
+    swept = replace(ending(rank=0, code=-15), was_ended=True)
+    lost = replace(ending(rank=1, code=1, note=note("peer lost")), at=3.0)
+    assert crashes.cause([swept, lost]) is lost
+
+
+def test_a_rank_left_alone_by_ranks_that_are_done_is_told_so():
+    lost = ending(rank=1, code=1, note=note("peer lost"))
+    error = crashes.explain([lost], 3, CALM, CALM, returned=[0, 2])
+    assert (
+        error.what
+        == "Rank 1 of 3 waited at step 12 (backward) for ranks 0, 2, which had already returned."
+    )
+
+
+@pytest.mark.parametrize(
+    ("signum", "words"),
+    [
+        (signal.SIGALRM, "a timer (signal.alarm, setitimer) rang"),
+        (signal.SIGVTALRM, "a timer (setitimer) rang"),
+        (signal.SIGXCPU, "a limit on processor time (ulimit -t)"),
+        (signal.SIGUSR1, "it was sent the signal, not by anytrain."),
+        (signal.SIGSEGV, "unless somebody sent the signal (kill -SEGV)"),
+        (signal.SIGKILL, "something sent it SIGKILL, not anytrain"),
+    ],
+)
+def test_a_signal_is_blamed_on_no_more_than_is_known(signum, words):
+    error = crashes.explain([ending(code=-signum)], 2, CALM, CALM)
+    assert words in error.why
+    assert "another process" not in error.why
 
 
 def test_a_single_process_is_the_script():

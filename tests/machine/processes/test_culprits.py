@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import multiprocessing
 import threading
 
 import pytest
@@ -65,3 +66,11 @@ def test_what_cannot_come_back_is_named_too():
     with pytest.raises(BadType, match="Cannot bring back") as caught:
         call(work, (), Crew(1, 1, port=1))
     assert "`value['held'][0]` (a _thread.lock)" in caught.value.why
+
+
+def test_a_queue_is_named_and_not_its_semaphores():
+    queue = multiprocessing.get_context("fork").Queue()
+    with pytest.raises(BadType) as caught:
+        pack(lambda q: q, (queue,))
+    assert "the argument `q` (a multiprocessing.queues.Queue)" in caught.value.why
+    assert "fork" in caught.value.fix

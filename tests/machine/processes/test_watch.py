@@ -11,8 +11,9 @@ import time
 
 import pytest
 
+from anytrain.machine.processes.judge import Frozen
 from anytrain.machine.processes.pulse import Pulse
-from anytrain.machine.processes.watch import Watch
+from anytrain.machine.processes.watch import Watch, describe_frozen, process_state
 from launching import child_environment
 
 RANK = """
@@ -220,3 +221,24 @@ def test_leaving_waits_for_a_connection_that_is_still_being_opened():
     watch.leave()
     assert not any(thread.name == "anytrain-beat" for thread in threading.enumerate())
     assert len(opened) == 2  # the first beat, and the goodbye
+
+
+def test_a_rank_that_never_spoke_is_known_by_its_file_and_not_taken_for_another_machines(tmp_path):
+    class Silent:
+        def post(self, key, value):
+            pass
+
+        def read_all(self, keys):
+            return [None for _ in keys]
+
+    Pulse(1, str(tmp_path)).mark(3, "forward")
+    told = []
+    watch = Watch(
+        Pulse(0, str(tmp_path)), Silent(), 2, 60.0, None, lambda *found: told.extend(found)
+    )
+    watch._act(Frozen(1, 60.0, None))
+    watch.leave()
+    verdict, state = told
+    assert verdict.beat.step == 3
+    assert state == "silent"
+    assert "another machine" in describe_frozen(Frozen(1, 60.0, None), process_state(None)).why

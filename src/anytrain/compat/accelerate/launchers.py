@@ -1,4 +1,8 @@
-"""Start a function in several processes."""
+"""Start a function in several processes.
+
+The error that the function raised is raised here itself, with its class: code that expects
+torch's ChildFailedError, which holds the words alone, must name that class instead.
+"""
 
 from anytrain.compat.accelerate.state import PartialState
 from anytrain.doors.launch import debug_launcher, notebook_launcher

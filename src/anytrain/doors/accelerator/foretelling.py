@@ -35,6 +35,7 @@ class Foretelling:
         targets: str | Sequence[str] = (),
         *,
         quick: bool = False,
+        thorough: bool = False,
     ) -> Report:
         """Return what awaits a step on targets such as "mps:16GB"; without any, here.
 
@@ -42,7 +43,7 @@ class Foretelling:
         It is called in a copy of this process, with the batch on a device that is only claimed:
         no weight moves. What `accelerator.step(loss_fn)` returns is such a function. Print the
         report, or ask it for `as_json()` or `as_html()`. A quick one does not look for the
-        largest batch.
+        largest batch, a thorough one looks for it with bf16 and activation checkpointing, too.
         """
         if not self._run.models or not self._run.optimizers:
             raise WrongOrder(
@@ -57,6 +58,7 @@ class Foretelling:
             ),
             parse_targets(words),
             quick=quick,
+            thorough=thorough,
         )
 
 

@@ -149,11 +149,15 @@ def _run_many(command: list[str], beats: str, num_processes: int, options: Launc
     outcome = agent.run(job)
     if outcome.signum is not None:
         return _say_stopped(beats, size, outcome.signum)
-    return _say_crash(outcome.endings, size, before) if outcome.endings else 0
+    if not outcome.endings:
+        return 0
+    return _say_crash(outcome.endings, size, before, outcome.returned)
 
 
-def _say_crash(endings: list[Ending], size: int, before: crashes.MemoryMarks) -> int:
-    error = crashes.explain(endings, size, before, crashes.memory_marks())
+def _say_crash(
+    endings: list[Ending], size: int, before: crashes.MemoryMarks, returned: Sequence[int] = ()
+) -> int:
+    error = crashes.explain(endings, size, before, crashes.memory_marks(), returned)
     _say(str(error))
     return crashes.cause(endings).exit_code
 

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
+import math
 import os
-import socket
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from anytrain.core import environment
-from anytrain.core.errors import BadInput, Unsupported, WrongOrder
+from anytrain.core.errors import BadInput, BadType, Notice, Unsupported, WrongOrder
 from anytrain.core.plan import Wish, Wishes, check_precision, wish
 from anytrain.doors.launch import forking
-from anytrain.doors.launch.options import check_port
+from anytrain.doors.launch.options import DEFAULT_PORT, claimed_port, free_port
 from anytrain.machine.processes import spawn
 
 
 def notebook_launcher(
     function: Callable[..., Any],
-    args: tuple[Any, ...] = (),
+    args: Sequence[Any] = (),
     num_processes: int | None = None,
-    mixed_precision: str = "no",
+    mixed_precision: str | None = "no",
     use_port: str | int = "29500",
     master_addr: str = "127.0.0.1",
     node_rank: int = 0,
@@ -44,13 +45,26 @@ def notebook_launcher(
     The function, its arguments and the notebook's variables that it uses are handed over;
     tensors among them lie once in memory that all processes share until one writes to them. The
     error of the rank that fails first is raised here, and an interrupt ends them all.
+    What the notebook has set up otherwise does not come along: seeds, torch's default dtype,
+    the level of logging. Loading workers that are spawned (not forked, the default on Linux)
+    know only what a module holds, not the notebook's own classes.
 
     `start_method="fork"` copies this process instead, if it has touched no device; each copy
     computes with one thread. `timeout` is how many seconds the call may take. `return_all` gives
     a list of what each process of this machine returned. Tensors come back on the CPU.
     """
+    mixed_precision = (mixed_precision or "no").lower()
     _check(mixed_precision, num_processes, node_rank, num_nodes, rdzv_backend)
     _check_start(start_method, timeout)
+    _check_watch(max_restarts, monitor_interval)
+    args = _check_args(args)
+    if rdzv_conf or rdzv_id != "none":
+        warnings.warn(
+            "rdzv_conf and rdzv_id change nothing here: the processes meet at one address and "
+            "port, without a service that would read them.",
+            Notice,
+            stacklevel=2,
+        )
     from anytrain.doors.launch.counts import choose, threads
 
     # "no" is the argument's default: it must not silence what the environment says.
@@ -71,9 +85,13 @@ def notebook_launcher(
         forking.check(function, args, crowd.backend.name)
     variables.update(threads(crowd.num_processes, None))
     variables.update(crowd.backend.launch_environment(crowd.num_processes, everything))
-    if is_alone and not rdzv_endpoint:
-        use_port = 0  # nobody else is to be met
-    address, port = _meeting_point(rdzv_endpoint, master_addr, use_port, node_rank, num_nodes)
+    if not rdzv_endpoint and (is_alone or (num_nodes == 1 and use_port == str(DEFAULT_PORT))):
+        use_port = 0  # nobody else needs to know the number
+    address, port = _meeting_point(rdzv_endpoint, master_addr, use_port)
+    is_ours = node_rank == 0 and port != 0
+    if port == 0:
+        _check_one_machine(num_nodes)
+        port = free_port()
     crew = spawn.Crew(
         num_processes=crowd.num_processes,
         size=crowd.num_processes * num_nodes,
@@ -89,19 +107,21 @@ def notebook_launcher(
         brings_all=return_all,
         trains_on_host=crowd.backend.name == "cpu",
     )
-    return spawn.call(function, args, crew)
+    with claimed_port(port, "use_port") if is_ours else nullcontext():
+        return spawn.call(function, args, crew)
 
 
 def debug_launcher(
-    function: Callable[..., Any], args: tuple[Any, ...] = (), num_processes: int = 2
+    function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2
 ) -> Any:
     """Call the function in `num_processes` CPU processes, to test it without a device."""
     _check("no", num_processes, 0, 1, "static")
+    args = _check_args(args)
     wishes = Wishes(device=Wish("cpu", "debug_launcher"))
     crew = spawn.Crew(
         num_processes,
         num_processes,
-        port=_free_port(),
+        port=free_port(),
         environ={"OMP_NUM_THREADS": "1", **environment.launch_variables(wishes)},
     )
     return spawn.call(function, args, crew)
@@ -117,7 +137,7 @@ def _check_start(start_method: str | None, timeout: float | None) -> None:
             else 'there are two ways: "spawn" (fresh processes) and "fork" (copies of this one).',
             fix='pass start_method="spawn", or leave it out.',
         )
-    if timeout is not None and timeout <= 0:
+    if timeout is not None and not timeout > 0:
         raise BadInput(
             f"Cannot use timeout={timeout}.",
             why="it is the number of seconds that the whole call may take.",
@@ -144,11 +164,12 @@ def _check(
     rdzv_backend: str,
 ) -> None:
     _check_nested()
-    check_precision(wish(mixed_precision.lower(), "argument"))
-    if num_processes is not None and num_processes < 1:
+    check_precision(wish(mixed_precision, "argument"))
+    is_whole = hasattr(num_processes, "__index__")
+    if num_processes is not None and (not is_whole or num_processes < 1):
         raise BadInput(
             f"Cannot start {num_processes} processes.",
-            why="num_processes must be at least 1.",
+            why="num_processes must be a whole number, at least 1.",
             fix="pass num_processes=1 or more, or leave it out for one per device.",
         )
     if not 0 <= node_rank < num_nodes:
@@ -166,30 +187,57 @@ def _check(
         )
 
 
-def _meeting_point(
-    endpoint: str, address: str, port: str | int, node_rank: int, num_nodes: int
-) -> tuple[str, int]:
-    """Return where rank 0 listens; port 0 picks a free one on a single machine."""
-    if endpoint:
-        address, _, port = endpoint.rpartition(":")
-    if not str(port).isdigit():
+def _check_watch(max_restarts: int, monitor_interval: float) -> None:
+    if max_restarts < 0:
         raise BadInput(
-            f"Cannot use port {port!r}.",
-            why="a port is a number.",
-            fix='pass use_port="29500", or "0" for a free one.',
+            f"Cannot use max_restarts={max_restarts}.",
+            why="it is how often a failed call is made again.",
+            fix="pass 0 or more.",
         )
-    if int(port) == 0 and num_nodes == 1:
-        return address, _free_port()
-    if node_rank == 0:
-        check_port(int(port), "use_port")
+    if not 0 < monitor_interval < math.inf:
+        raise BadInput(
+            f"Cannot use monitor_interval={monitor_interval}.",
+            why="it is the number of seconds between two looks at the processes.",
+            fix="pass a positive number, or leave it out for 0.1.",
+        )
+
+
+def _check_args(args: Sequence[Any]) -> tuple[Any, ...]:
+    if not isinstance(args, (tuple, list)):
+        raise BadType(
+            f"Cannot use a {type(args).__name__} as args.",
+            why="args holds what the function is called with, even if that is one thing.",
+            fix="pass a tuple: (model,), with the comma.",
+        )
+    return tuple(args)
+
+
+def _check_one_machine(num_nodes: int) -> None:
+    if num_nodes > 1:
+        raise BadInput(
+            "Cannot pick a free port for several machines.",
+            why=f"{num_nodes} machines are to meet, and each must know the port.",
+            fix=f"pass the same use_port on all of them, such as {DEFAULT_PORT}.",
+        )
+
+
+def _meeting_point(endpoint: str, address: str, port: str | int) -> tuple[str, int]:
+    """Return where rank 0 listens; port 0 stands for a free one."""
+    given = "use_port"
+    if endpoint:
+        given = "rdzv_endpoint"
+        address, _, port = endpoint.rpartition(":")
+    if not address or not str(port).isdecimal() or int(port) > 65535:
+        raise BadInput(
+            f"Cannot use {given}={endpoint or port!r}.",
+            why="a port is a number from 0 to 65535."
+            if not endpoint
+            else "it is an address and a port, a number up to 65535, with a colon between them.",
+            fix='pass use_port="29500", or "0" for a free one.'
+            if not endpoint
+            else f'pass rdzv_endpoint="{address or endpoint}:{DEFAULT_PORT}".',
+        )
     return address, int(port)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @contextmanager

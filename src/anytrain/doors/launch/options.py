@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import errno
 import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -108,6 +111,34 @@ def check_port(port: int, option: str) -> None:
                     why=f"the ranks are to meet there: {error.strerror or error}.",
                     fix=f"pass another {option}; 0 picks a free one.",
                 ) from None
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextmanager
+def claimed_port(port: int, option: str) -> Iterator[None]:
+    """Keep a port for one launch of this machine, from before its ranks listen to its end.
+
+    Only Linux has names that vanish with their process; elsewhere the port itself is looked at.
+    """
+    with socket.socket(socket.AF_UNIX) as claim:
+        try:
+            if sys.platform == "linux":
+                claim.bind(f"\0anytrain-port-{port}")
+        except OSError:
+            raise BadInput(
+                f"Cannot use port {port}.",
+                why="another launch of this machine is under way there.",
+                fix=f"wait until it is done, or pass another {option}; 0 picks a free one.",
+            ) from None
+        check_port(port, option)
+        yield
 
 
 def _check_numbers(options: LaunchOptions) -> None:

@@ -6,7 +6,6 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -154,7 +153,7 @@ def tell_checkpointed(batch_size: int, number: int, total: int) -> None:
         f"A batch of {batch_size} does not fit the memory: {which} of the model's {total} repeated "
         "blocks are computed again in backward from now on. What a step learns stays the same.",
         Notice,
-        stacklevel=7,
+        stacklevel=8,
     )
 
 
@@ -229,7 +228,7 @@ def model_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
     with ExitStack() as stack:
         trainer._activations = None
         if args.activation_checkpointing == "fit":
-            trainer._activations = _activations(trainer.model, args)
+            trainer._activations = _activations(trainer)
             stack.callback(trainer._activations.restore)
         if args.neftune_noise_alpha is not None:
             stack.enter_context(_noise(trainer.model, float(args.neftune_noise_alpha)))
@@ -250,8 +249,9 @@ def _checkpoint_activations(model: nn.Module, args: TrainingArguments) -> None:
     enable(gradient_checkpointing_kwargs=options or None, **direct)
 
 
-def _activations(model: nn.Module, args: TrainingArguments) -> Activations:
-    found = Activations(model, partial(tell_checkpointed, args.train_batch_size))
+def _activations(trainer: Trainer) -> Activations:
+    model = trainer.model
+    found = Activations(model, trainer._was_checkpointed)
     if not found.num_blocks:
         raise BadInput(
             f"Cannot use activation_checkpointing with {type(model).__name__}.",

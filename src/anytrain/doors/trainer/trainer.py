@@ -266,7 +266,7 @@ class Trainer(
             ),
             count=count,
             tell=self._tell if handler.looks_inside() else None,
-            split=lambda parts: preparing.tell_split(args.train_batch_size, parts),
+            split=self._was_split,
         )
         self._regions = build_regions(run, self.model_wrapped, self._step)
 

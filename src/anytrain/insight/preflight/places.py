@@ -102,17 +102,17 @@ class Places:
             if not inside:
                 return code, frame.f_lineno, ours
             if is_backward and code.co_name == _ENGINE:
-                break
+                return None, 0, False
             ours = ours or inside == "ours"
             frame = frame.f_back
-        return None, 0, False
+        return None, 0, ours  # a recipe of ours runs: nobody else's line is in it
 
     @staticmethod
     def place(spot: Spot) -> Place:
         """Return a spot in words."""
         module, code, line, ours = spot
         if code is None:
-            return Place(module=module)
+            return Place(module=module, is_ours=ours)
         text = linecache.getline(code.co_filename, line).strip()
         return Place(module, code.co_filename, line, code.co_name, text, ours)
 

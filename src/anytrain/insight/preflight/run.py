@@ -28,11 +28,13 @@ def preflight(
     *,
     num_processes: int = 1,
     quick: bool = False,
+    thorough: bool = False,
     say: Say = lambda text: None,
 ) -> Report:
     """Return what awaits a script (or "-m" and a module) and its arguments on each target.
 
-    A quick one does not look for the largest batch, which takes more traces.
+    A quick one does not look for the largest batch, which takes more traces; a thorough one looks
+    for it with bf16 and with activation checkpointing, too, though the run fits as it is.
     """
     from anytrain.insight.preflight.trace import trace_run
 
@@ -40,7 +42,8 @@ def preflight(
         trace = trace_run(target, command, setting=setting)
         return replace(trace, job=replace(trace.job, world_size=num_processes))
 
-    return preflight_of(tracing, targets, tuple(command), quick=quick, say=say)
+    words = tuple(command)
+    return preflight_of(tracing, targets, words, quick=quick, thorough=thorough, say=say)
 
 
 def preflight_of(
@@ -49,6 +52,7 @@ def preflight_of(
     command: tuple[str, ...] = (),
     *,
     quick: bool = False,
+    thorough: bool = False,
     say: Say = lambda text: None,
 ) -> Report:
     """Return what awaits a run that `tracing` traces; keep its forecast in the run's folder."""
@@ -57,8 +61,8 @@ def preflight_of(
     for target in targets:
         say(f"tracing the run on {target.name}")
         outlook = _outlook(once, target, compiler)
-        if not quick:
-            outlook = replace(outlook, fits=_largest(once, target, outlook.job, say))
+        if not quick and not any(each.kind == "trace" for each in outlook.findings):
+            outlook = replace(outlook, fits=_largest(once, target, outlook.job, thorough, say))
         found.append(outlook)
     report = Report(command, tuple(found))
     keep(report)
@@ -144,8 +148,14 @@ def _too_large(
     ]
 
 
-def _largest(tracing: Tracing, target: Target, job: Job, say: Say) -> tuple[Fit, ...]:
-    """Return the largest batch as asked for, with bf16, and with activation checkpointing."""
+def _largest(
+    tracing: Tracing, target: Target, job: Job, thorough: bool, say: Say
+) -> tuple[Fit, ...]:
+    """Return the largest batch as asked for, with bf16, and with activation checkpointing.
+
+    Each takes some traces more: the last two are looked at where the batch does not fit as asked
+    for, or where somebody wants to know.
+    """
     if target.memory_bytes is None or not job.batch_size:
         return ()
     own = Setting(job.batch_size, job.precision, bool(job.checkpointed_modules))
@@ -160,6 +170,8 @@ def _largest(tracing: Tracing, target: Target, job: Job, say: Say) -> tuple[Fit,
         fit = _fit(tracing, target, job, setting)
         if fit is not None:
             found.append(fit)
+        if not thorough and fit is not None and fit.largest >= job.batch_size:
+            break
     return tuple(found)
 
 

@@ -31,6 +31,7 @@ def tell(
     *,
     num_processes: int = 1,
     quick: bool = False,
+    thorough: bool = False,
 ) -> Report:
     """Trace a command for targets such as "mps:16GB", tell what was found, and return it."""
     aside = Console(stderr=True, highlight=False, markup=False)
@@ -39,6 +40,7 @@ def tell(
         parse_targets(tuple(targets)),
         num_processes=num_processes,
         quick=quick,
+        thorough=thorough,
         say=lambda text: aside.print(f"anytrain: {text}", style="dim"),
     )
     if ways.json_file == "-":

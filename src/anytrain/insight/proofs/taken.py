@@ -13,10 +13,10 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
+from unittest import mock
 
 import torch
 from torch import nn
-from torch.nn.modules import module as module_hooks
 
 from anytrain.core.errors import BadInput
 from anytrain.insight.preflight.watching import Watch, watch, watching
@@ -52,16 +52,16 @@ def compare_script(command: Sequence[str], precision: str | None = None) -> Pari
     with tempfile.TemporaryDirectory() as folder:
         nothing: Any = _Nothing()
         watch(Watch(nothing, folder))
-        handle = module_hooks.register_module_forward_pre_hook(_taking_over(precision))
         try:
-            _run(list(command))
+            # Not a hook: those for all modules are not told the arguments that have names.
+            with mock.patch.object(nn.Module, "__call__", _taking_over(precision)):
+                _run(list(command))
         except _Compared as done:
             return done.parity
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
         finally:
-            handle.remove()
             watch(None)
     raise BadInput(
         f"{command[0]} has not trained.",
@@ -71,31 +71,23 @@ def compare_script(command: Sequence[str], precision: str | None = None) -> Pari
 
 
 def _taking_over(precision: str | None) -> Any:
-    caught: list[nn.Module] = []
+    """Return a call of modules whose first one in training is compared instead."""
+    call: Any = nn.Module.__call__
+    taken: list[nn.Module] = []
 
-    def before(module: nn.Module, args: Any) -> None:
-        if caught or not module.training or not torch.is_grad_enabled():
-            return
-        if any(parameter.requires_grad for parameter in module.parameters()):
-            caught.append(module)
-            _catch(module, precision)
+    def called(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if taken or not _is_training(module):
+            return call(module, *args, **kwargs)
+        taken.append(module)
+        model: nn.Module = getattr(module, "_orig_mod", module)  # what torch.compile was given
+        raise _Compared(_compared(model, args, kwargs, precision or _precision_of(model)))
 
-    return before
+    return called
 
 
-def _catch(module: nn.Module, precision: str | None) -> None:
-    """Let the module's own call tell its arguments, and compare instead of calling."""
-    model: nn.Module = getattr(module, "_orig_mod", module)
-    used = precision or _precision_of(model)
-
-    def caught(*args: Any, **kwargs: Any) -> NoReturn:
-        model.__dict__.pop("forward", None)
-        if forward is not None:
-            model.__dict__["forward"] = forward
-        raise _Compared(_compared(model, args, kwargs, used))
-
-    forward = model.__dict__.get("forward")
-    model.__dict__["forward"] = caught
+def _is_training(module: nn.Module) -> bool:
+    learns = any(parameter.requires_grad for parameter in module.parameters())
+    return learns and module.training and torch.is_grad_enabled()
 
 
 def _compared(model: nn.Module, args: Any, kwargs: Any, precision: str) -> Parity:

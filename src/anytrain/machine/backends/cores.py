@@ -13,7 +13,7 @@ import torch
 
 from anytrain.core import environment
 from anytrain.core.plan import Choice
-from anytrain.machine.backends import groups
+from anytrain.machine.processes import groups
 
 _TOLD_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 

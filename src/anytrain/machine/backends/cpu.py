@@ -16,8 +16,9 @@ import torch
 from anytrain.core.errors import BadInput
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
-from anytrain.machine.backends import cores, groups, trial
+from anytrain.machine.backends import cores, trial
 from anytrain.machine.backends.cores import num_cores
+from anytrain.machine.processes import groups
 
 # Processes may share cores, so the count of cores is no limit; past this one it is a mistake.
 _MOST_PROCESSES = 64

@@ -63,6 +63,8 @@ class Outcome:
 
     endings: list[Ending] = field(default_factory=list)
     signum: int | None = None
+    returned: list[int] = field(default_factory=list)
+    """The ranks of this machine that were done when the first failed."""
 
 
 def run(job: Job) -> Outcome:
@@ -79,7 +81,7 @@ def run(job: Job) -> Outcome:
             return Outcome([] if agent is None else agent.endings, signum)
         except dist.DistError as error:
             raise _no_meeting(job, error) from error
-    return Outcome(agent.endings)
+    return Outcome(agent.endings, returned=agent.returned)
 
 
 def _spec(job: Job, meeting: _Meeting) -> WorkerSpec:
@@ -111,6 +113,7 @@ class _Agent(LocalElasticAgent):
         self._job = job
         self.endings: list[Ending] = []
         """What failed in the latest attempt, in the order in which it was noticed."""
+        self.returned: list[int] = []
 
     def processes(self) -> list[supervise.Process]:
         """Return the processes of this machine's ranks, in their order."""
@@ -135,6 +138,9 @@ class _Agent(LocalElasticAgent):
             self._await_the_preempted(processes)
         if self.endings:
             self._await_cause(worker_group, processes)
+            ranks = [worker.global_rank for worker in worker_group.workers]
+            codes = [supervise.poll(process) for process in processes]
+            self.returned = [rank for rank, code in zip(ranks, codes, strict=True) if code == 0]
             notes.tell_peer_died(self._job.beats)
             supervise.end(processes, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
             self._note_endings(worker_group, processes, only_own_errors=True)

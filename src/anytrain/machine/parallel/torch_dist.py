@@ -294,7 +294,8 @@ def _no_meeting(error: Exception, place: Place, point: str) -> AnytrainError:
         return BadInput(
             f"The meeting point {point} is in use.",
             why=f"rank {place.rank} must listen there for the others, and another program does.",
-            fix="choose another: `anytrain launch --main_process_port 0`, or export MASTER_PORT.",
+            fix="choose another: `anytrain launch --main_process_port 0`, "
+            "`notebook_launcher(..., use_port=0)`, or export MASTER_PORT.",
         )
     return PeerLost(
         f"Rank {place.rank} of {place.size} could not meet the others at {point}.",

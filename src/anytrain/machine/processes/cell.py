@@ -9,10 +9,12 @@ from __future__ import annotations
 import codecs
 import json
 import os
+import selectors
 import stat
 import sys
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import IO, Any, TextIO
 
 from anytrain.core import environment
@@ -20,6 +22,7 @@ from anytrain.core import environment
 PIPE = "ANYTRAIN_CELL"
 """The variable that tells a child by which pipe it shows pages in a notebook's cell."""
 _CHUNK = 2**16
+_LOOK_S = 0.2
 
 
 def in_notebook() -> bool:
@@ -58,45 +61,75 @@ class Page:
             return  # nobody looks any more: the run goes on
 
 
-def copy_text(pipe: IO[bytes], stream: TextIO, prefix: str) -> threading.Thread:
-    """Copy a child's output to this process's, from a thread, until the child has ended."""
-    return _thread(_copy_text, pipe, stream, prefix)
+class Copy:
+    """A thread that shows what comes through a pipe, until it ends or nobody waits for more."""
+
+    def __init__(self, pipe: IO[bytes], show: Callable[[bytes], None]) -> None:
+        self._pipe, self._show = pipe, show
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="anytrain-cell", daemon=True)
+        self._thread.start()
+
+    def end(self, deadline: float) -> None:
+        """Wait for the pipe's end until then, by the monotonic clock, and close it."""
+        self._thread.join(max(0.0, deadline - time.monotonic()))
+        self._is_over.set()
+        self._thread.join(5 * _LOOK_S)
+
+    def _run(self) -> None:
+        with self._pipe, selectors.DefaultSelector() as ready:
+            ready.register(self._pipe, selectors.EVENT_READ)
+            while not self._is_over.is_set():
+                # A process that a child has left behind may hold the other end for ever.
+                if ready.select(_LOOK_S):
+                    chunk = os.read(self._pipe.fileno(), _CHUNK)
+                    self._show(chunk)
+                    if not chunk:
+                        return
 
 
-def copy_pages(pipe: IO[bytes]) -> threading.Thread:
-    """Show the pages of a child in this process's cell, from a thread."""
-    return _thread(_copy_pages, pipe)
-
-
-def _thread(target: Any, *args: Any) -> threading.Thread:
-    thread = threading.Thread(target=target, args=args, name="anytrain-cell", daemon=True)
-    thread.start()
-    return thread
-
-
-def _copy_text(pipe: IO[bytes], stream: TextIO, prefix: str) -> None:
+def copy_text(pipe: IO[bytes], stream: TextIO, prefix: str) -> Copy:
+    """Copy a child's output to this process's, from a thread."""
     # A character of several bytes may come in two parts.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-    with pipe:
+    lines = _Lines()
+
+    def show(chunk: bytes) -> None:
         if prefix:
-            for line in pipe:
-                stream.write(prefix + line.decode(errors="replace"))
-                stream.flush()
-            return
-        # Not by lines: a progress bar ends its lines only when it is done.
-        while chunk := os.read(pipe.fileno(), _CHUNK):
-            stream.write(decoder.decode(chunk))
-            stream.flush()
+            stream.write("".join(prefix + line.decode(errors="replace") for line in lines(chunk)))
+        else:
+            # Not by lines: a progress bar ends its lines only when it is done.
+            stream.write(decoder.decode(chunk, final=not chunk))
+        stream.flush()
+
+    return Copy(pipe, show)
 
 
-def _copy_pages(pipe: IO[bytes]) -> None:
+def copy_pages(pipe: IO[bytes]) -> Copy:
+    """Show the pages of a child in this process's cell, from a thread."""
     from IPython.display import display
 
     shown: dict[str, Any] = {}
-    with pipe:
-        for line in pipe:
+    lines = _Lines()
+
+    def show(chunk: bytes) -> None:
+        for line in lines(chunk):
             name, rendering = json.loads(line)
             if name in shown:
                 shown[name].update(rendering, raw=True)
             else:
                 shown[name] = display(rendering, raw=True, display_id=True)
+
+    return Copy(pipe, show)
+
+
+class _Lines:
+    """Whole lines out of chunks; at the end, of which an empty chunk tells, the rest."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def __call__(self, chunk: bytes) -> list[bytes]:
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        lines = [line + b"\n" for line in whole]
+        return lines if chunk or not self._rest else [*lines, self._rest]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from anytrain.core.errors import BadType
-from anytrain.machine.processes import culprits, faults, handover, leash, notes, outcome
-from anytrain.machine.processes.last_words import is_peer_lost
+from anytrain.core.errors import BadType, DiskFull
+from anytrain.machine.processes import culprits, faults, handover, leash, notes, outcome, telling
+from anytrain.machine.processes.last_words import LastWords, is_peer_lost
 
 Call = tuple[Callable[..., Any], Sequence[Any]]
 
@@ -27,7 +28,7 @@ def main(folder: str, parcel: str, end: str, brings_value: str) -> NoReturn:
     leash.follow(int(end), folder)
 
     def unpack() -> Call:
-        call: Call = handover.receive(int(parcel))
+        call: Call = handover.receive(int(parcel), settles=True)
         os.close(int(parcel))
         signal.signal(signal.SIGINT, signal.default_int_handler)
         return call
@@ -43,36 +44,57 @@ def perform(unpack: Callable[[], Call], folder: str, rank: int, brings_value: bo
         value = function(*args)
         if brings_value:
             _bring(folder, rank, function, value)
-    except KeyboardInterrupt:
-        notes.leave(folder, rank, "interrupt", "")
-        return 128 + signal.SIGINT
     except SystemExit as leave:
-        return _code(leave)
+        return _leave(leave, folder, rank)
     except BaseException as error:  # noqa: BLE001  whatever it is, the parent raises it
-        if is_peer_lost(error):
-            sys.excepthook(type(error), error, error.__traceback__)
-        else:
-            notes.leave(folder, rank, "error", f"{type(error).__name__}: {error}")
-            outcome.write(folder, rank, outcome.Outcome(outcome.tell(error), None))
-        return 1
+        return _fail(error, folder, rank)
     return 0
 
 
 def _bring(folder: str, rank: int, function: Callable[..., Any], value: Any) -> None:
+    what = f"Cannot bring back what {getattr(function, '__name__', repr(function))} returned."
     try:
-        outcome.write(folder, rank, outcome.Outcome(None, value))
+        parcel = handover.pack(outcome.Outcome(None, value))
     except Exception as error:
-        name = getattr(function, "__name__", repr(function))
         raise BadType(
-            f"Cannot bring back what {name} returned.",
-            why=f"{culprits.name_within(value, 'value')} cannot be pickled: {error}",
+            what,
+            why=f"{culprits.name_within(value, 'value')} cannot be pickled: {notes.text(error)}",
             fix="return plain values and tensors, or save the object and return its path.",
+        ) from error
+    try:
+        outcome.write(folder, rank, parcel)
+    except OSError as error:
+        raise DiskFull(
+            what,
+            why=f"its {parcel.num_bytes / 2**20:.1f} MiB could not be written to {folder}: {error}",
+            fix="make room there, set TMPDIR to a folder on a larger disk, or return less.",
         ) from error
 
 
-def _code(leave: SystemExit) -> int:
-    """Return the exit code of sys.exit(...), which may have been given words."""
-    if leave.code is None or isinstance(leave.code, int):
-        return leave.code or 0
-    sys.stderr.write(f"{leave.code}\n")
+def _fail(error: BaseException, folder: str, rank: int) -> int:
+    """Write down the error that ended the call; return the exit code."""
+    if isinstance(error, KeyboardInterrupt) and notes.is_interrupted(folder):
+        notes.leave(folder, rank, "interrupt", "")
+        return 128 + signal.SIGINT
+    is_lost = is_peer_lost(error)
+    notes.leave(folder, rank, "peer lost" if is_lost else "error", notes.words(error))
+    try:
+        told = outcome.Outcome(telling.tell(error), None)
+        outcome.write(folder, rank, handover.pack(told))
+    except OSError:
+        traceback.print_exception(error)  # there is no room even for that
+    if is_lost and isinstance(getattr(sys.excepthook, "__self__", None), LastWords):
+        sys.excepthook(type(error), error, error.__traceback__)
     return 1
+
+
+def _leave(leave: SystemExit, folder: str, rank: int) -> int:
+    """Return the exit code of sys.exit(...), which may have been given words."""
+    if leave.code is None or leave.code == 0:
+        return 0
+    notes.leave(folder, rank, "exit", f"sys.exit({leave.code!r})")
+    if not isinstance(leave.code, int):
+        sys.stderr.write(f"{leave.code}\n")
+        return 1
+    # The system keeps eight bits of it: 256 would read as success.
+    return leave.code & 0xFF or 1

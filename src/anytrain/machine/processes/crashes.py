@@ -27,6 +27,7 @@ __all__ = [
     "cause",
     "ending",
     "explain",
+    "is_consequence",
     "memory_marks",
     "remark",
     "watch_faults",
@@ -52,6 +53,10 @@ class Ending:
     evidence: Evidence = Evidence()
     noticed: float = 0.0
     """Wall-clock time at which its launcher saw it."""
+    at: float = 0.0
+    """When it ended, as near as is known."""
+    was_ended: bool = False
+    """Whether its launcher ended it, because another rank had failed."""
 
     @property
     def exit_code(self) -> int:
@@ -81,27 +86,47 @@ def ending(beats: str | Path, rank: int, pid: int, code: int) -> Ending:
     beat = read_beat(beats, rank)
     own = beat if beat is not None and beat.pid == pid else None
     found = evidence.collect(beats, rank, pid, code)
-    return Ending(rank, pid, code, own, notes.read(beats, rank), found, time.time())
+    note, noticed = notes.read(beats, rank), time.time()
+    at = noticed
+    if note is not None:
+        at = note.written
+    elif code < 0:
+        # Errors of others may follow from it, so it counts from when it was last seen alive.
+        at = evidence.alive_at(pid) or noticed
+    return Ending(rank, pid, code, own, note, found, noticed, at)
 
 
 def cause(endings: Sequence[Ending]) -> Ending:
     """Return the ending that the others follow from: the first that is no consequence."""
     stalls = [e for e in endings if e.note is not None and e.note.kind == "stall"]
-    own = [e for e in endings if e.note is None or e.note.kind not in _CONSEQUENCES]
-    return next(iter([*stalls, *own, *endings]))
+    in_time = sorted((e for e in endings if not e.was_ended), key=lambda e: e.at)
+    own = [e for e in in_time if not is_consequence(e)]
+    return next(iter([*stalls, *own, *in_time, *endings]))
+
+
+def is_consequence(end: Ending) -> bool:
+    """Whether it says itself that it follows from something else."""
+    return end.note is not None and end.note.kind in _CONSEQUENCES
 
 
 def explain(
-    endings: Sequence[Ending], size: int, before: MemoryMarks, after: MemoryMarks
+    endings: Sequence[Ending],
+    size: int,
+    before: MemoryMarks,
+    after: MemoryMarks,
+    returned: Sequence[int] = (),
 ) -> PeerLost:
-    """Return the message that says which rank ended the job, how, where and what to do."""
+    """Return the message that says which rank ended the job, how, where and what to do.
+
+    `returned` are the ranks of this machine that were done.
+    """
     first = cause(endings)
     note = first.note
     if note is not None and note.kind == "stall":
         what, why, fix = json.loads(note.text)
         return PeerLost(what, why=why, fix=fix)
     if note is not None and note.kind == "peer lost":
-        return _lost_elsewhere(first)
+        return _left_alone(first, size, returned) if returned else _lost_elsewhere(first)
     what = f"{_who(first, endings, size)} {_how(first)} {_where(first)}."
     why, fix = _Verdict(first, before, after).words()
     return PeerLost(what, why=f"{why}{_stack(first)}", fix=f"{fix}{RESUME}.")
@@ -133,7 +158,9 @@ class _Verdict:
             return self._bus_error()
         if _signal_name(self.end.code) in _NATIVE:
             return self._native()
-        return "another process sent the signal; anytrain did not.", "find out who sent it, then "
+        if of_its_own := _TIMERS.get(_signal_name(self.end.code)):
+            return f"{of_its_own}; anytrain did not send it.", "see what set it, then "
+        return "it was sent the signal, not by anytrain.", "find out who sent it, then "
 
     def addition(self) -> tuple[str, str] | None:
         """Return what the evidence adds to an error of the script's own, and what to do."""
@@ -170,13 +197,14 @@ class _Verdict:
             counted = "no count of out-of-memory kills can be read here"
         else:
             counted = f"{self.after.source} count of out-of-memory kills did not rise"
-        why = f"SIGKILL came from outside; {counted}{self._had(', and ')}."
+        why = f"something sent it SIGKILL, not anytrain; {counted}{self._had(', and ')}."
         if self._share >= _SHORT_OF_MEMORY:
             why += " That is nearly all: a scheduler or a memory guard may have sent it."
         return why, "find out who sent it, then "
 
     def _native(self) -> tuple[str, str]:
-        why = "native code failed, in a library or an extension: Python raises errors instead."
+        why = "native code failed, in a library or an extension (Python raises errors instead), "
+        why += f"unless somebody sent the signal ({_kill(self.end.code)})."
         if self._new_kills:
             why += f" While the job ran, {self._counted()}."
         elif self._share >= _SHORT_OF_MEMORY:
@@ -276,6 +304,13 @@ class _Verdict:
         return f"{evidence.SHARED_MEMORY} had {free} free at the least, where it was looked at."
 
 
+_TIMERS = {
+    "SIGALRM": "a timer (signal.alarm, setitimer) rang and nothing handled it, or it was sent",
+    "SIGVTALRM": "a timer (setitimer) rang and nothing handled it, or it was sent",
+    "SIGPROF": "a profiler's timer rang and nothing handled it, or it was sent",
+    "SIGXCPU": "it reached a limit on processor time (ulimit -t), or the signal was sent",
+    "SIGXFSZ": "it reached a limit on the size of files (ulimit -f), or the signal was sent",
+}
 _BUS = (
     "the system could not provide a page of mapped memory, as when a mapped file is cut short "
     "or its disk is full."
@@ -310,8 +345,10 @@ def _how(end: Ending) -> str:
     if end.failed_by_itself:
         return f"failed with {_first_line(end.words)}"
     if end.code < 0:
-        verb = "was killed by" if end.code in (-9, -15) else "crashed with"
+        verb = "crashed with" if _signal_name(end.code) in _NATIVE else "was killed by"
         return f"{verb} {_signal_name(end.code)}"
+    if end.note is not None and end.note.kind == "exit" and f"({end.code})" not in end.note.text:
+        return f"left by {_first_line(end.note.text)}"
     return f"left with exit code {end.code}"
 
 
@@ -341,6 +378,22 @@ def _lines(stack: Sequence[faults.Frame]) -> str:
     return faults.describe(stack, indent="      ")
 
 
+def _left_alone(end: Ending, size: int, returned: Sequence[int]) -> PeerLost:
+    """Say that a rank waited for others that were done already."""
+    several = len(returned) > 1
+    done = f"rank{'s' if several else ''} {', '.join(map(str, returned))}"
+    stack = end.evidence.stack
+    own = next((n for n, frame in enumerate(stack) if not frame.is_library), 0)
+    called = f"in {stack[own - 1].function}" if own else _where(end)
+    return PeerLost(
+        f"Rank {end.rank} of {size} waited {called} for {done}, which had already returned.",
+        why="every rank must make the same collective calls, as often and in the same order."
+        f"{_stack(end)}",
+        fix="let every rank make that call, or none: look for a return, a break or a condition "
+        "on the rank before it.",
+    )
+
+
 def _lost_elsewhere(end: Ending) -> PeerLost:
     return PeerLost(
         f"Rank {end.rank} lost a peer {_where(end)}.",
@@ -354,6 +407,10 @@ def _signal_name(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
+
+
+def _kill(code: int) -> str:
+    return f"kill -{_signal_name(code).removeprefix('SIG')}"
 
 
 def _first_line(text: str) -> str:

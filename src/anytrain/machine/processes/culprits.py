@@ -58,6 +58,8 @@ def _captured(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
 def _deepest(path: str, thing: Any) -> tuple[str, Any]:
     """Follow what cannot be pickled inwards, as far as one member alone is to blame."""
     for _ in range(_DEEPEST):
+        if type(thing).__module__.startswith("multiprocessing"):
+            break  # a queue is known to people, its semaphores are not
         for part, member in _members(thing):
             if not _travels(member):
                 path, thing = path + part, member

@@ -8,13 +8,15 @@ from __future__ import annotations
 import os
 import resource
 import sys
+import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from anytrain.machine.processes import faults
+from anytrain.machine.processes import faults, groups
 from anytrain.machine.processes.faults import Frame, Seen
 
 SHARED_MEMORY = "/dev/shm"
@@ -74,6 +76,7 @@ class _Look:
     """What was seen of a process while it ran."""
 
     peak_bytes: int = 0
+    alive_at: float | None = None
     address_limit_bytes: int | None = None
     shared: Space | None = None
 
@@ -90,7 +93,10 @@ def begin(pid: int) -> None:
 def look(pid: int) -> None:
     """Take down what the system says of a process that runs; about 0.1 ms."""
     seen = _looks.setdefault(pid, _Look())
-    seen.peak_bytes = max(seen.peak_bytes, _high_water(pid))
+    now = _high_water(pid)
+    if now:
+        seen.alive_at = time.time()
+    seen.peak_bytes = max(seen.peak_bytes, now)
     if sys.platform == "linux":
         with suppress(OSError, ValueError):
             soft = resource.prlimit(pid, resource.RLIMIT_AS)[0]
@@ -98,6 +104,18 @@ def look(pid: int) -> None:
     space = shared_memory()
     if space is not None and (seen.shared is None or space.free_bytes < seen.shared.free_bytes):
         seen.shared = space
+
+
+def alive_at(pid: int) -> float | None:
+    """Return when a process was last seen alive, on the wall clock."""
+    seen = _looks.get(pid)
+    return None if seen is None else seen.alive_at
+
+
+def forget(pids: Iterable[int]) -> None:
+    """Drop what was seen of processes that are done with."""
+    for pid in pids:
+        _looks.pop(pid, None)
 
 
 def reaped(pid: int, usage: resource.struct_rusage) -> None:
@@ -141,14 +159,14 @@ def shared_memory(folder: str = SHARED_MEMORY) -> Space | None:
 
 def memory_marks(root: Path = Path("/")) -> MemoryMarks:
     """Read the kernel's counters as they stand now; compare two readings."""
-    groups = _groups(root)
-    limit, peak = _tightest(groups)
-    for folder in groups:
+    folders = groups.folders(root, "memory")
+    limit, peak = _tightest(folders)
+    for folder in folders:
         for name in ("memory.events", "memory.oom_control"):
-            kills = _counter(folder / name, "oom_kill")
+            kills = groups.counter(folder / name, "oom_kill")
             if kills is not None:
                 return MemoryMarks(kills, "this control group's", limit, peak)
-    kills = _counter(root / "proc/vmstat", "oom_kill")
+    kills = groups.counter(root / "proc/vmstat", "oom_kill")
     return MemoryMarks(kills, "this machine's", limit, peak, is_own_group=False)
 
 
@@ -179,50 +197,13 @@ def _least(one: Space | None, other: Space | None) -> Space | None:
     return min(known, key=lambda space: space.free_bytes, default=None)
 
 
-def _groups(root: Path) -> list[Path]:
-    """Return this process's memory groups, its own first, as versions 1 and 2 mount them."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    mount = root / "sys/fs/cgroup"
-    folders: list[Path] = []
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = mount / "memory" if controllers else mount
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        # In a container the group's own files stand at the mount, whatever path /proc names.
-        folders += [top.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
-    return folders
-
-
-def _tightest(groups: list[Path]) -> tuple[int | None, int | None]:
+def _tightest(folders: list[Path]) -> tuple[int | None, int | None]:
     """Return the smallest limit and the most that was ever in use under it."""
     found = []
-    for folder in groups:
+    for folder in folders:
         for limit_name, peak_name in _FILES:
-            limit = _number(folder / limit_name)
+            limit = groups.number(folder / limit_name)
             # Version 1 writes "no limit" as the largest multiple of a page.
             if limit is not None and limit < 2**60:
-                found.append((limit, _number(folder / peak_name)))
+                found.append((limit, groups.number(folder / peak_name)))
     return min(found, key=lambda pair: pair[0], default=(None, None))
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # "max": no limit
-        return None
-
-
-def _counter(path: Path, name: str) -> int | None:
-    try:
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        return None
-    return None

@@ -14,7 +14,7 @@ import signal
 import sys
 import warnings
 from asyncio import events
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any
 
@@ -44,18 +44,13 @@ class Forked:
                 os.kill(self.pid, sig)
 
 
-def start(
-    work: Callable[[], int], environ: Mapping[str, str], piped: bool, close: Sequence[int]
-) -> Forked:
-    """Fork a process that leads its own session and exits with what `work` returns.
-
-    `close` are the files that belong to this process alone.
-    """
+def start(work: Callable[[], int], environ: Mapping[str, str], piped: bool) -> Forked:
+    """Fork a process that leads its own session and exits with what `work` returns."""
     pipes = [os.pipe(), os.pipe()] if piped else []
     outputs = [end for _, end in pipes]
 
     def run() -> None:
-        _begin(environ, outputs, [*close, *(end for end, _ in pipes)])
+        _begin(environ, outputs, [end for end, _ in pipes])
         try:
             code = work()
         finally:

@@ -23,6 +23,8 @@ from typing import IO, Any
 
 import cloudpickle
 
+from anytrain.machine.processes import tracked
+
 _ALIGNMENT = 64  # what torch's own allocator gives
 _LENGTH = struct.Struct("<q")
 _WITHOUT_STORAGE = ("xla", "tpu")
@@ -43,7 +45,7 @@ class Piece:
 class Parcel:
     """An object packed for other processes: its pickle, and the pieces that lie beside it."""
 
-    pickled: bytes = b""
+    pickled: memoryview = field(default_factory=lambda: memoryview(b""))
     pieces: list[Piece] = field(default_factory=list)
     buffers: list[int] = field(default_factory=list)
     """Which pieces are pickle's own buffers, in its order; the others are storages."""
@@ -54,25 +56,25 @@ class Parcel:
 
     @property
     def num_bytes(self) -> int:
-        """How many bytes the pieces have; the pickle itself is small beside them."""
-        return sum(piece.num_bytes for piece in self.pieces)
+        """How many bytes it takes: the pieces, and the pickle."""
+        return sum(piece.num_bytes for piece in self.pieces) + self.pickled.nbytes
 
     def write(self, file: IO[bytes]) -> None:
         """Write all of it; `receive` reads it."""
+        pieces = [*self.pieces, Piece(self.pickled, self.pickled.nbytes)]
         offsets, end = [], 0
-        for piece in self.pieces:
+        for piece in pieces:
             offsets.append((end, piece.num_bytes, piece.is_read_only))
             end = _aligned(end + piece.num_bytes)
         head = {
             "surroundings": self.surroundings,
-            "pickled": self.pickled,
             "pieces": offsets,
             "buffers": self.buffers,
         }
         raw = pickle.dumps(head)
         file.write(_LENGTH.pack(len(raw)) + raw)
         begin = _aligned(_LENGTH.size + len(raw))
-        for piece, (offset, _, _) in zip(self.pieces, offsets, strict=True):
+        for piece, (offset, _, _) in zip(pieces, offsets, strict=True):
             file.seek(begin + offset)
             _write(piece.source, file)
         file.truncate(max(begin + end, _LENGTH.size + len(raw)))
@@ -84,7 +86,7 @@ def pack(thing: Any) -> Parcel:
     parcel = Parcel()
     out = io.BytesIO()
     _Packer(out, parcel).dump(thing)
-    parcel.pickled = out.getvalue()
+    parcel.pickled = out.getbuffer()  # not a copy: it may be large
     return parcel
 
 
@@ -93,8 +95,11 @@ def nameless_file(folder: str) -> IO[bytes]:
     return tempfile.TemporaryFile(dir=folder)
 
 
-def receive(number: int) -> Any:
-    """Return the object that lies in the open file, whose memory stays mapped copy-on-write."""
+def receive(number: int, settles: bool = False) -> Any:
+    """Return the object that lies in the open file, whose memory stays mapped copy-on-write.
+
+    Where it `settles`, the functions and classes of the sender's `__main__` become this one's.
+    """
     size = os.fstat(number).st_size
     held = memoryview(mmap.mmap(number, size, access=mmap.ACCESS_COPY))
     (length,) = _LENGTH.unpack_from(held)
@@ -103,8 +108,12 @@ def receive(number: int) -> Any:
     sys.path[:] = head["surroundings"].get("path", sys.path)
     linecache.cache.update(head["surroundings"].get("cells", {}))
     begin = _aligned(_LENGTH.size + length)
-    pieces = [_part(held[begin:], *place) for place in head["pieces"]]
-    return _Unpacker(head["pickled"], pieces, head["buffers"]).load()
+    *pieces, pickled = (_part(held[begin:], *place) for place in head["pieces"])
+    unpacker = _Unpacker(pickled, pieces, head["buffers"])
+    thing = unpacker.load()
+    if settles:
+        unpacker.settle()
+    return thing
 
 
 class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -118,6 +127,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         self._torch = torch
         self._typed = getattr(getattr(torch, "storage", None), "TypedStorage", ())
         self._untyped = getattr(torch, "UntypedStorage", ())
+        self._bare = torch.storage._new_dtypes() if torch is not None and self._typed else set()
 
     def persistent_id(self, thing: Any) -> tuple[Any, ...] | None:
         """Return a storage's place among the pieces; None for anything else."""
@@ -132,15 +142,20 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         return None
 
     def reducer_override(self, thing: Any) -> Any:
-        """Bring tensors of devices that show no storage to the host."""
+        """Bring tensors of devices that show no storage to the host; know every dtype."""
         torch = self._torch
-        if torch is not None and type(thing) is torch.Tensor:
-            if thing.device.type in _WITHOUT_STORAGE:
-                self._parcel.devices.add(str(thing.device))
-                near = thing.detach().cpu().requires_grad_(thing.requires_grad)
-                return near.__reduce_ex__(5)
-            return NotImplemented
-        return super().reducer_override(thing)
+        if torch is None or type(thing) is not torch.Tensor:
+            return super().reducer_override(thing)
+        near = thing
+        if thing.device.type in _WITHOUT_STORAGE:
+            self._parcel.devices.add(str(thing.device))
+            near = thing.detach().cpu().requires_grad_(thing.requires_grad)
+        if near.dtype in self._bare and near.device.type != "meta":
+            # torch's own way asks for a storage that knows its dtype, which these have none of.
+            place = near.storage_offset(), tuple(near.size()), near.stride()
+            flags = near.requires_grad, torch._utils.get_tensor_metadata(near)
+            return _bare_tensor, (near.untyped_storage(), near.dtype, place, flags, vars(near))
+        return NotImplemented if near is thing else near.__reduce_ex__(5)
 
     def _keep_storage(self, storage: Any) -> int:
         found = self._known.get(storage._cdata)
@@ -161,11 +176,11 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         return False
 
 
-class _Unpacker(pickle.Unpickler):
+class _Unpacker(tracked.Unpickler):
     """The other end: storages and buffers are parts of the mapped file."""
 
-    def __init__(self, pickled: bytes, pieces: list[memoryview], buffers: list[int]) -> None:
-        super().__init__(io.BytesIO(pickled), buffers=[pieces[number] for number in buffers])
+    def __init__(self, pickled: memoryview, pieces: list[memoryview], buffers: list[int]) -> None:
+        super().__init__(_Reader(pickled), buffers=[pieces[number] for number in buffers])
         self._pieces = pieces
         self._storages: dict[int, Any] = {}
 
@@ -179,6 +194,50 @@ class _Unpacker(pickle.Unpickler):
         if not is_typed:
             return storage
         return torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)
+
+
+class _Reader:
+    """Memory that is read like a file, without a copy of the whole."""
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory, self._at = memory, 0
+
+    def read(self, size: int) -> bytes:
+        """Return the next bytes, up to so many."""
+        part = self._memory[self._at : self._at + size]
+        self._at += part.nbytes
+        return bytes(part)
+
+    def readinto(self, target: memoryview) -> int:
+        """Fill the target with the next bytes; return how many there were."""
+        part = self._memory[self._at : self._at + len(target)]
+        target[: part.nbytes] = part
+        self._at += part.nbytes
+        return part.nbytes
+
+    def readline(self) -> bytes:
+        """Return the next bytes up to an end of line: pickle's oldest words are lines."""
+        line = bytearray()
+        while (byte := self.read(1)) and byte != b"\n":
+            line += byte
+        return bytes(line + byte)
+
+
+def _bare_tensor(
+    storage: Any,
+    dtype: Any,
+    place: tuple[int, tuple[int, ...], tuple[int, ...]],
+    flags: tuple[bool, dict[str, bool]],
+    attributes: dict[str, Any],
+) -> Any:
+    """Make a tensor of a dtype that torch keeps in storages without one."""
+    torch = sys.modules["torch"]
+    found = torch.empty(0, dtype=dtype).set_(storage, *place)
+    needs_gradient, marks = flags
+    if marks:
+        torch._utils.set_tensor_metadata(found, marks)
+    vars(found).update(attributes)
+    return found.requires_grad_(needs_gradient)
 
 
 def _part(held: memoryview, offset: int, length: int, is_read_only: bool) -> memoryview:

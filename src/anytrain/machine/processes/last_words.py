@@ -78,7 +78,7 @@ class LastWords:
         elif isinstance(error, KeyboardInterrupt) and pulse.beats is not None:
             notes.leave(pulse.beats, pulse.rank, "interrupt", "")
         else:
-            text = f"{kind.__name__}: {error}".strip()
+            text = notes.words(error)
             notes.leave(pulse.beats, pulse.rank, "error", text)
             first = pulse.beats is None or notes.first_to_say(pulse.beats, text)
             if first and not self._debug:
@@ -93,7 +93,7 @@ class LastWords:
         """Wait for the launcher to end this process; speak only where none does."""
         pulse = self._pulse
         self._hush()
-        notes.leave(pulse.beats, pulse.rank, "peer lost", str(error))
+        notes.leave(pulse.beats, pulse.rank, "peer lost", notes.text(error))
         sys.stdout.flush()
         time.sleep(PATIENCE_S)
         if pulse.beats is None:
@@ -132,7 +132,7 @@ def is_peer_lost(error: BaseException) -> bool:
 
 
 def _says_lost(error: BaseException) -> bool:
-    text = str(error)
+    text = notes.text(error)
     if any(word in text.lower() for word in _OWN_WORDS):
         return False
     ours = type(error).__name__ in _TRANSPORT_ERRORS or (
@@ -143,7 +143,7 @@ def _says_lost(error: BaseException) -> bool:
 
 def _gist(error: BaseException) -> str:
     """Return an error's first sentence, without the source path that torch puts before it."""
-    text = re.sub(r"^\[[^\]]*/[^\]]*\]\s*", "", str(error).strip()) or type(error).__name__
+    text = re.sub(r"^\[[^\]]*/[^\]]*\]\s*", "", notes.text(error).strip()) or type(error).__name__
     return re.split(r"\.\s|\n", text)[0].rstrip(".")[:200]
 
 

@@ -13,20 +13,32 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 _FLUSH_S = 0.2
+_held: set[int] = set()
+"""The parent's ends of this process: a fork that kept one would keep other forks alive."""
 
 
 @contextmanager
 def held() -> Iterator[tuple[int, int]]:
     """Give the child's end and the parent's end, for as long as the children live."""
     ends = os.pipe()
+    _held.add(ends[1])
     try:
         yield ends
     finally:
+        _held.discard(ends[1])
         for end in ends:
             os.close(end)
+
+
+def let_go() -> None:
+    """Close the parent's ends, of every launch that is under way, in a fork of the parent."""
+    for end in _held:
+        with suppress(OSError):
+            os.close(end)
+    _held.clear()
 
 
 def follow(end: int, folder: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,12 +17,29 @@ from pathlib import Path
 class Note:
     """How a rank said it ended, and its words.
 
-    The kinds are "error", "peer lost", "stall", "interrupt" and "preempted".
+    The kinds are "error", "peer lost", "stall", "interrupt", "exit" and "preempted".
     """
 
     kind: str
     text: str
     written: float
+
+
+def words(error: BaseException) -> str:
+    """Return an error's class and text, whatever its own way to show itself does.
+
+    >>> words(KeyError("x")), words(KeyboardInterrupt())
+    ("KeyError: 'x'", 'KeyboardInterrupt')
+    """
+    return f"{type(error).__name__}: {text(error)}".removesuffix(": ")
+
+
+def text(error: BaseException) -> str:
+    """Return what an error says of itself; an error in that is said instead."""
+    try:
+        return str(error)
+    except Exception as trouble:  # noqa: BLE001  any class may have any trouble with its own text
+        return f"(its text cannot be shown: {type(trouble).__name__})"
 
 
 def leave(beats: str | None, rank: int, kind: str, text: str) -> None:
@@ -31,7 +49,7 @@ def leave(beats: str | None, rank: int, kind: str, text: str) -> None:
     path = _path(beats, rank)
     try:
         draft = path.with_suffix(".draft")
-        draft.write_text(json.dumps({"kind": kind, "text": text}))
+        draft.write_text(json.dumps({"kind": kind, "text": text, "at": time.time()}))
         draft.replace(path)
     except OSError:
         return  # the launcher and its folder are gone: nobody will ask
@@ -42,7 +60,7 @@ def read(beats: str | Path, rank: int) -> Note | None:
     path = _path(beats, rank)
     try:
         note = json.loads(path.read_text())
-        return Note(note["kind"], note["text"], path.stat().st_mtime)
+        return Note(note["kind"], note["text"], note["at"])
     except (OSError, ValueError, KeyError):
         return None
 
@@ -77,6 +95,16 @@ def forget_peer_died(beats: str | Path) -> None:
 def peer_died(beats: str | None) -> bool:
     """Whether the launcher left word that a rank died."""
     return beats is not None and (Path(beats) / "peer-died").exists()
+
+
+def tell_interrupted(beats: str | Path) -> None:
+    """Leave word, before the ranks are interrupted, that whoever launched them asked for it."""
+    (Path(beats) / "interrupted").touch()
+
+
+def is_interrupted(beats: str | Path) -> bool:
+    """Whether the launcher left word that it interrupts the ranks."""
+    return (Path(beats) / "interrupted").exists()
 
 
 def tell_saving(beats: str | None) -> None:

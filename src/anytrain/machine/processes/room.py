@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 
 from anytrain.core.errors import DiskFull, NothingFits, Notice
+from anytrain.machine.processes import groups
 
 LEAST_BYTES = 140 * 2**20
 """What a fresh process holds for itself once it has imported torch: 144 MiB were measured."""
@@ -57,12 +58,12 @@ class Need:
 def free(root: Path = Path("/")) -> Room:
     """Return the least of what the host and this process's control groups leave free."""
     found = [Room(int(psutil.virtual_memory().available), "the host has")]
-    for folder in _groups(root):
+    for folder in groups.folders(root, "memory"):
         for limit_name, used_name, cache in _FILES:
-            limit, used = _number(folder / limit_name), _number(folder / used_name)
+            limit, used = groups.number(folder / limit_name), groups.number(folder / used_name)
             if limit is not None and used is not None and limit < 2**60:
                 # Cached files that nobody maps are given up before anything is killed.
-                kept = max(0, used - _stat(folder / "memory.stat", cache))
+                kept = max(0, used - (groups.counter(folder / "memory.stat", cache) or 0))
                 words = f"the control group's limit of {limit / _GIB:.1f} GiB leaves"
                 found.append(Room(max(0, limit - kept), words))
     return min(found, key=lambda room: room.free_bytes)
@@ -110,40 +111,3 @@ def folder_for(num_bytes: int, room: Room) -> str:
 def _space(folder: str) -> int:
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
-
-
-def _groups(root: Path) -> list[Path]:
-    """Return this process's memory groups, up to the top of the tree, of either version."""
-    mount = root / "sys/fs/cgroup"
-    # In a container the group's own files stand at the mount, whatever path /proc names.
-    found = [mount, mount / "memory"]
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return found
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "memory" not in controllers.split(","):
-            continue
-        top = mount / "memory" if controllers else mount
-        parts = [part for part in path.split("/") if part not in ("", "..")]
-        found += [top.joinpath(*parts[: n + 1]) for n in range(len(parts))]
-    return found
-
-
-def _number(path: Path) -> int | None:
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):  # "max": no limit
-        return None
-
-
-def _stat(path: Path, name: str) -> int:
-    try:
-        for line in path.read_text().splitlines():
-            key, _, value = line.partition(" ")
-            if key == name:
-                return int(value)
-    except (OSError, ValueError):
-        return 0
-    return 0

@@ -12,12 +12,14 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from string import Template
 from typing import IO, Any, TextIO
@@ -28,6 +30,7 @@ from anytrain.machine.processes import (
     child,
     crashes,
     culprits,
+    evidence,
     faults,
     fork,
     handover,
@@ -37,10 +40,15 @@ from anytrain.machine.processes import (
     pulse,
     room,
     supervise,
+    telling,
 )
 
 _INTERRUPT_GRACE_S = 2.0
 """How long children may take to leave an interrupted call, unless they save their work."""
+_CAUSE_S = 0.5
+"""How long the rank that died first may take to show, where a consequence came first."""
+_OUTPUT_S = 2.0
+"""How long output may take to arrive that children have left behind."""
 # Until the call begins, an interrupt ends a child without a word. The notebook may have found
 # anytrain on a path of its own.
 _BOOT = """
@@ -110,6 +118,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], crew: Crew) -> Any:
                     return _values(folder, crew)
                 if attempt == crew.max_restarts:
                     raise failure
+                _say_restart(failure, attempt + 1, crew.max_restarts)
             finally:
                 shutil.rmtree(folder, ignore_errors=True)
     raise AssertionError("the last attempt returns or raises")
@@ -124,8 +133,9 @@ def pack(function: Callable[..., Any], args: Sequence[Any]) -> handover.Parcel:
         culprit = culprits.name(function, tuple(args)) or "it or something it refers to"
         raise BadType(
             f"Cannot hand {name} over to other processes.",
-            why=f"{culprit} cannot be pickled: {error}",
-            fix="create that object inside the function, or pass what it is made from.",
+            why=f"{culprit} cannot be pickled: {notes.text(error)}",
+            fix="create that object inside the function, or pass what it is made from"
+            + ("; a fork takes it along." if "(a multiprocessing." in culprit else "."),
         ) from error
     parcel.surroundings = handover.surroundings()
     if parcel.devices:
@@ -146,6 +156,7 @@ def _stored(parcel: handover.Parcel, crew: Crew) -> Iterator[IO[bytes]]:
     room.check(room.Need(crew.num_processes, parcel.num_bytes, copies), free)
     with handover.nameless_file(room.folder_for(parcel.num_bytes, free)) as file:
         parcel.write(file)
+        del parcel  # the file holds it all
         yield file
 
 
@@ -155,22 +166,35 @@ class _Attempt:
     def __init__(self, folder: str, crew: Crew, call: child.Call, parcel: IO[bytes] | None) -> None:
         self._folder, self._crew, self._call, self._parcel = folder, crew, call, parcel
         self._members: list[supervise.Process] = []
+        self._failed: dict[int, crashes.Ending] = {}
+        """By rank: how those ended that failed, as soon as it was seen."""
+        self._ended_at: float | None = None
+        """When the launcher began to end the others."""
         self._piped = crew.prefix is not None or not _is_terminal_output(sys.stdout)
 
     def run(self) -> BaseException | None:
         """Start them, wait, and return the error that ended it."""
         before = crashes.memory_marks()
-        failed = None
+        is_well = True
+        copies: list[cell.Copy] = []
         with leash.held() as ends, _pages() as pages:
             try:
                 for local_rank in range(self._crew.num_processes):
                     self._members.append(self._start(local_rank, ends, pages))
-                with _showing_output(self._members if self._piped else [], self._crew):
-                    failed = self._wait()
+                if self._piped:
+                    copies = _show_output(self._members, self._crew)
+                is_well = self._wait()
             except BaseException:
                 self._interrupt()
                 raise
-        return None if failed is None else self._failure(failed, before)
+            finally:
+                # A grandchild may hold the pipes open: what it still says is not waited for.
+                deadline = time.monotonic() + _OUTPUT_S
+                for copy in copies:
+                    copy.end(deadline)
+        failure = None if is_well else self._failure(before)
+        evidence.forget(member.pid for member in self._members)
+        return failure
 
     def _start(self, local_rank: int, ends: tuple[int, int], pages: int | None) -> Any:
         crew, folder = self._crew, self._folder
@@ -182,32 +206,47 @@ class _Attempt:
             return self._fork(local_rank, variables, ends)
         files = [self._parcel.fileno(), ends[0]]
         words = [json.dumps(sys.path), folder, *files, int(crew.brings(local_rank))]
-        command = [sys.executable, "-c", _BOOT, *map(str, words)]
-        return supervise.start(command, {**os.environ, **variables}, self._piped, files + shared)
+        command = [sys.executable, *_flags(), "-c", _BOOT, *map(str, words)]
+        environ = {**os.environ, **variables}
+        return supervise.start(command, environ, self._piped, files + shared, listens=False)
 
     def _fork(self, local_rank: int, variables: dict[str, str], ends: tuple[int, int]) -> Any:
         rank, brings = self._crew.first_rank + local_rank, self._crew.brings(local_rank)
 
         def work() -> int:
+            leash.let_go()
             leash.follow(ends[0], self._folder)
             return child.perform(lambda: self._call, self._folder, rank, brings)
 
-        return fork.start(work, variables, self._piped, close=[ends[1]])
+        return fork.start(work, variables, self._piped)
 
-    def _wait(self) -> int | None:
+    def _wait(self) -> bool:
+        """Wait for all; where one fails, end the others. Return whether all went well."""
         crew = self._crew
         try:
             failed = supervise.first_failure(self._members, crew.interval_s, crew.timeout_s)
         except TimeoutError:
             raise self._out_of_time() from None
-        if failed is not None:
-            notes.tell_peer_died(self._folder)
-            supervise.end(self._members, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
-        return failed
+        if failed is None:
+            return True
+        deadline = time.monotonic() + _CAUSE_S
+        while crashes.is_consequence(crashes.cause(self._endings())):
+            codes = [supervise.poll(member) for member in self._members]
+            if None not in codes or time.monotonic() > deadline:
+                break
+            time.sleep(0.02)
+        self._ended_at = time.time()
+        notes.tell_peer_died(self._folder)
+        supervise.end(self._members, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
+        return False
 
     def _interrupt(self) -> None:
         """End the children at once, but for a checkpoint that they are about to save."""
         folder = self._folder
+        notes.tell_interrupted(folder)
+        begun = {pid for _, pid in faults.processes(folder)}
+        # One that has not come as far as our code would show Python's own end of an interrupt.
+        supervise.end([m for m in self._members if m.pid not in begun], signal.SIGKILL, 0)
         grace_s = _INTERRUPT_GRACE_S
         supervise.end(self._members, signal.SIGINT, grace_s, lambda: notes.is_saving(folder))
 
@@ -223,22 +262,53 @@ class _Attempt:
             fix="give it more time, or look at these lines for what it waited for.",
         )
 
-    def _failure(self, first: int, before: crashes.MemoryMarks) -> BaseException:
-        members, crew = self._members, self._crew
-        order = [first, *(i for i, m in enumerate(members) if i != first and m.returncode)]
-        endings = [
-            crashes.ending(self._folder, crew.first_rank + i, members[i].pid, members[i].returncode)
-            for i in order
-        ]
-        for end in endings:
-            found = outcome.read(self._folder, end.rank)
-            if found is not None and found.error is not None:
-                error = outcome.revive(found.error)
-                error.add_note(f"It was raised by rank {end.rank} of {crew.size}.")
-                if remark := crashes.remark(end, before, crashes.memory_marks()):
-                    error.add_note(remark)
-                return error
-        return crashes.explain(endings, crew.size, before, crashes.memory_marks())
+    def _failure(self, before: crashes.MemoryMarks) -> BaseException:
+        crew, endings = self._crew, self._endings()
+        first = crashes.cause(endings)
+        found = outcome.read(self._folder, first.rank)
+        told = None if found is None else found.error
+        returned = [crew.first_rank + i for i, m in enumerate(self._members) if m.returncode == 0]
+        is_lost = first.note is not None and first.note.kind == "peer lost"
+        if told and is_lost and (returned or crew.size > crew.num_processes):
+            seen = [
+                faults.Frame(file, line, name.rpartition(".")[2])
+                for file, name, _, line in reversed(told[0].frames)
+            ]
+            first = replace(first, evidence=replace(first.evidence, stack=tuple(seen)))
+            endings, told = [first], None
+        if not told:
+            after = crashes.memory_marks()
+            return crashes.explain(endings, crew.size, before, after, returned)
+        error = telling.revive(told)
+        error.add_note(f"It was raised by rank {first.rank} of {crew.size}.")
+        if remark := crashes.remark(first, before, crashes.memory_marks()):
+            error.add_note(remark)
+        return error
+
+    def _endings(self) -> list[crashes.Ending]:
+        """Return how those ended that did not end well, and which of them were ended here."""
+        since = self._ended_at
+        for rank, member in enumerate(self._members, self._crew.first_rank):
+            if member.returncode and rank not in self._failed:
+                end = crashes.ending(self._folder, rank, member.pid, member.returncode)
+                # Its own words count if they are older than that.
+                was_ended = since is not None and (end.note is None or end.note.written > since)
+                self._failed[rank] = replace(end, was_ended=was_ended)
+        return list(self._failed.values())
+
+
+def _flags() -> list[str]:
+    """Return this interpreter's own options; the folder it runs in hides no package."""
+    flags: list[str] = subprocess._args_from_interpreter_flags()  # type: ignore[attr-defined]
+    return flags if {"-I", "-P"} & set(flags) else [*flags, "-P"]
+
+
+def _say_restart(failure: BaseException, attempt: int, more: int) -> None:
+    warnings.warn(
+        f"Attempt {attempt} of {more + 1} failed and is made again: {notes.words(failure)}",
+        Notice,
+        stacklevel=4,
+    )
 
 
 def _doing(folder: str, rank: int, member: supervise.Process) -> str:
@@ -258,7 +328,14 @@ def _is_of_the_call(frame: faults.Frame) -> bool:
 
 def _values(folder: str, crew: Crew) -> Any:
     ranks = range(crew.first_rank, crew.first_rank + crew.num_processes)
-    found = [outcome.read(folder, rank) for rank in ranks]
+    try:
+        found = [outcome.read(folder, rank) for rank in ranks]
+    except Exception as error:
+        raise BadType(
+            "Cannot bring back what the function returned.",
+            why=f"it is made of something that this process does not have: {notes.words(error)}",
+            fix="import that here first, or return plain values and tensors.",
+        ) from error
     values = [None if each is None else each.value for each in found]
     return values if crew.brings_all else values[0]
 
@@ -278,25 +355,21 @@ def _pages() -> Iterator[int | None]:
         yield None
         return
     ours, theirs = os.pipe()
-    thread = cell.copy_pages(os.fdopen(ours, "rb"))
+    copy = cell.copy_pages(os.fdopen(ours, "rb"))
     try:
         yield theirs
     finally:
         os.close(theirs)
-        thread.join(2.0)
+        copy.end(time.monotonic() + _OUTPUT_S)
 
 
-@contextmanager
-def _showing_output(members: Sequence[supervise.Process], crew: Crew) -> Iterator[None]:
+def _show_output(members: Sequence[supervise.Process], crew: Crew) -> list[cell.Copy]:
     """Copy the children's output to this process's, as a notebook needs."""
-    threads = []
+    copies = []
     for local_rank, member in enumerate(members):
         words = {"rank": crew.first_rank + local_rank, "local_rank": local_rank}
         prefix = Template(crew.prefix or "").safe_substitute(words, role_name="default")
         for pipe, stream in ((member.stdout, sys.stdout), (member.stderr, sys.stderr)):
             if pipe is not None:
-                threads.append(cell.copy_text(pipe, stream, prefix))
-    yield
-    for thread in threads:
-        # A grandchild may hold the pipe open: what it still says is not waited for.
-        thread.join(2.0)
+                copies.append(cell.copy_text(pipe, stream, prefix))
+    return copies

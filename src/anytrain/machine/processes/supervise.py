@@ -54,12 +54,17 @@ def start(
     environ: Mapping[str, str],
     piped: bool = False,
     pass_fds: Sequence[int] = (),
+    listens: bool = True,
 ) -> Process:
-    """Start a process that leads its own session; `piped` hands its output to the caller."""
+    """Start a process that leads its own session; `piped` hands its output to the caller.
+
+    Without `listens` it has nothing to read: a question ends at once instead of waiting.
+    """
     out = subprocess.PIPE if piped else None
     process = subprocess.Popen(
         list(command),
         env=dict(environ),
+        stdin=None if listens else subprocess.DEVNULL,
         stdout=out,
         stderr=out,
         start_new_session=True,

@@ -146,6 +146,9 @@ class Watch:
         if isinstance(verdict, Lagging):
             _say(f"anytrain: {verdict.sentence} The job goes on.{verdict.stack}")
         elif isinstance(verdict, Frozen):
+            if verdict.beat is None and self._pulse.beats is not None:
+                # It never got to speak, but a rank of this host has left its file.
+                verdict = replace(verdict, beat=read_beat(self._pulse.beats, verdict.rank))
             before = self._heard.get(verdict.rank)
             state = process_state(verdict.beat)
             after = self._heard.get(verdict.rank)
@@ -202,13 +205,16 @@ _STATES = {
     "zombie": "has died",
     "disk-sleep": "hangs in the kernel (uninterruptible sleep: a disk, network file or driver)",
     "silent": "runs no Python and uses no processor time",
+    "unheard": "did not begin, or is on another machine",
     "unseen": "is on another machine, which does not answer",
 }
 
 
 def process_state(beat: Beat | None) -> str:
     """Return what the system says of the rank's process, one of the words explained above."""
-    if beat is None or beat.host != socket.gethostname():
+    if beat is None:
+        return "unheard"
+    if beat.host != socket.gethostname():
         return "unseen"
     try:
         process = psutil.Process(beat.pid)

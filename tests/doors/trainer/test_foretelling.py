@@ -1,0 +1,102 @@
+"""Trainer.preflight() and Accelerator.preflight(), and a forecast that turns out wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from anytrain import Accelerator, Trainer, TrainingArguments
+from anytrain.core import records
+from anytrain.core.errors import Notice, WrongOrder
+from anytrain.insight.preflight.report import FILE
+
+
+class Model(nn.Module):
+    """A regression that asks for a decomposition, and whose memory holds so many rows."""
+
+    def __init__(self, most: int = 100) -> None:
+        super().__init__()
+        self.linear, self.most = nn.Linear(4, 2), most
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        if len(x) > self.most:
+            raise RuntimeError("DefaultCPUAllocator: not enough memory")
+        logits = self.linear(x)
+        if self.most == 100:
+            torch.linalg.eigh(logits.T @ logits)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def trainer(folder: Path, most: int = 100, **given: Any) -> Trainer:
+    rows = [{"x": torch.full((4,), float(n)), "labels": n % 2} for n in range(16)]
+    args = TrainingArguments(
+        str(folder), max_steps=2, per_device_train_batch_size=8, report_to=[], use_cpu=True, **given
+    )
+    return Trainer(Model(most), args, train_dataset=rows)
+
+
+def test_a_trainer_tells_what_awaits_it_and_stays_as_it_was(tmp_path: Path) -> None:
+    made = trainer(tmp_path / "run")
+    before = [p.clone() for p in made.model.parameters()]
+    report = made.preflight("mps:16GB", quick=True)
+    (outlook,) = report.outlooks
+    assert outlook.verdict == "fails, fits"
+    (found,) = [each for each in outlook.findings if each.kind == "kernels"]
+    assert found.place is not None
+    assert found.place.file == __file__
+    assert found.place.text == "torch.linalg.eigh(logits.T @ logits)"
+    assert all(torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
+    assert json.loads((tmp_path / "run" / FILE).read_text())["mps"]["fits"] is True
+    assert made.train().global_step == 2
+
+
+def test_an_accelerator_tells_what_awaits_a_step(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path)
+    model = nn.Linear(4, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+    batch = (torch.ones(4, 4), torch.tensor([0, 1, 0, 1]))
+
+    def step(batch: Any) -> None:
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        if loss.item() < 100:
+            accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    before = model.weight.detach().clone()
+    report = accelerator.preflight(step, batch, ["cuda:24GB", "mps:16GB"])
+    assert [o.verdict for o in report.outlooks] == ["runs, fits"] * 2
+    (found,) = report.outlooks[0].findings
+    assert (found.kind, found.severity) == ("host_reads", "warning")
+    assert found.place is not None
+    assert found.place.text == "if loss.item() < 100:"
+    assert report.outlooks[0].fits[0].largest > 1000
+    assert torch.equal(before, model.weight)
+    assert model.weight.device.type == "cpu"
+
+
+def test_a_step_needs_something_prepared() -> None:
+    with pytest.raises(WrongOrder, match="Nothing was prepared"):
+        Accelerator(cpu=True).preflight(lambda batch: None, torch.ones(2))
+
+
+@pytest.mark.parametrize("is_foretold", [True, False])
+def test_a_full_memory_is_recorded_beside_what_was_foretold(
+    tmp_path: Path, is_foretold: bool
+) -> None:
+    if is_foretold:
+        told = {"target": "cpu", "batch_size": 8, "needed_bytes": 2**30, "fits": True}
+        (tmp_path / FILE).write_text(json.dumps({"cpu": told}))
+    made = trainer(tmp_path, most=4, auto_find_batch_size=True)
+    with pytest.warns(Notice, match="computed in 2 parts"):
+        made.train()
+    value, because = records.read(tmp_path)[-1].choice("batch")
+    assert value == "in 2 parts"
+    assert because.startswith("the memory was full with a batch of 8")
+    missed = "a preflight had foretold 1.00 GiB, and that a batch fits cpu"
+    assert because.endswith(missed) == is_foretold
