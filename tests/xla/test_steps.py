@@ -117,11 +117,3 @@ def test_the_guides_own_loop_costs_the_same_few_graphs(precision: str, width: in
     assert abs(hits - expected[1]) <= (0 if precision == "no" else 4)
     if precision == "bf16":
         assert "not XLA_USE_BF16" in accelerator.plan.precision.because
-
-
-def test_an_optimizer_that_begins_with_a_state_keeps_it_where_weights_are_made_anew() -> None:
-    model = nn.Linear(8, 2)
-    given = torch.optim.Adagrad(model.parameters(), lr=1e-2, initial_accumulator_value=0.5)
-    model, optimizer = Accelerator().prepare(model, given)
-    assert {p.device.type for p in optimizer.state} == {"xla"}
-    assert all(torch.all(kept["sum"] == 0.5) for kept in optimizer.state.values())

@@ -175,8 +175,6 @@ def follow(optimizer: Optimizer, moved: Mapping[int, torch.nn.Parameter]) -> Non
     """Point the optimizer at the parameters that placement made anew (torch_xla does)."""
     for group in optimizer.param_groups:
         group["params"] = [moved.get(id(p), p) for p in group["params"]]
-    for old in [p for p in optimizer.state if id(p) in moved]:  # Adagrad begins with a state
-        optimizer.state[moved[id(old)]] = optimizer.state.pop(old)
 
 
 def place_state(optimizer: Optimizer, place: Callable[[Any], Any]) -> None:

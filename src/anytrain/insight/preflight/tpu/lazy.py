@@ -36,6 +36,9 @@ _READS = frozenset(
         "__index__", "__repr__", "__format__",
     )
 )  # fmt: skip
+# Where all is well these say yes, and other questions of yes or no are answered with no.
+_YES = frozenset((torch.isfinite, torch.Tensor.isfinite))
+_ALL = frozenset((torch.all, torch.Tensor.all))
 
 
 class Cuts:
@@ -195,7 +198,10 @@ class Unread(TorchFunctionMode):
                 return func(_made_up(first), *args[1:], **kwargs)
             if func is torch.Tensor.to:
                 return _sent(first, is_here, args[1:], kwargs)
-        return func(*args, **kwargs)
+        found = func(*args, **kwargs)
+        if func in _YES or (func in _ALL and hasattr(first, "_says_yes")):
+            found._says_yes = True
+        return found
 
 
 def _sent(tensor: torch.Tensor, is_here: bool, args: Any, kwargs: Any) -> torch.Tensor:
@@ -216,7 +222,8 @@ def _sent(tensor: torch.Tensor, is_here: bool, args: Any, kwargs: Any) -> torch.
 def _made_up(tensor: torch.Tensor) -> torch.Tensor:
     # A flag that says no, a count that may be divided by, a loss of nothing.
     is_count = not tensor.dtype.is_floating_point and tensor.dtype != torch.bool
-    return torch.full(tuple(tensor.shape), int(is_count), dtype=tensor.dtype)
+    value = int(is_count or hasattr(tensor, "_says_yes"))
+    return torch.full(tuple(tensor.shape), value, dtype=tensor.dtype)
 
 
 def _number(tensor: torch.Tensor) -> int:
