@@ -18,6 +18,7 @@ from unittest import mock
 
 from anytrain.engine.assemble import run as runs
 from anytrain.engine.prepared.optimizer import place_state
+from anytrain.insight.preflight import weights
 from anytrain.insight.preflight.child import REQUEST, leave
 from anytrain.insight.preflight.recorder import Leave
 from anytrain.insight.preflight.script import bounded, run_command, words
@@ -51,6 +52,7 @@ def take(target: Target, command: Sequence[str]) -> Taken:
         stack.enter_context(cuts.listening())
         stack.enter_context(bounded(own))
         stack.enter_context(mock.patch.object(runs, "place_state", _state_to(backend)))
+        stack.enter_context(weights.unread())
         stack.enter_context(Unread())
         try:
             run_command(list(command))

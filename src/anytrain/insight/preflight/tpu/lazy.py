@@ -39,6 +39,16 @@ _READS = frozenset(
 # Where all is well these say yes, and other questions of yes or no are answered with no.
 _YES = frozenset((torch.isfinite, torch.Tensor.isfinite))
 _ALL = frozenset((torch.all, torch.Tensor.all))
+# Writing a large weight's first values is all that makes it take memory: until then its pages are
+# only promised. No step hangs on them.
+# By name: transformers puts functions of its own into torch.nn.init.
+_FILLS = frozenset(
+    (
+        "uniform_", "normal_", "zero_", "fill_", "erfinv_", "mul_", "add_", "clamp_", "div_",
+        *(name for name in vars(nn.init) if name.endswith("_")),
+    )
+)  # fmt: skip
+_LARGE = 2**18
 
 
 class Cuts:
@@ -191,11 +201,13 @@ class Unread(TorchFunctionMode):
     ) -> Any:
         """Answer a read with made-up values; leave everything else as it is."""
         kwargs = kwargs or {}
-        first = args[0] if args else None
+        first = args[0] if args else kwargs.get("tensor")  # as torch.nn.init calls it
         if isinstance(first, torch.Tensor):
             is_here = first.device.type != "xla"
             if func in _READS and not is_here:
                 return func(_made_up(first), *args[1:], **kwargs)
+            if getattr(func, "__name__", "") in _FILLS and is_here and _is_large(first):
+                return first
             if func is torch.Tensor.to:
                 return _sent(first, is_here, args[1:], kwargs)
         found = func(*args, **kwargs)
@@ -217,6 +229,10 @@ def _sent(tensor: torch.Tensor, is_here: bool, args: Any, kwargs: Any) -> torch.
     if device is not None and device.type != "xla" and not is_here:
         return _made_up(tensor).to(*args, **kwargs)
     return tensor.to(*args, **kwargs)
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() >= _LARGE
 
 
 def _made_up(tensor: torch.Tensor) -> torch.Tensor:
