@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from anytrain.insight.preflight.targets import parse_target
+from anytrain.insight.preflight.targets import CHIPS, parse_target
 from anytrain.insight.preflight.tpu import environment, start
 from anytrain.insight.preflight.tpu.chip import described
-from anytrain.insight.preflight.tpu.graphs import Built, Taken
+from anytrain.insight.preflight.tpu.graphs import Built, Graph, Taken
 from anytrain.insight.preflight.tpu_compile import Compiled, Compiler, NotCompiled, _told
 from launching import child_environment, run_command
 from tiny_bert import OVERRIDES, model_folder, pairs, write_rows
@@ -114,6 +114,17 @@ def test_a_refusal_for_memory_is_an_answer(words: str) -> None:
     assert found.fits is False
     assert (found.needed_bytes, found.usable_bytes) == (int(24.14 * 2**30), int(15.75 * 2**30))
     assert "24.14 GiB of 15.75 GiB" in found.findings()[0].what
+
+
+def test_every_chip_has_a_limit_and_a_smaller_one_can_be_asked_for() -> None:
+    built, graph = Built(2**30, 0, 0, 0, 0, 1.0), Graph(b"", (), (), 2**30)
+    for chip in CHIPS["tpu"]:
+        found = _told(parse_target(f"tpu:{chip}"), Taken((graph,)), [built])
+        assert isinstance(found, Compiled)
+        assert found.fits
+        assert found.needed_bytes == 2 * 2**30  # with what lies beside it
+        less = _told(parse_target(f"tpu:{chip}:1GB"), Taken((graph,)), [built])
+        assert less.fits is False
 
 
 def test_another_refusal_is_none() -> None:

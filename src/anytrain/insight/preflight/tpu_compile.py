@@ -21,7 +21,7 @@ from typing import Any
 
 from anytrain.insight.preflight.child import REQUEST, RESULT
 from anytrain.insight.preflight.findings import Finding
-from anytrain.insight.preflight.targets import Target
+from anytrain.insight.preflight.targets import CHIPS, GIB, Target
 from anytrain.insight.preflight.tpu import environment, start
 from anytrain.insight.preflight.tpu.graphs import Built, Graph, Taken
 
@@ -32,9 +32,9 @@ _COUNTS = (
     re.compile(r"required[^()]*\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"),
     re.compile(r"Used ([\d.]+)([KMGT]) of ([\d.]+)([KMGT]) hbm"),
 )
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-# What libtpu keeps of a chip's memory for itself: it compiles for 15.75 of a v5e's 16 GiB.
-_KEPT_BYTES = 2**28
+_UNITS = {"K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
+# What libtpu 0.0.51 leaves to programs in GiB, as it says where one is too large.
+_USABLE_GIB = {"v4": 30.75, "v5e": 15.75, "v5p": 95.73, "v6e": 31.24}
 _LIMIT_S = 3600.0
 _PARTS = {
     "argument": "weights, state and batch",
@@ -58,6 +58,7 @@ class Compiled:
     needed_bytes: int | None
     """All that a chip must hold; None where the compiler gave up without a number."""
     usable_bytes: int | None
+    """What a chip has for programs."""
     fits: bool
     num_graphs: int
     trace_s: float
@@ -234,7 +235,7 @@ def _inherited() -> dict[str, str]:
 def _told(target: Target, taken: Taken, built: list[Built]) -> Compiled | NotCompiled:
     """Return what the graphs need together; they run one after another."""
     refused = next((each for each in built if each.failure), None)
-    usable = None if target.memory_bytes is None else target.memory_bytes - _KEPT_BYTES
+    usable = _usable(target)
     seconds = sum(each.seconds for each in built)
     facts: dict[str, Any] = {
         "chip": target.chip,
@@ -261,8 +262,17 @@ def _told(target: Target, taken: Taken, built: list[Built]) -> Compiled | NotCom
         beside_bytes=graph.beside_bytes,
         needed_bytes=needed,
         usable_bytes=usable,
-        fits=usable is None or needed <= usable,
+        fits=needed <= usable,
     )
+
+
+def _usable(target: Target) -> int:
+    """Return what a chip has for programs; a size that was asked for counts where it is less."""
+    usable = int(_USABLE_GIB[target.chip] * GIB)
+    asked = target.memory_bytes
+    if asked is None or asked == int((CHIPS["tpu"][target.chip] or 0) * GIB):
+        return usable
+    return min(usable, asked)
 
 
 def _refusal(built: Built, facts: dict[str, Any]) -> Compiled | NotCompiled:
