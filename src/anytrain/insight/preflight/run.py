@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from anytrain.insight.preflight import checks, memory, rates, time
 from anytrain.insight.preflight.batches import Fit, Setting, largest_batch
 from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.report import Outlook, Report, keep
 from anytrain.insight.preflight.targets import Target
+from anytrain.insight.preflight.tpu_compile import Compiled, Compiler, NotCompiled
 from anytrain.insight.preflight.traced import Job, Trace
 
 if TYPE_CHECKING:
@@ -55,11 +56,11 @@ def preflight_of(
     say: Say = lambda text: None,
 ) -> Report:
     """Return what awaits a run that `tracing` traces; keep its forecast in the run's folder."""
-    once = _Once(tracing)
+    once, compiler = _Once(tracing), Compiler(command, say)
     found = []
     for target in targets:
         say(f"tracing the run on {target.name}")
-        outlook = _outlook(once, target, command, say)
+        outlook = _outlook(once, target, compiler)
         if not quick and not any(each.kind == "trace" for each in outlook.findings):
             outlook = replace(outlook, fits=_largest(once, target, outlook.job, thorough, say))
         found.append(outlook)
@@ -83,18 +84,18 @@ class _Once:
         return self._known[key]
 
 
-def _outlook(tracing: Tracing, target: Target, command: tuple[str, ...], say: Say) -> Outlook:
+def _outlook(tracing: Tracing, target: Target, compiler: Compiler) -> Outlook:
     trace = tracing(target, None)
     findings = [*_failed(trace), *checks.ask_all(trace, target)]
     if not trace.ops:
         return Outlook(target, trace.job, tuple(findings), notes=trace.notes)
     forecast = memory.forecast(trace, target, is_recorded=_records(trace, target))
     known = _rates(target)
-    compiled = _compiled(target, command, say)
+    compiled = compiler.compile(target) if target.kind == "tpu" else None
     return Outlook(
         target=target,
         job=trace.job,
-        findings=(*findings, *_too_large(forecast)),
+        findings=(*findings, *_too_large(forecast, compiled)),
         memory=forecast,
         time=None if known is None else time.estimate(trace, known),
         recorded_time=_recorded(trace, target, known),
@@ -123,7 +124,12 @@ def _failed(trace: Trace) -> list[Finding]:
     ]
 
 
-def _too_large(forecast: memory.Forecast) -> list[Finding]:
+def _too_large(
+    forecast: memory.Forecast, compiled: Compiled | NotCompiled | None
+) -> Sequence[Finding]:
+    """Return what says that the memory does not do; where the compiler knows, it is asked alone."""
+    if compiled is not None and compiled.fits is not None:
+        return compiled.findings()
     if forecast.fits is not False or forecast.limit is None:
         return []
     needed, usable = (f"{n / 2**30:.2f} GiB" for n in (forecast.needed_bytes,
@@ -220,8 +226,3 @@ def _recorded(trace: Trace, target: Target, known: Rates | None) -> time.Duratio
     if known is None or not _records(trace, target):
         return None
     return time.estimate(trace, known, is_recorded=True)
-
-
-def _compiled(target: Target, command: tuple[str, ...], say: Say) -> Any:
-    """Return what the TPU's own compiler says of the step; None for other targets."""
-    return None

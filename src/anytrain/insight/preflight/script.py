@@ -45,7 +45,7 @@ MAX_BATCHES = 64
 
 def trace_script(target: Target, command: Sequence[str], setting: Setting | None = None) -> Trace:
     """Run a script, or a module after "-m", with its arguments; return what was seen."""
-    trace = trace_here(target, lambda: _run(list(command)), setting)
+    trace = trace_here(target, lambda: run_command(list(command)), setting)
     return replace(trace, job=replace(trace.job, mps_fallback=fallback.is_on(command)))
 
 
@@ -65,7 +65,7 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
         stack.callback(probe.stand_in, None)
         stack.enter_context(claimed(device, target.num_devices, target.memory_bytes))
         stack.enter_context(recorder.listening())
-        stack.enter_context(_bounded(own))
+        stack.enter_context(bounded(own))
         stack.enter_context(planned(setting))
         stack.enter_context(weights.unread())
         try:
@@ -77,14 +77,15 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
                 failure = f"the script ended itself with {end.code!r}"
         except BaseException as error:  # noqa: BLE001  whatever ends a script is what it shows
             traceback.print_exception(error)
-            failure, place = _words(error), _place(error)
+            failure, place = words(error), _place(error)
         recorder.finish()
         if not failure and not recorder.updates:
             failure = "the script ended without a training step"
         return recorder.trace(own.job, failure, place)
 
 
-def _run(command: list[str]) -> None:
+def run_command(command: list[str]) -> None:
+    """Run a script, or a module after "-m", as if it were this program."""
     module = command[0] == "-m"
     name, *rest = command[1:] if module else command
     if module:
@@ -100,7 +101,7 @@ def _run(command: list[str]) -> None:
 
 
 @contextmanager
-def _bounded(own: Watch) -> Iterator[None]:
+def bounded(own: Watch) -> Iterator[None]:
     """End the block's loops early, load its data in this process, save and report nothing."""
     with ExitStack() as stack:
         for holder, name, changed in (
@@ -183,7 +184,8 @@ def _unless_trained(own: Watch, save: Callable[..., Any]) -> Callable[..., Any]:
 # -- how it failed ------------------------------------------------------------------------------
 
 
-def _words(error: BaseException) -> str:
+def words(error: BaseException) -> str:
+    """Return an error as Python would end with it."""
     lines = traceback.format_exception_only(type(error), error)
     return "".join(lines).strip()
 

@@ -26,7 +26,7 @@ from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Held, Job, Trace
 
 # transformers loads by threads, which have no claimed device; dynamo would compile the watching.
-_VARIABLES = {
+VARIABLES = {
     "HF_DEACTIVATE_ASYNC_LOAD": "1",
     "TORCHDYNAMO_DISABLE": "1",
     "WANDB_MODE": "disabled",
@@ -92,14 +92,14 @@ def _be_copy(folder: str, log: Path, work: Callable[[], Any]) -> None:
         with log.open("wb") as out:
             os.dup2(out.fileno(), 1)
             os.dup2(out.fileno(), 2)
-        os.environ.update(_VARIABLES)  # noqa: TID251  the copy's own
+        os.environ.update(VARIABLES)  # noqa: TID251  the copy's own
         leave(folder, work)
     finally:
         os._exit(1)
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, **_VARIABLES}  # noqa: TID251  a child gets what this process has
+    return {**os.environ, **VARIABLES}  # noqa: TID251  a child gets what this process has
 
 
 def _result(folder: str, code: int, log: Path) -> Trace:
@@ -107,7 +107,7 @@ def _result(folder: str, code: int, log: Path) -> Trace:
     if path.exists():
         trace: Trace = pickle.loads(path.read_bytes())
         if trace.failure and trace.failure_place is None:  # a refused option, for one
-            return replace(trace, failure=trace.failure + _last_words(log))
+            return replace(trace, failure=trace.failure + last_words(log))
         return trace
     if code < 0:
         return _failed(f"the process that traced was ended by {signal.Signals(-code).name}", log)
@@ -117,11 +117,12 @@ def _result(folder: str, code: int, log: Path) -> Trace:
 def _failed(what: str, log: Path) -> Trace:
     """Return an empty trace that says what was said last, and where it ended."""
     place = _user_place(_lines(log)[1])
-    what += _last_words(log)
+    what += last_words(log)
     return Trace(Job(), (), Held(0, {}, {}, ()), 0.0, failure=what, failure_place=place)
 
 
-def _last_words(log: Path) -> str:
+def last_words(log: Path) -> str:
+    """Return what a process has said last, as the end of a sentence; it may be nothing."""
     words = "\n".join(_lines(log)[0][-_LAST_LINES:])
     return f"; its last words were:\n{words}" if words else ""
 
