@@ -80,11 +80,18 @@ def verify_resume(
     say(f"it took {_took(whole)}")
     resumed, verdict = Trial(script, work / "resumed"), Verdict()
     traps = killing.plan(whole.commits, kills, random.Random(seed))
-    verdict.failure = _killed_to_its_end(resumed, traps, verdict.kills, say)
+    last_step = whole.commits[-1].manifest.step
+    verdict.failure = _killed_to_its_end(resumed, traps, last_step, verdict.kills, say)
+    if verdict.failure is None and not verdict.kills:
+        say("no kill came before its last checkpoint: trying again, with kills at once")
+        resumed = Trial(script, work / "resumed-again")
+        traps = killing.at_once(traps)
+        verdict.failure = _killed_to_its_end(resumed, traps, last_step, verdict.kills, say)
     if verdict.failure is None and not verdict.kills:
         raise BadInput(
             f"{script.path} cannot be killed on its way.",
-            why="it ended before the first kill was due: its run is too short.",
+            why="it had saved its last checkpoint before the first kill was due: its run is too "
+            "short, or its pace too uneven.",
             fix="let it train longer, or save less often near its end.",
         )
     if verdict.failure is None:
@@ -119,10 +126,15 @@ def _undisturbed(script: Script, folder: Path) -> Trial:
 def _killed_to_its_end(
     trial: Trial,
     traps: Sequence[killing.Trap],
+    last_step: int,
     kills: list[int],
     say: Callable[[str], None],
 ) -> str | None:
-    """Kill and start again until it ends; note each kill; return what kept it from its end."""
+    """Kill and start again until it ends; note each kill; return what kept it from its end.
+
+    A kill after the checkpoint of the last step proves nothing, and does not count: nothing is
+    left to train. A busy machine can delay one that far.
+    """
     for trap in [*traps, None]:
         before, seen = trial.newest, len(trial.commits)
         code = trial.live(trap)
@@ -131,6 +143,9 @@ def _killed_to_its_end(
             return _began_anew(trial, before, new[0])
         if code is None:
             step = trial.newest.manifest.step if trial.newest else 0
+            if step >= last_step:
+                say(f"a kill came after the last checkpoint, of step {step}: it does not count")
+                continue
             kills.append(step)
             say(f"kill {len(kills)} of {len(traps)}: the newest checkpoint is of step {step}")
         elif code != 0:
