@@ -42,7 +42,8 @@ while step < 12:
     average = 0.9 * average + 0.1 * weight[0]
     with (out / "metrics.jsonl").open("a") as log:
         print(json.dumps({"_step": step, "loss": float(gradient.norm())}), file=log)
-    time.sleep(0.3 if mistake == "uneven" and "uninterrupted" in str(out) else 0.02)
+    is_slow = mistake == "uneven" and step == 5 and "uninterrupted" in str(out)
+    time.sleep(4 if is_slow else 0.02)
     if step % 2 == 0 and mistake != "nothing":
         optimizer = {"state": {0: {"exp_avg": moment}}, "param_groups": [{"params": [0]}]}
         parts = {"optimizer": optimizer}
