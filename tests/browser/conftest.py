@@ -1,0 +1,5 @@
+"""A browser for every test here."""
+
+from browsing import browser
+
+__all__ = ["browser"]
