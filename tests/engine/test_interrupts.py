@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 
 from anytrain.engine.interrupts import Interrupted, Interrupts
 from anytrain.machine.parallel.world import Solo
-from launching import run_command
 
 
 class Told(Exception):
@@ -44,24 +42,18 @@ def send(number: int) -> None:
     os.kill(os.getpid(), number)
 
 
-TWICE = """
-import os, signal
-from anytrain.engine.interrupts import Interrupted, Interrupts
-from anytrain.machine.parallel.world import Solo
-
-armed = Interrupts(Solo(), lambda: "saved.", lambda: True)
-armed.arm()
-os.kill(os.getpid(), signal.SIGINT)
-os.kill(os.getpid(), signal.SIGINT)
-try:
-    armed.boundary()
-except Interrupted:
-    print("one")
-"""
+def test_an_interrupt_that_comes_twice_within_a_moment_is_one(made: Interrupts) -> None:
+    send(signal.SIGINT)
+    send(signal.SIGINT)
+    with pytest.raises(Interrupted):
+        made.boundary()
 
 
-def test_an_interrupt_that_comes_twice_within_a_moment_is_one() -> None:
-    assert run_command([sys.executable, "-c", TWICE]).stdout.splitlines()[-1] == "one"
+def test_a_script_that_has_only_imported_ipykernel_is_no_notebook(made: Interrupts) -> None:
+    pytest.importorskip("ipykernel")
+    send(signal.SIGINT)
+    with pytest.raises(Interrupted):
+        made.boundary()
 
 
 def test_an_interrupt_that_comes_again_later_ends_at_once(made: Interrupts) -> None:

@@ -14,6 +14,8 @@ import time
 from time import perf_counter
 from types import TracebackType
 
+from anytrain.core.environment import in_notebook
+
 NAMES = ("start", "data", "transfer", "step", "wait", "evaluate", "save", "record", "other")
 """What the entries mean, in the order they are shown.
 
@@ -204,7 +206,7 @@ class Ledger:
 
 def _is_interactive() -> bool:
     """Whether a person types into this process: its age says nothing of the run."""
-    return hasattr(sys, "ps1") or "ipykernel" in sys.modules
+    return hasattr(sys, "ps1") or in_notebook()
 
 
 def _process_age() -> float:

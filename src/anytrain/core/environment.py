@@ -266,3 +266,13 @@ def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
             why="the launcher's variables must be whole numbers, and all there.",
             fix="start the job with `anytrain launch`, torchrun or srun, or unset them.",
         ) from None
+
+
+def in_notebook() -> bool:
+    """Whether this process is a notebook's kernel.
+
+    IPython in a terminal is none, nor is a script that has only imported ipykernel.
+    """
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})

@@ -12,7 +12,6 @@ from __future__ import annotations
 import atexit
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from itertools import count
 from types import FrameType
 from typing import Any
 
+from anytrain.core.environment import in_notebook
 from anytrain.machine.parallel.world import World
 from anytrain.machine.processes import notes
 
@@ -170,7 +170,7 @@ class Interrupts:
         if self._world.rank == 0:
             _say(f"anytrain: {told}")
         notes.leave(self._beats, self._world.rank, "preempted", told)
-        if number == signal.SIGINT and "ipykernel" in sys.modules:
+        if number == signal.SIGINT and in_notebook():
             raise KeyboardInterrupt
         raise Interrupted(128 + number)
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol, TextIO
 
+from anytrain.core.environment import in_notebook
 from anytrain.core.errors import Notice
 from anytrain.engine.recording.pace import Pace
 from anytrain.engine.recording.shown import Entry, Pairs, Summary, duration, number, rate, size
 from anytrain.machine.processes import cell
-from anytrain.machine.processes.cell import in_notebook
 
 DeviceMemory = Callable[[], Mapping[str, int]]
 """Returns the bytes in use, by device."""

@@ -11,7 +11,6 @@ import json
 import os
 import selectors
 import stat
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,13 +22,6 @@ PIPE = "ANYTRAIN_CELL"
 """The variable that tells a child by which pipe it shows pages in a notebook's cell."""
 _CHUNK = 2**16
 _LOOK_S = 0.2
-
-
-def in_notebook() -> bool:
-    """Whether this process is a notebook's kernel; IPython in a terminal is none."""
-    ipython = sys.modules.get("IPython")
-    shell = None if ipython is None else ipython.get_ipython()
-    return shell is not None and "IPKernelApp" in getattr(shell, "config", {})
 
 
 def pipe() -> int | None:

@@ -24,6 +24,7 @@ from itertools import takewhile
 from string import Template
 from typing import IO, Any, TextIO
 
+from anytrain.core import environment
 from anytrain.core.errors import BadType, Notice, PeerLost
 from anytrain.machine.processes import (
     cell,
@@ -343,7 +344,7 @@ def _values(folder: str, crew: Crew) -> Any:
 def _is_terminal_output(stream: TextIO) -> bool:
     """Whether children that write to file 1 write where this process's prints go."""
     try:
-        return stream.fileno() == 1 and not cell.in_notebook()
+        return stream.fileno() == 1 and not environment.in_notebook()
     except (OSError, ValueError, AttributeError):
         return False
 
@@ -351,7 +352,7 @@ def _is_terminal_output(stream: TextIO) -> bool:
 @contextmanager
 def _pages() -> Iterator[int | None]:
     """Give the end of a pipe whose pages this process's cell shows; None outside a notebook."""
-    if not cell.in_notebook():
+    if not environment.in_notebook():
         yield None
         return
     ours, theirs = os.pipe()
