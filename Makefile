@@ -15,7 +15,7 @@ help:
 	@echo "make demo        train a small model here, in under a minute"
 	@echo "make test        format, lint, types, imports, tests, docs, wheel"
 	@echo "make test-full   the tests that take longer"
-	@echo "make test-xla    torch_xla on the CPU and the contract with torch_tpu, in environments of their own (8.5 GB)"
+	@echo "make test-xla    torch_xla on the CPU and the contract with torch_tpu, and steps compiled by libtpu, in environments of their own (9.5 GB)"
 	@echo "make check       of make test, what needs no test run"
 	@echo "make wheel-test  of make test, the clean install"
 	@echo "make format      format and fix what can be fixed"
@@ -46,6 +46,9 @@ test-xla: $(VENV)/.dev
 	PJRT_DEVICE=CPU PYTHONPATH="$(CURDIR)/src" "$$python" -m pytest tests/xla tests/laws/test_backend_laws.py
 	folder="$$($(BIN)/python tools/tpu_env.py)" && \
 	ANYTRAIN_TEST_TORCH_TPU="$$folder" $(BIN)/python -m pytest tests/machine/backends/test_tpu.py
+	$(BIN)/python -m anytrain.insight.preflight.tpu.environment && \
+	cache="$$($(BIN)/python -c 'from anytrain.core.environment import cache_folder as f; print(f())')" && \
+	ANYTRAIN_TEST_TPU_CACHE="$$cache" $(BIN)/python -m pytest tests/insight/preflight/test_tpu_compile.py
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format $(SOURCES)

@@ -75,7 +75,11 @@ def die(tmp_path):
 
 @pytest.fixture
 def limited():
-    """Give a command's beginning that puts it into a control group of 900 MiB, or skip."""
+    """Give a command's beginning that puts it into a control group of 900 MiB, or skip.
+
+    A launcher and two ranks that have imported torch hold about 460 MiB of their own: what is
+    left must last for some looks at the ranks' memory, or none of them sees it grow.
+    """
     for folder, limit in _group_places():
         made = folder / f"anytrain-test-{os.getpid()}"
         try:
