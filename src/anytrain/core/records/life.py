@@ -1,0 +1,141 @@
+"""The lives of a run: one for each time that it was started, and where their time went.
+
+`timesheet.jsonl` holds one JSON object a line, appended, so that a killed run has a record too. A
+"begin" line opens each life: its plan and settings. "time" lines follow, each with all seconds of
+that life so far; an "end" line is the last one of a life that was not killed.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from anytrain.core.errors import BadInput
+from anytrain.core.records.lines import Appended
+
+TIMESHEET = "timesheet.jsonl"
+
+
+@dataclass(slots=True)
+class Life:
+    """One life of a run, from its start to its end or its kill."""
+
+    began: dict[str, Any]
+    """What was known at its begin: plan, settings, first step, process."""
+    last: dict[str, Any] = field(default_factory=dict)
+    """What its newest line says: step, seconds by name, memory, shapes."""
+    revisions: list[dict[str, Any]] = field(default_factory=list)
+    """The choices of the plan that moved, in their order."""
+    times: list[dict[str, Any]] = field(default_factory=list)
+    """All that was written after its begin, the oldest first."""
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Wall time by name."""
+        found = _object(self.last.get("seconds"))
+        return {str(k): float(s) for k, s in found.items() if isinstance(s, int | float)}
+
+    @property
+    def num_steps(self) -> int:
+        """Optimizer steps of this life."""
+        first = _whole(self.began.get("step"), 0)
+        return _whole(self.last.get("step"), first) - first
+
+    @property
+    def state(self) -> str:
+        """How it stands: "running", or how it ended.
+
+        "finished", "failed", "stopped" (by a signal or a key), "ended" (with its process, which
+        never said how), "killed", or "unknown": only the host that it runs on can tell whether a
+        run that has not ended is still there.
+        """
+        if "how" in self.last:
+            return str(self.last["how"])
+        return standing(self.began)
+
+    @property
+    def heard(self) -> float | None:
+        """When it last wrote, in seconds since the epoch; None where it does not say."""
+        found = self.last.get("time", self.began.get("time"))
+        return float(found) if isinstance(found, int | float) else None
+
+    def choice(self, name: str) -> tuple[str, str]:
+        """Return the newest value of one of the plan's choices, and the reason for it."""
+        found = _object(_object(self.began.get("plan")).get(name))
+        for revision in self.revisions:
+            if revision.get("choice") == name:
+                found = revision
+        return str(found.get("value", "")), str(found.get("because", ""))
+
+
+def read(folder: str | os.PathLike[str]) -> list[Life]:
+    """Return the lives of the run in a folder, the oldest first; refuse a folder without any."""
+    path = Path(folder) / TIMESHEET
+    if not path.is_file():
+        raise no_record(folder, f"it holds no {TIMESHEET}, which a run writes from its first step")
+    lives: list[Life] = []
+    add_lines(lives, Appended(path).new()[1])
+    if not lives or not lives[-1].last:
+        raise BadInput(
+            f"The record in {path} says nothing yet.",
+            why="no step has been taken, or the file is damaged.",
+            fix="wait for the run's first seconds of training, or pass another folder.",
+        )
+    return lives
+
+
+def add_lines(lives: list[Life], entries: Iterable[dict[str, Any]]) -> None:
+    """Tell the lives so far what a timesheet's next lines say."""
+    for entry in entries:
+        if entry.get("kind") == "begin":
+            lives.append(Life(entry))
+        elif lives:
+            moved = entry.pop("revisions", [])
+            known = moved if isinstance(moved, list) else []
+            lives[-1].revisions.extend(one for one in known if isinstance(one, dict))
+            lives[-1].last = entry
+            lives[-1].times.append(entry)
+
+
+def no_record(folder: str | os.PathLike[str], lacks: str) -> BadInput:
+    """Return the refusal of a folder that holds no record."""
+    is_there = Path(folder).is_dir()
+    return BadInput(
+        f"There is no record of a run in {os.fspath(folder)}.",
+        why=f"{lacks}." if is_there else f"there is no such folder: {Path(folder)}.",
+        fix="pass the output_dir of a Trainer or of `anytrain glue`, or the project_dir of an "
+        "Accelerator.",
+    )
+
+
+def standing(began: dict[str, Any]) -> str:
+    """Return whether the process that wrote this is "running" or "killed"; "unknown" elsewhere."""
+    here = socket.gethostname()
+    if began.get("host", here) != here:
+        return "unknown"
+    return "running" if _is_alive(began) else "killed"
+
+
+def _is_alive(began: dict[str, Any]) -> bool:
+    """Whether the process of this host that wrote this is still there."""
+    import psutil
+
+    try:
+        process = psutil.Process(int(began.get("pid", -1)))
+        if process.status() == psutil.STATUS_ZOMBIE:  # dead, and its parent has not looked yet
+            return False
+        return process.create_time() <= float(began.get("time", 0.0))
+    except (psutil.Error, ValueError, TypeError, OverflowError):
+        return False
+
+
+def _object(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _whole(value: Any, otherwise: int) -> int:
+    return int(value) if isinstance(value, int | float) and value == value else otherwise

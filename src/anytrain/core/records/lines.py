@@ -1,0 +1,86 @@
+"""Read files of a run that is still going: what was appended, what was replaced."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+_FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+class Appended:
+    """A file of JSON objects, one a line, that somebody else appends to.
+
+    A line that is no object is passed over: a kill has torn it. The last line may still grow, and
+    is looked at again next time.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset = 0
+        self._file: tuple[int, int] | None = None
+
+    def new(self) -> tuple[bool, list[dict[str, Any]]]:
+        """Return whether the file is another one than before, and what it says that is new."""
+        try:
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                which = (status.st_dev, status.st_ino)
+                is_other = self._file is not None and which != self._file
+                is_other |= status.st_size < self._offset
+                self._file, self._offset = which, 0 if is_other else self._offset
+                file.seek(self._offset)
+                found = file.read()
+        except OSError:
+            is_gone, self._file, self._offset = self._file is not None, None, 0
+            return is_gone, []
+        whole, end, rest = found.rpartition(b"\n")
+        entries = [entry for line in whole.split(b"\n") if (entry := parse(line))]
+        self._offset += len(whole) + len(end)
+        if last := parse(rest):  # whole but for its end: half an object never parses
+            entries.append(last)
+            self._offset += len(rest)
+        return is_other, entries
+
+
+class Replaced:
+    """A JSON file that somebody else replaces as a whole."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.value: dict[str, Any] = {}
+        """What it says; nothing where it is missing or damaged."""
+        self._seen: tuple[int, int, int] | None = None
+
+    def look(self) -> bool:
+        """Read the file if it is another one than before; return whether it was."""
+        try:
+            status = self.path.stat()
+            seen = (status.st_ino, status.st_mtime_ns, status.st_size)
+            if seen == self._seen:
+                return False
+            self.value = parse(self.path.read_bytes())
+        except OSError:
+            was_there, self._seen, self.value = self._seen is not None, None, {}
+            return was_there
+        self._seen = seen
+        return True
+
+
+def parse(line: bytes) -> dict[str, Any]:
+    """Return the object that a line holds; nothing where it holds none."""
+    try:
+        found = json.loads(line.decode("utf-8", errors="replace"))
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def with_floats(entry: dict[str, Any]) -> dict[str, Any]:
+    """Return an entry whose NaN and infinities, which JSON has no numbers for, are numbers."""
+    return {
+        name: _FLOATS.get(value, value) if isinstance(value, str) else value
+        for name, value in entry.items()
+    }
