@@ -20,8 +20,9 @@ _TIMES = ("_runtime", "_samples_per_second", "_steps_per_second")
 
 Facts = Callable[[], Mapping[str, Any]]
 """Returns what the run knows of itself: "samples_per_step" (a number), "device_memory" (bytes in
-use by device), "remark" (returns a line on where the time went, or None) and "compiled" (how many
-graphs, or None). Asked when the training begins, at each log entry and at the end."""
+use by device), "shares" (returns each name's share of the time), "remark" (returns a line on where
+the time went, or None) and "compiled" (how many graphs, or None). Asked when the training begins,
+at each log entry and at the end."""
 
 
 class PrinterCallback(TrainerCallback):
@@ -82,6 +83,7 @@ class ProgressCallback(TrainerCallback):
                 samples_per_step=told.get("samples_per_step"),
                 evaluates=args.eval_strategy != "no",
                 memory=None if facts is None else lambda: facts().get("device_memory", {}),
+                shares=told.get("shares"),
             )
         )
 

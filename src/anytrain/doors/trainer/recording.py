@@ -207,6 +207,7 @@ class Recording(Reports):
         return {
             "samples_per_step": self._samples_per_step(),
             "device_memory": memory,
+            "shares": session.ledger.shares,
             "remark": lambda: remark(self._timesheet),
             "compiled": None if session.graphs is None else session.graphs.summary(),
         }

@@ -6,13 +6,14 @@ comes from the host's clock. Between two drawings, a step costs one look at that
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 from anytrain.core.environment import in_notebook
 from anytrain.core.errors import Notice
@@ -22,6 +23,10 @@ from anytrain.machine.processes import cell
 
 DeviceMemory = Callable[[], Mapping[str, int]]
 """Returns the bytes in use, by device."""
+Shares = Callable[[], Mapping[str, float]]
+"""Returns the share of the time that went to each name of the time ledger."""
+_MOST_LOSSES = 256
+_SHOWN_SHARE = 0.005
 
 
 class Console(Protocol):
@@ -65,6 +70,9 @@ class Course:
     samples_per_step: int | None = None
     evaluates: bool = False
     memory: DeviceMemory | None = None
+    shares: Shares | None = None
+    is_here: bool = True
+    """Whether this process trains, so that its own memory is the run's."""
 
 
 @dataclass(slots=True)
@@ -82,13 +90,45 @@ class Standing:
 
     latest: dict[str, str] = field(default_factory=dict)
     memory: Pairs = field(default_factory=list)
+    losses: Trail = field(default_factory=lambda: Trail())
+    """The training losses so far."""
+    remark: str = ""
+    """What else is to be said, such as that nothing was heard for long."""
+
+
+class Trail:
+    """A curve of bounded length: each of its points is the mean of equally many entries."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, float]] = []
+        self._each = 1
+        self._held: list[float] = []
+        self._step = 0
+
+    def add(self, step: int, value: Any) -> None:
+        """Add an entry, if it is a number."""
+        if not isinstance(value, int | float) or not math.isfinite(value):
+            return
+        self._held.append(float(value))
+        self._step = step
+        if len(self._held) == self._each:
+            self._points, self._held = self.points(), []
+        if len(self._points) == 2 * _MOST_LOSSES:
+            pairs = zip(self._points[::2], self._points[1::2], strict=True)
+            self._points = [(late, (a + b) / 2) for (_, a), (late, b) in pairs]
+            self._each *= 2
+
+    def points(self) -> list[tuple[int, float]]:
+        """Return step and value of each point; the newest may hold fewer entries."""
+        newest = [(self._step, sum(self._held) / len(self._held))] if self._held else []
+        return self._points + newest
 
 
 class Followed:
     """A run as it is followed: position, speed, last figures. Showing it is a subclass's part."""
 
-    interval_s = 0.1
-    """The least time between two drawings."""
+    interval_s = 0.2
+    """The least time between two drawings: one takes half a millisecond."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.clock = clock
@@ -123,6 +163,7 @@ class Followed:
             if self.pace is not None and entry.step > self.course.step:
                 self.pace.mark(self.clock(), entry.step)
             self.standing.latest.update(entry.pairs())
+            self.standing.losses.add(entry.step, entry.values.get("loss"))
         self._weigh()
         self.tell(entry)
 
@@ -181,12 +222,22 @@ class Followed:
             return f"{rate(per_second)} steps/s"
         return f"{rate(per_second * self.course.samples_per_step)} samples/s"
 
+    def spent(self) -> list[str]:
+        """Return where the time went so far, the most first; nothing where nobody knows."""
+        if self.course.shares is None:
+            return []
+        found = sorted(self.course.shares().items(), key=lambda pair: -pair[1])
+        return [f"{name} {share:.0%}" for name, share in found if share >= _SHOWN_SHARE]
+
     def _weigh(self) -> None:
         """Take down memory use: once an entry, for asking costs tens of microseconds."""
-        import psutil
+        amounts: dict[str, int] = {}
+        if self.course.is_here:
+            import psutil
 
-        devices = {} if self.course.memory is None else self.course.memory()
-        amounts = {"host": psutil.Process().memory_info().rss, **devices}
+            amounts["host"] = psutil.Process().memory_info().rss
+        if self.course.memory is not None:
+            amounts.update(self.course.memory())
         self.standing.memory = [(name, size(amount)) for name, amount in amounts.items()]
 
 

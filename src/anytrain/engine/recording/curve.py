@@ -52,6 +52,24 @@ def curve(
     return "\n".join(told)
 
 
+def sparkline(points: Points, width: int, *, is_ascii: bool = False) -> str:
+    """Return the curve through (x, y) as one line, no wider than `width`; nothing without two.
+
+    >>> sparkline([(0, 0.9), (1, 0.6), (2, 0.4), (3, 0.3), (4, 0.2)], width=20)
+    '█▅▃▂▁'
+    """
+    finite = sorted((x, y) for x, y in points if math.isfinite(x) and math.isfinite(y))
+    if len(finite) < 2 or width < 2:
+        return ""
+    low, high = min(y for _, y in finite), max(y for _, y in finite)
+    marks = (_ASCII_BLOCKS if is_ascii else _BLOCKS)[1:]
+    most = len(marks) - 1
+    return "".join(
+        marks[most // 2 if high == low else round((y - low) / (high - low) * most)]
+        for y in _sampled(finite, min(width, len(finite)))
+    )
+
+
 def _labels(low: float, high: float, height: int) -> list[str]:
     """Return a label for each row, top first: the extremes, and the middle where there is room."""
     labels = [""] * height

@@ -22,11 +22,13 @@ from rich.text import Text
 
 from anytrain.core.errors import Notice
 from anytrain.engine.recording.console import Course, Followed
+from anytrain.engine.recording.curve import sparkline
 from anytrain.engine.recording.shown import Entry, Summary, duration, fitting, lines
 
 _NARROWEST_BAR = 8
 _WIDEST_BAR = 60
 _NARROWEST_TABLE = 50
+_WIDEST_SPARK = 24
 _CLEAR = "\r\x1b[J"
 _END_LINE = "\x1b[K\n"
 _open: weakref.WeakSet[Terminal] = weakref.WeakSet()
@@ -118,7 +120,8 @@ class Terminal(Followed):
             times = f"{self.elapsed()}, {left} left" if left else self.elapsed()
             tails = _counts(self.step, total, times)
             shown.append(_bar("training", self.step, total, tails, width, is_ascii))
-            shown.append(Text(fitting(self._figures(), width), style="dim"))
+            shown.append(Text(fitting(self._figures(is_ascii), width), style="dim"))
+            shown.extend(self._below(width))
         if self.evaluation is not None:
             done, total = self.evaluation.done, self.evaluation.total
             tails = _counts(done, total, duration(self.clock() - self.evaluation.began))
@@ -132,11 +135,22 @@ class Terminal(Followed):
         self._aside = []
         _open.discard(self)
 
-    def _figures(self) -> list[str]:
+    def _figures(self, is_ascii: bool) -> list[str]:
         latest = self.standing.latest
         first = [f"{name} {latest[name]}" for name in ("loss", "lr") if name in latest]
+        drawn = sparkline(self.standing.losses.points(), _WIDEST_SPARK, is_ascii=is_ascii)
+        if drawn and "loss" in latest:
+            first[0] += f" {drawn}"
         memory = [f"{name} {amount}" for name, amount in self.standing.memory]
         return [part for part in (*first, self.speed(), *memory) if part]
+
+    def _below(self, width: int) -> list[Text]:
+        """Return where the time went, and what else is to be said."""
+        spent, remark = self.spent(), self.standing.remark
+        told = [Text(fitting(["time", *spent], width), style="dim")] if spent else []
+        if remark:
+            told.append(Text(remark[:width], style="yellow"))
+        return told
 
     def _start(self) -> None:
         if self._console is not None or self._broken:
