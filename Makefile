@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 SOURCES := src tests tools benchmarks
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
 
-.PHONY: help demo test test-full test-xla format check pytest wheel-test golden lock clean
+.PHONY: help demo test test-full test-xla format check pytest docs wheel-test golden lock clean
 
 help:
 	@echo "make demo        train a small model here, in under a minute"
@@ -17,6 +17,7 @@ help:
 	@echo "make test-full   the tests that take longer"
 	@echo "make test-xla    torch_xla on the CPU and the contract with torch_tpu, and steps compiled by libtpu, in environments of their own (9.5 GB)"
 	@echo "make check       of make test, what needs no test run"
+	@echo "make docs        build the site into site/; a warning is an error"
 	@echo "make wheel-test  of make test, the clean install"
 	@echo "make format      format and fix what can be fixed"
 	@echo "make golden      write the golden files again; read the diff"
@@ -34,7 +35,9 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
+# Without a browser its tests are skipped, with the reason.
 pytest: $(VENV)/.dev
+	-@$(BIN)/python tools/browser.py
 	$(PYTEST) -m "not full"
 
 test-full: $(VENV)/.dev
@@ -54,6 +57,9 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format $(SOURCES)
 	$(BIN)/ruff check --fix $(SOURCES)
 
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 wheel-test: $(VENV)/.dev
 	$(BIN)/python -m pytest tests/packaging/test_wheel.py
 
@@ -72,9 +78,9 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "anytrain needs Python 3.11 or newer; say make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: requirements-core.lock pyproject.toml | $(VENV)/bin/python
+$(VENV)/.core: requirements-demo.lock pyproject.toml | $(VENV)/bin/python
 	@echo "Installing anytrain and what it needs into $(VENV) (the first time takes a minute or two)"
-	$(PIP) -r requirements-core.lock
+	$(PIP) -r requirements-demo.lock
 	$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -1,4 +1,4 @@
-"""Write the two lock files: what to install to develop anytrain, and what to install to run it.
+"""Write the lock files: what to install to develop anytrain, to see its demo, and to run it.
 
     python tools/lock.py            resolve again, take what is newest
     python tools/lock.py --keep     resolve again, keep every version that is locked already
@@ -22,6 +22,7 @@ TORCH = "torch==2.13.0"
 BUILD = "setuptools>=77"
 LOCKS = {
     "requirements-dev.lock": ("develop anytrain: core, the dev extra, and the builder", ".[dev]"),
+    "requirements-demo.lock": ("run anytrain and make reports", ".[report]"),
     "requirements-core.lock": ("run anytrain with no extra", "."),
 }
 
@@ -46,7 +47,7 @@ def pins(path: Path) -> list[str]:
 
 
 def main() -> None:
-    """Write both files; the core one takes its versions from the other."""
+    """Write the files; each takes its versions from the one before it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--keep", action="store_true", help="keep versions that are locked")
     kept = pins(ROOT / "requirements-dev.lock") if parser.parse_args().keep else []

@@ -12,6 +12,8 @@ from packaging.version import Version
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CORE = [Requirement(line) for line in PROJECT["dependencies"]]
+REPORT = CORE + [Requirement(line) for line in PROJECT["optional-dependencies"]["report"]]
+LOCKS = ("requirements-core.lock", "requirements-demo.lock", "requirements-dev.lock")
 DEV = CORE + [Requirement(line) for line in PROJECT["optional-dependencies"]["dev"]]
 
 
@@ -43,13 +45,17 @@ def test_the_core_lock_brings_no_peer_and_no_tool() -> None:
     assert not only_dev & set(pins("requirements-core.lock"))
 
 
-def test_both_locks_agree() -> None:
-    core, dev = pins("requirements-core.lock"), pins("requirements-dev.lock")
-    assert core.items() <= dev.items()
+def test_the_demos_lock_can_make_reports() -> None:
+    assert not unmet(REPORT, pins("requirements-demo.lock"))
+
+
+def test_the_locks_agree() -> None:
+    core, demo, dev = (pins(name) for name in LOCKS)
+    assert core.items() <= demo.items() <= dev.items()
 
 
 def test_a_pin_is_a_plain_version_that_any_machine_can_have() -> None:
-    for name in ("requirements-core.lock", "requirements-dev.lock"):
+    for name in LOCKS:
         local = [package for package, version in pins(name).items() if version.local]
         assert not local, "a local version such as +cpu exists on one kind of machine only"
         assert "//" not in (ROOT / name).read_text(), "a lock names no host"
@@ -57,5 +63,5 @@ def test_a_pin_is_a_plain_version_that_any_machine_can_have() -> None:
 
 def test_the_build_backend_is_pinned_too() -> None:
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
-    for name in ("requirements-core.lock", "requirements-dev.lock"):
+    for name in LOCKS:
         assert not unmet([Requirement(line) for line in build], pins(name))
