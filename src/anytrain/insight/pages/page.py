@@ -1,12 +1,19 @@
 """One self-contained HTML page: everything escaped, light and dark, readable on a phone.
 
-Text becomes HTML in one place, `tag`: what is not `Markup` is escaped.
+Text becomes HTML in one place, `tag`: what is not `Markup` is escaped. A page may run only the
+scripts and use only the styles that `document` was given: its policy names them by their hashes.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import html
-from collections.abc import Iterable
+import json
+from collections.abc import Collection, Iterable, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
 
 
 class Markup(str):
@@ -36,26 +43,102 @@ def joined(*content: Content) -> Markup:
     return Markup("".join(_escaped(part) for each in content for part in _parts(each)))
 
 
-def table(head: Iterable[str], rows: Iterable[Iterable[Content]]) -> Markup:
-    """Return a table that scrolls by itself where the screen is narrow."""
-    top = tag("tr", (tag("th", cell) for cell in head))
-    body = [tag("tr", (tag("td", cell) for cell in row)) for row in rows]
-    inner = tag("table", tag("thead", top), tag("tbody", body))
+def table(
+    head: Iterable[str],
+    rows: Iterable[Iterable[Content]],
+    *,
+    caption: Content = "",
+    numbers: Collection[int] = (),
+) -> Markup:
+    """Return a table that scrolls by itself where the screen is narrow.
+
+    The first cell names its row; the columns in `numbers` are aligned to the right.
+    """
+    kind = [{"class_": "number"} if column in numbers else {} for column in range(64)]
+    top = (tag("th", cell, scope="col", **kind[n]) for n, cell in enumerate(head))
+    body = [
+        tag(
+            "tr",
+            (
+                tag("td", cell, **kind[n]) if n else tag("th", cell, scope="row", **kind[n])
+                for n, cell in enumerate(row)
+            ),
+        )
+        for row in rows
+    ]
+    above = (tag("caption", caption),) if caption else ()
+    inner = tag("table", *above, tag("thead", tag("tr", top)), tag("tbody", body))
     return tag("div", inner, class_="wide")
 
 
-def document(title: str, *content: Content) -> str:
-    """Return a whole page."""
+def embedded(data: Any, name: str) -> Markup:
+    """Return data as JSON in the page, which its scripts find by name; nothing in it can run.
+
+    NaN and infinities are refused: JSON has no such numbers.
+    """
+    # What is not ASCII, U+2028 among it, is written as an escape already.
+    text = json.dumps(data, allow_nan=False, separators=(",", ":"))
+    for sign in "<>&":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(
+        f'<script type="application/json" id="{html.escape(name, quote=True)}">{text}</script>'
+    )
+
+
+def document(
+    title: str,
+    *content: Content,
+    before: Content = (),
+    styles: Sequence[str] = (),
+    scripts: Sequence[str] = (),
+    connects: bool = False,
+) -> str:
+    """Return a whole page; what comes `before` stands above its main part.
+
+    `styles` and `scripts` are texts of our own or of a library, never of a run. With `connects`
+    the page may ask the server that it came from.
+    """
+    styles = [_plain(each) for each in (beside("page.css"), *styles)]
+    scripts = [_plain(each) for each in scripts]
+    policy = [
+        "default-src 'none'",
+        "base-uri 'none'",
+        "form-action 'none'",
+        f"style-src {' '.join(map(_hash, styles))}",
+    ]
+    if scripts:
+        policy.append(f"script-src {' '.join(map(_hash, scripts))}")
+    if connects:
+        policy.append("connect-src 'self'")
     head = (
         '<meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
-        "style-src 'unsafe-inline'\">"
+        f'<meta http-equiv="Content-Security-Policy" content="{"; ".join(policy)}">'
     )
+    look = "".join(f"<style>{each}</style>" for each in styles)
+    run = "".join(f"<script>{each}</script>\n" for each in scripts)
     return (
-        f'<!doctype html>\n<html lang="en"><head>{head}{tag("title", title)}'
-        f"<style>{STYLE}</style></head><body>{tag('main', *content)}</body></html>\n"
+        f'<!doctype html>\n<html lang="en"><head>{head}{tag("title", title)}{look}</head>'
+        f"<body>\n{joined(before)}{tag('main', *content, id='main')}\n{run}"
+        "</body></html>\n"
     )
+
+
+@cache
+def beside(name: str) -> str:
+    """Return a style or a script that lies beside this module."""
+    return (resources.files(__package__) / name).read_text(encoding="utf-8")
+
+
+def _plain(text: str) -> str:
+    """Return it with the line ends that a browser will hash."""
+    assert "</script" not in text.lower()
+    assert "</style" not in text.lower()
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
 def _parts(content: Content) -> Iterable[str]:
@@ -64,37 +147,3 @@ def _parts(content: Content) -> Iterable[str]:
 
 def _escaped(text: str) -> str:
     return text if isinstance(text, Markup) else html.escape(text, quote=True)
-
-
-STYLE = """
-:root{color-scheme:light dark;--back:#fff;--text:#1c1f24;--dim:#5c6470;--line:#d8dce2;
---soft:#f5f6f8;--error:#b3261e;--warning:#8a5a00;--note:#0b5cad;--good:#1a7f37;--accent:#0b5cad}
-@media(prefers-color-scheme:dark){:root{--back:#15171a;--text:#e6e8eb;--dim:#9aa3ad;
---line:#343a42;--soft:#1e2126;--error:#ff8a80;--warning:#f0b957;--note:#7db8f5;--good:#6fcf87;
---accent:#7db8f5}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--back);color:var(--text);
-font:16px/1.5 system-ui,-apple-system,"Segoe UI",Roboto,sans-serif}
-main{max-width:60rem;margin:0 auto;padding:1rem}
-h1{font-size:1.5rem}h2{font-size:1.25rem;margin:2rem 0 .5rem;overflow-wrap:anywhere}
-h3{font-size:1.05rem;margin:1.5rem 0 .5rem}
-p{margin:.4rem 0;overflow-wrap:anywhere}
-code,pre{font:13px/1.5 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
-.dim{color:var(--dim)}.good{color:var(--good)}.bad,.error{color:var(--error)}
-.warning{color:var(--warning)}.note{color:var(--note)}
-.finding{border:1px solid var(--line);border-left-width:.3rem;border-radius:.3rem;
-padding:.6rem .8rem;margin:.8rem 0}
-.finding.error{border-left-color:var(--error);color:inherit}
-.finding.warning{border-left-color:var(--warning);color:inherit}
-.finding.note{border-left-color:var(--note);color:inherit}
-.badge{font-weight:600;text-transform:uppercase;font-size:.75rem;letter-spacing:.04em}
-pre{background:var(--soft);border-radius:.3rem;padding:.5rem;margin:.5rem 0;overflow-x:auto}
-pre .here{background:color-mix(in srgb,var(--warning) 25%,transparent);display:block}
-pre .line{display:block}
-.wide{overflow-x:auto}
-table{border-collapse:collapse;width:100%;font-size:.9rem}
-th,td{text-align:left;padding:.3rem .6rem;border-bottom:1px solid var(--line);vertical-align:top}
-th{color:var(--dim);font-weight:600}
-svg{width:100%;height:auto;display:block}
-svg text{fill:var(--dim);font:11px system-ui,sans-serif}
-"""

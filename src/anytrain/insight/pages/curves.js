@@ -1,0 +1,310 @@
+// Charts of a page: see curves.py. One function is for others: anytrain.update(told).
+"use strict";
+
+(() => {
+  const COLOURS = ["one", "two", "three", "four", "five", "six", "seven", "eight"];
+  const SCALES = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
+  const POWERS = Array.from({ length: 50 }, (_, n) => 2 ** n);
+  const plots = {};
+  const figures = {};
+  const colour = (name) =>
+    getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+  const font = "12px system-ui, sans-serif";
+
+  function make(name, attributes, ...content) {
+    const made = document.createElement(name);
+    for (const [key, value] of Object.entries(attributes)) made.setAttribute(key, value);
+    made.append(...content);
+    return made;
+  }
+
+  function number(value, unit) {
+    if (value == null) return "–";
+    if (unit === "bytes") {
+      const [name, scale] = SCALES.find((each) => Math.abs(value) >= each[1]) ?? ["B", 1];
+      return `${+(value / scale).toPrecision(3)} ${name}`;
+    }
+    const size = Math.abs(value);
+    let text;
+    if (Number.isInteger(value) && size < 1e9) text = value.toLocaleString("en-US");
+    else if (size !== 0 && (size < 1e-3 || size >= 1e9)) text = value.toExponential(2);
+    else text = String(+value.toPrecision(5));
+    return unit === "seconds" ? `${text} s` : text;
+  }
+
+  // Series have x values of their own: one x for all, and undefined where a series has nothing.
+  const columns = (chart) => uPlot.join(chart.series.map((series) => [series.x, series.y]));
+
+  // What a series shows at the cursor: its own point that lies nearest.
+  function nearest(plot, series, index) {
+    const values = plot.data[series];
+    if (series === 0 || values[index] != null) return index;
+    const xs = plot.data[0];
+    let left = index, right = index;
+    while (left >= 0 && values[left] == null) left--;
+    while (right < xs.length && values[right] == null) right++;
+    if (left < 0) return right < xs.length ? right : index;
+    if (right >= xs.length) return left;
+    return xs[index] - xs[left] <= xs[right] - xs[index] ? left : right;
+  }
+
+  function drawMarks(plot, marks) {
+    const { ctx, bbox } = plot;
+    const ratio = devicePixelRatio;
+    ctx.save();
+    ctx.strokeStyle = ctx.fillStyle = colour("dim");
+    ctx.lineWidth = ratio;
+    ctx.setLineDash([3 * ratio, 3 * ratio]);
+    ctx.font = `${11 * ratio}px system-ui, sans-serif`;
+    ctx.textBaseline = "top";
+    for (const mark of marks) {
+      const x = plot.valToPos(mark.x, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.beginPath();
+      ctx.moveTo(x, bbox.top);
+      ctx.lineTo(x, bbox.top + bbox.height);
+      ctx.stroke();
+      const room = bbox.left + bbox.width - x > ctx.measureText(mark.text).width + 8 * ratio;
+      ctx.textAlign = room ? "left" : "right";
+      ctx.fillText(mark.text, x + (room ? 4 : -4) * ratio, bbox.top + 2 * ratio);
+    }
+    ctx.restore();
+  }
+
+  function axis(extra) {
+    return {
+      stroke: colour("dim"), font,
+      grid: { stroke: colour("line"), width: 1 },
+      ticks: { stroke: colour("line"), width: 1, size: 5 },
+      ...extra,
+    };
+  }
+
+  // A range with room around it; one value, or none, has no width of its own.
+  function range(low, high, share) {
+    if (low == null) return [0, 1];
+    const room = low === high ? Math.abs(low) * 0.1 || 1 : (high - low) * share;
+    return [low - room, high + room];
+  }
+
+  function options(chart, place) {
+    const broad = chart.broad;
+    const values = (plot, ticks) => ticks.map((tick) => number(tick, chart.unit));
+    // As wide as the widest label that is likely.
+    const size = chart.unit === "bytes" ? 74 : 62;
+    return {
+      width: Math.max(place.clientWidth, 200),
+      height: broad ? 300 : 210,
+      padding: [10, 26, 0, 0],
+      scales: {
+        x: { time: false, range: (plot, low, high) => (low === high ? range(low, high, 0) : [low, high]) },
+        y: { range: (plot, low, high) => range(low, high, 0.06) },
+      },
+      axes: [
+        axis({ values: (plot, ticks) => ticks.map((tick) => number(tick)), size: 34 }),
+        axis({ values, size, ...(chart.unit === "bytes" && { incrs: POWERS }) }),
+      ],
+      series: [
+        { label: chart.across, value: (plot, value) => number(value) },
+        ...chart.series.map((series, n) => ({
+          label: series.name,
+          stroke: colour(COLOURS[n % COLOURS.length]),
+          width: 1.75,
+          dash: n >= COLOURS.length ? [6, 4] : undefined,
+          value: (plot, value) => number(value, chart.unit),
+          // Few points are events, such as evaluations: each is shown, whatever else is in the chart.
+          points: { size: 5, ...(series.x.length <= 100 && { show: true }) },
+        })),
+      ],
+      cursor: {
+        dataIdx: nearest,
+        drag: { x: true, y: false, setScale: true },
+        points: { size: 8 },
+        y: false,
+      },
+      legend: { live: true },
+      hooks: { draw: [(plot) => drawMarks(plot, figures[chart.name].chart.marks)] },
+    };
+  }
+
+  // What the x axis shows: null where it shows everything.
+  function view(plot) {
+    const xs = plot.data[0];
+    const { min, max } = plot.scales.x;
+    const whole = xs.length === 0 || (min <= xs[0] && max >= xs[xs.length - 1]);
+    return whole ? null : { min, max };
+  }
+
+  function reset(name) {
+    const plot = plots[name];
+    plot.setData(plot.data, true);
+  }
+
+  function zoom(name, factor) {
+    const plot = plots[name];
+    const xs = plot.data[0];
+    if (xs.length < 2) return;
+    const { min, max } = plot.scales.x;
+    const at = plot.cursor.idx;
+    const centre = at == null || xs[at] < min || xs[at] > max ? (min + max) / 2 : xs[at];
+    const low = Math.max(centre - (centre - min) * factor, xs[0]);
+    const high = Math.min(centre + (max - centre) * factor, xs[xs.length - 1]);
+    if (high > low) plot.setScale("x", { min: low, max: high });
+  }
+
+  function point(name, index) {
+    const plot = plots[name];
+    const { chart, said } = figures[name];
+    const xs = plot.data[0];
+    plot.setCursor({ left: plot.valToPos(xs[index], "x"), top: 1 });
+    const values = chart.series.map((series, n) => {
+      const shown = plot.data[n + 1][nearest(plot, n + 1, index)];
+      return `${series.name} ${number(shown, chart.unit)}`;
+    });
+    said.textContent = `${chart.across} ${number(xs[index])}: ${values.join(", ")}`;
+  }
+
+  function move(name, key) {
+    const plot = plots[name];
+    const xs = plot.data[0];
+    const { min, max } = plot.scales.x;
+    const shown = xs.map((x, n) => n).filter((n) => xs[n] >= min && xs[n] <= max);
+    if (shown.length === 0) return;
+    const first = shown[0], last = shown[shown.length - 1];
+    const at = plot.cursor.idx;
+    const next = {
+      Home: first,
+      End: last,
+      ArrowRight: at == null ? first : at + 1,
+      ArrowLeft: at == null ? last : at - 1,
+    }[key];
+    point(name, Math.min(Math.max(next, first), last));
+  }
+
+  function pressed(name, event) {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    if (["ArrowLeft", "ArrowRight", "Home", "End"].includes(event.key)) move(name, event.key);
+    else if (event.key === "+" || event.key === "=") zoom(name, 0.5);
+    else if (event.key === "-") zoom(name, 2);
+    else if (event.key === "0" || event.key === "Escape") reset(name);
+    else return;
+    event.preventDefault();
+  }
+
+  function fillTable(name) {
+    const { chart, details } = figures[name];
+    const data = columns(chart);
+    const head = [chart.across, ...chart.series.map((series) => series.name)];
+    const cell = (kind, text, scope) =>
+      make(kind, { class: "number", ...(scope && { scope }) }, text);
+    const top = make("tr", {}, ...head.map((text) => cell("th", text, "col")));
+    const rows = data[0].map((x, n) =>
+      make("tr", {}, cell("th", number(x), "row"),
+        ...data.slice(1).map((ys) => cell("td", ys[n] == null ? "" : String(ys[n])))));
+    const thinned = chart.series.some((series) => series.of > series.x.length);
+    const caption = chart.title + (thinned ? " (thinned out; lowest and highest are kept)" : "");
+    const table = make("table", {}, make("caption", {}, caption),
+      make("thead", {}, top), make("tbody", {}, ...rows));
+    details.lastChild.replaceChildren(table);
+  }
+
+  function button(text, label, action) {
+    const made = make("button", { type: "button", "aria-label": label, title: label }, text);
+    made.addEventListener("click", action);
+    return made;
+  }
+
+  function furnish(figure, chart) {
+    const name = chart.name;
+    const words = figure.querySelector("p");
+    words.id = `words-${Object.keys(figures).length}`;
+    const plot = make("div", {
+      class: "plot", tabindex: "0", role: "application", "aria-roledescription": "chart",
+      "aria-label": `${chart.title}. Arrow keys move along it, plus and minus zoom, 0 shows all.`,
+      "aria-describedby": words.id,
+    });
+    const said = make("div", { class: "unseen", "aria-live": "polite" });
+    const buttons = make("div", { class: "buttons" },
+      button("+", `Zoom in: ${chart.title}`, () => zoom(name, 0.5)),
+      button("−", `Zoom out: ${chart.title}`, () => zoom(name, 2)),
+      button("All", `Show all: ${chart.title}`, () => reset(name)));
+    const details = make("details", {}, make("summary", {}, "Data as a table"),
+      make("div", { class: "wide", tabindex: "0" }));
+    details.addEventListener("toggle", () => details.open && fillTable(name));
+    plot.addEventListener("keydown", (event) => pressed(name, event));
+    figure.append(buttons, plot, said, details);
+    figures[name] = { figure, chart, plot, said, details };
+  }
+
+  function place(chart) {
+    const found = [...document.querySelectorAll("figure[data-chart]")]
+      .find((each) => each.dataset.chart === chart.name);
+    if (found) return found;
+    const made = make("figure",
+      { class: chart.broad ? "chart broad" : "chart", "data-chart": chart.name },
+      make("figcaption", {}, chart.title), make("p", { class: "dim" }));
+    document.querySelector(".charts").append(made);
+    return made;
+  }
+
+  function draw(name) {
+    const { chart, plot } = figures[name];
+    const old = plots[name];
+    const kept = old && view(old);
+    if (old) old.destroy();
+    plots[name] = new uPlot(options(chart, plot), columns(chart), plot);
+    for (const row of plot.querySelectorAll(".u-legend th")) row.setAttribute("scope", "row");
+    if (kept) plots[name].setScale("x", kept);
+  }
+
+  const names = (chart) => JSON.stringify([chart.unit, chart.series.map((each) => each.name)]);
+
+  function update(told) {
+    for (const chart of told.charts) {
+      const known = figures[chart.name];
+      if (!known) furnish(place(chart), chart);
+      const { figure, details } = figures[chart.name];
+      const same = known && names(known.chart) === names(chart);
+      figures[chart.name].chart = chart;
+      figure.querySelector("figcaption").textContent = chart.title;
+      figure.querySelector("p").textContent = chart.summary;
+      if (same) {
+        const plot = plots[chart.name];
+        const kept = view(plot);
+        plot.setData(columns(chart), kept === null);
+        if (kept) plot.setScale("x", kept);
+      } else {
+        draw(chart.name);
+      }
+      if (details.open) fillTable(chart.name);
+    }
+  }
+
+  const drawAll = () => Object.keys(figures).forEach(draw);
+
+  // Wide tables scroll by themselves; a keyboard must reach those that do.
+  function reachTables() {
+    for (const each of document.querySelectorAll(".wide, pre")) {
+      if (each.closest("details details, figure")) continue;
+      if (each.scrollWidth > each.clientWidth) each.setAttribute("tabindex", "0");
+      else each.removeAttribute("tabindex");
+    }
+  }
+
+  let width = innerWidth;
+  addEventListener("resize", () => {
+    if (innerWidth === width) return;
+    width = innerWidth;
+    for (const [name, { plot }] of Object.entries(figures)) {
+      plots[name].setSize({ width: Math.max(plot.clientWidth, 200), height: plots[name].height });
+    }
+    reachTables();
+  });
+  for (const query of ["(prefers-color-scheme: dark)", "print"]) {
+    matchMedia(query).addEventListener("change", drawAll);
+  }
+
+  window.anytrain = { update, plots };
+  update(JSON.parse(document.getElementById("anytrain-charts").textContent));
+  reachTables();
+})();
