@@ -1,0 +1,43 @@
+"""`anytrain diff`: what differs between runs, and where their curves part. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import typer
+
+RUNS = typer.Argument(help="Two runs or more: their output_dir, an Accelerator's project_dir.")
+OUTPUT = typer.Option(None, "--output", "-o", help="Write a page there instead of printing.")
+JSON = typer.Option(False, "--json", help="Print one JSON object instead of tables.")
+
+
+def diff(runs: list[Path] = RUNS, output: Path | None = OUTPUT, as_json: bool = JSON) -> None:
+    """Show what differs between runs: choices, data, code, versions, hardware, curves, times.
+
+    The first run is what the others are held against. Three runs or more are a table.
+    """
+    from anytrain.insight.report import diff as comparison, diff_text
+
+    opened = comparison.open_runs(runs)
+    found = comparison.compare(opened)
+    if as_json:
+        typer.echo(json.dumps(_spelt(found), indent=2, default=str))
+    elif output is None:
+        diff_text.show(found)
+    if output is not None:
+        from anytrain.insight.report import diff_page
+
+        diff_page.write(output, found, [comparison.curves(run) for run in opened])
+        typer.echo(f"Wrote {output}", err=as_json)
+
+
+def _spelt(value: Any) -> Any:
+    """Return values with NaN and infinities by name: JSON has no numbers for them."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {key: _spelt(inner) for key, inner in value.items()}
+    return [_spelt(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,348 @@
+"""Say what differs between runs, from their records alone: settings, code, curves and times.
+
+Everything is told as plain values, which the terminal, the page and `--json` share.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from anytrain.core import records
+from anytrain.core.errors import BadInput
+from anytrain.insight.report import diff_curves
+from anytrain.insight.report.diff_curves import Curve, Parting
+
+if TYPE_CHECKING:
+    from anytrain.core.records import Run
+
+# What names a place or a moment rather than a choice: two runs of one job differ in it.
+_PLACES = frozenset({"output_dir", "logging_dir", "run_name", "hub_model_id", "project_dir"})
+_CLOCKED = ("_runtime", "_per_second", "_preparation_time")
+_NOT_CURVES = frozenset({"step", "epoch", "time", "event"})
+_LOWER = ("loss", "error", "perplexity", "mse", "rmse", "mae", "wer", "cer")
+_HIGHER = (
+    "accuracy", "f1", "precision", "recall", "auc", "matthews_correlation", "pearson", "spearman",
+    "spearmanr", "bleu", "rouge", "score", "reward", "acc", "mcc", "r2",
+)  # fmt: skip
+GROUPS = ("arguments", "model", "data", "code", "plan", "versions", "hardware", "place")
+
+
+def open_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
+    """Return the runs of the folders; refuse fewer than two, and a folder without a record."""
+    if len(folders) < 2:
+        raise BadInput(
+            "There is nothing to compare with.",
+            why=f"{len(folders)} run was given, and a difference takes two.",
+            fix="pass two runs or more: `anytrain diff RUN_A RUN_B`.",
+        )
+    return [records.open_run(folder) for folder in folders]
+
+
+def compare(runs: Sequence[Run]) -> dict[str, Any]:
+    """Return what differs between the runs; the first one is what the others are held against."""
+    facts = [_facts(run) for run in runs]
+    labels = [label(n) for n in range(len(runs))]
+    differences = [_difference(group, [each.get(group) for each in facts]) for group in GROUPS]
+    histories = [curves(run) for run in runs]
+    found = {
+        "runs": [_about(run, name) for run, name in zip(runs, labels, strict=True)],
+        "differences": differences,
+        "notes": _notes(labels, facts, differences),
+        "curves": _partings(histories, labels),
+        "rule": diff_curves.RULE,
+        "figures": _figures(runs, histories),
+        "times": _times(runs),
+    }
+    found["is_same"] = _is_same(found, histories)
+    return found
+
+
+def label(place: int) -> str:
+    """Return the letter of a run by its place: A to Z, then 27 and on.
+
+    >>> label(0), label(26)
+    ('A', '27')
+    """
+    return chr(ord("A") + place) if place < 26 else str(place + 1)
+
+
+def curves(run: Run) -> dict[str, dict[int, float]]:
+    """Return each logged figure as values by step, but for those that are times themselves."""
+    found: dict[str, dict[int, float]] = {}
+    for entry in run.metrics:
+        step = entry.get("step")
+        if not isinstance(step, int):
+            continue
+        for name, value in entry.items():
+            number = as_number(value)
+            if name not in _NOT_CURVES and not name.endswith(_CLOCKED) and number is not None:
+                found.setdefault(name, {})[step] = number
+    return found
+
+
+def as_number(value: object) -> float | None:
+    """Return a logged value as a number; None where it is none."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None  # type: ignore[arg-type]
+
+
+# -- what was chosen, and where -------------------------------------------------------------------
+
+
+def _facts(run: Run) -> dict[str, dict[str, Any] | None]:
+    """Return what a run says of itself, by group; None for a group that it says nothing of."""
+    start = run.starts[-1] if run.starts else {}
+    began = run.lives[-1].began if run.lives else {}
+    arguments = _mapping(start.get("arguments")) or _mapping(began.get("settings"))
+    git = _mapping(start.get("git"))
+    code = {f"git {key}": value for key, value in git.items()}
+    versions = _mapping(start.get("versions")) or _mapping(began.get("versions"))
+    python: dict[str, Any] = {key: start[key] for key in ("python", "platform") if key in start}
+    place = {key: value for key, value in arguments.items() if key in _PLACES}
+    place |= {key: start[key] for key in ("command", "cwd", "host") if key in start}
+    chosen = {key: value for key, value in arguments.items() if key not in _PLACES}
+    found: dict[str, dict[str, Any]] = {
+        "arguments": flat(chosen),
+        "model": flat(_mapping(start.get("model"))),
+        "data": flat(_mapping(start.get("data"))),
+        "code": code,
+        "plan": _plan(run, start),
+        "versions": {**flat(versions), **python},
+        "hardware": flat(_mapping(start.get("hardware"))),
+        "place": flat(place),
+    }
+    return {group: told or None for group, told in found.items()}
+
+
+def _mapping(value: object) -> dict[str, Any]:
+    return dict(value) if isinstance(value, Mapping) else {}
+
+
+def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
+    """Return nested mappings as one level, their keys joined by a dot.
+
+    >>> flat({"train": {"num_rows": 3}, "eval": None})
+    {'train.num_rows': 3, 'eval': None}
+    """
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            found |= flat(value, f"{before}{key}.")
+        else:
+            found[f"{before}{key}"] = value
+    return found
+
+
+def _plan(run: Run, start: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each choice as (value, reason), as it stood at the end."""
+    plan = _mapping(start.get("plan"))
+    found = {
+        name: (_mapping(c).get("value"), _mapping(c).get("because")) for name, c in plan.items()
+    }
+    if run.lives:
+        life = run.lives[-1]
+        found |= {name: life.choice(name) for name in _mapping(life.began.get("plan"))}
+    return found
+
+
+def _difference(group: str, told: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
+    """Return what differs of a group among the runs that speak of it, and how much doesn't."""
+    known = [each for each in told if each is not None]
+    names = dict.fromkeys(name for each in known for name in each)
+    rows, same = [], 0
+    for name in names:
+        values = [None if each is None else each.get(name) for each in told]
+        compared = [each.get(name) for each in known]
+        if group == "plan":
+            row, compared = _plan_row(name, values), [_first(value) for value in compared]
+        else:
+            row = {"name": name, "values": values}
+        if all(value == compared[0] for value in compared):
+            same += 1
+        else:
+            rows.append(row)
+    silent = [n for n, each in enumerate(told) if each is None]
+    return {"group": group, "rows": rows, "same": same, "not_recorded": [label(n) for n in silent]}
+
+
+def _plan_row(name: str, values: Sequence[Any]) -> dict[str, Any]:
+    reasons = [None if value is None else value[1] for value in values]
+    return {"name": name, "values": [_first(value) for value in values], "because": reasons}
+
+
+def _first(value: Any) -> Any:
+    return None if value is None else value[0]
+
+
+def _notes(
+    labels: Sequence[str],
+    facts: Sequence[dict[str, dict[str, Any] | None]],
+    differences: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """Return what a reader must know to trust the rest."""
+    found = []
+    for each in differences:
+        silent = each["not_recorded"]
+        if silent and len(silent) < len(labels) and each["group"] != "code":
+            found.append(f"{_listed(silent)} did not record {_OF[each['group']]}.")
+    codes = [each.get("code") or {} for each in facts]
+    without = [name for name, code in zip(labels, codes, strict=True) if not code]
+    dirty = [name for name, code in zip(labels, codes, strict=True) if code.get("git is_dirty")]
+    if without:
+        found.append(
+            f"{_listed(without)} recorded no git commit: whether the code differs, is open."
+        )
+    if dirty:
+        found.append(
+            f"{_listed(dirty)} ran with uncommitted changes, which are not recorded: the commit "
+            "alone does not tell the code."
+        )
+    return found
+
+
+_OF = {
+    "arguments": "its arguments",
+    "model": "its model",
+    "data": "its data",
+    "code": "its code",
+    "plan": "its plan",
+    "versions": "its versions",
+    "hardware": "its hardware",
+    "place": "where it ran",
+}
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+# -- what came of it ------------------------------------------------------------------------------
+
+
+def _partings(
+    histories: Sequence[Mapping[str, Curve]], labels: Sequence[str]
+) -> list[dict[str, Any]]:
+    """Return, for each figure of the first run, where each other run's curve parts from its."""
+    first, *others = histories
+    found = []
+    for name, curve in first.items():
+        partings: list[Parting | None] = [
+            diff_curves.part(curve, other[name]) if name in other else None for other in others
+        ]
+        if max(len(curve), *(len(other.get(name, {})) for other in others)) < 2:
+            continue  # one figure, such as a mean over the run, is no curve
+        pairs = [
+            {"run": who, "said": "not logged"} if one is None else {"run": who, **one.plain()}
+            for who, one in zip(labels[1:], partings, strict=True)
+        ]
+        found.append({"name": name, "pairs": pairs})
+    return found
+
+
+def _figures(runs: Sequence[Run], histories: Sequence[Mapping[str, Curve]]) -> list[dict[str, Any]]:
+    """Return the last and the best value of every figure in each run, side by side."""
+    asked = [_asked_for(run) for run in runs]
+    found = []
+    for name in dict.fromkeys(name for history in histories for name in history):
+        pick = _best_of(name, asked)
+        last = [_at_end(history.get(name)) for history in histories]
+        if not any(last) and name == "total_flos":
+            continue  # nobody counted
+        best = [_best(history.get(name), pick) for history in histories]
+        found.append(
+            {
+                "name": name,
+                "last": last,
+                "difference": [_minus(value, last[0]) for value in last],
+                "best": best,
+                "better": None if pick is None else "lower" if pick is min else "higher",
+            }
+        )
+    return sorted(found, key=lambda each: not each["name"].startswith("eval"))
+
+
+def _asked_for(run: Run) -> tuple[str, bool] | None:
+    """Return the figure that the run chose its best model by, and whether more is better."""
+    arguments = _mapping(run.starts[-1].get("arguments")) if run.starts else {}
+    name, greater = arguments.get("metric_for_best_model"), arguments.get("greater_is_better")
+    return (name, greater) if isinstance(name, str) and isinstance(greater, bool) else None
+
+
+def _best_of(name: str, asked: Sequence[tuple[str, bool] | None]) -> Any:
+    """Return `min` or `max`, or None where nobody can say which is better."""
+    for each in asked:
+        if each is not None and name in (each[0], f"eval_{each[0]}"):
+            return max if each[1] else min
+    words = name.replace("/", "_").replace("-", "_").lower().split("_")
+    if any(word in _LOWER for word in words):
+        return min
+    return max if any(word in _HIGHER for word in words) else None
+
+
+def _at_end(curve: Curve | None) -> float | None:
+    return curve[max(curve)] if curve else None
+
+
+def _best(curve: Curve | None, pick: Any) -> float | None:
+    finite = [value for value in (curve or {}).values() if math.isfinite(value)]
+    return pick(finite) if finite and pick is not None else None
+
+
+def _minus(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
+
+
+def _about(run: Run, name: str) -> dict[str, Any]:
+    """Return who a run is and how it stands."""
+    last = run.lives[-1].last if run.lives else {}
+    began = run.lives[-1].began if run.lives else {}
+    steps = [entry["step"] for entry in run.metrics if isinstance(entry.get("step"), int)]
+    return {
+        "label": name,
+        "name": run.name,
+        "folder": str(run.folder),
+        "state": run.state,
+        "step": last.get("step", max(steps, default=None)),
+        "max_steps": began.get("max_steps"),
+        "starts": max(len(run.lives), len(run.starts)),
+    }
+
+
+def _times(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    """Return times, throughput and memory, a row each; seconds of all starts together."""
+    columns = [_spent(run) for run in runs]
+    names = dict.fromkeys(name for column in columns for name in column)
+    rows = [{"name": name, "values": [c.get(name) for c in columns]} for name in names]
+    return [row for row in rows if any(value for value in row["values"])]
+
+
+def _spent(run: Run) -> dict[str, float | None]:
+    seconds: dict[str, float] = {}
+    for life in run.lives:
+        for name, spent in life.seconds.items():
+            seconds[name] = seconds.get(name, 0.0) + spent
+    steps = sum(life.num_steps for life in run.lives)
+    going = sum(seconds.get(name, 0.0) for name in ("data", "transfer", "other", "step", "wait"))
+    per_step = as_number(run.lives[-1].began.get("samples_per_step")) if run.lives else None
+    peaks = [as_number(life.last.get("peak_bytes")) for life in run.lives]
+    return {
+        "seconds": sum(seconds.values()) or None,
+        "seconds per step": going / steps if steps else None,
+        "samples per second": steps * per_step / going if per_step and going else None,
+        "peak bytes": max((peak for peak in peaks if peak), default=None),
+        **{f"seconds: {name}": spent for name, spent in seconds.items()},
+    }
+
+
+def _is_same(found: Mapping[str, Any], histories: Sequence[Mapping[str, Curve]]) -> bool:
+    """Whether nothing that was recorded differs, but for places and times."""
+    chosen = [each for each in found["differences"] if each["group"] != "place"]
+    if any(each["rows"] or 0 < len(each["not_recorded"]) < len(histories) for each in chosen):
+        return False
+    if len({(run["state"], run["step"]) for run in found["runs"]}) > 1:
+        return False
+    # By their text, as NaN is not equal to itself.
+    return all(repr(history) == repr(histories[0]) for history in histories)

@@ -1,0 +1,149 @@
+"""Find where two curves part: the first step at which they differ by more than their own noise."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+RULE = (
+    "Curves are held against each other at the steps that both logged. They part at the first of "
+    "4 shared points in a row that differ in one direction by more than twice the noise (and by "
+    "more than a millionth). The noise is how much the two curves themselves jump about there: "
+    "the median second difference of the 31 points around, as a standard deviation, of both "
+    "together; of more than 400 shared points, means of neighbours are held against each "
+    "other. With fewer than 6 shared points there is no noise to measure, and only the first "
+    "difference is told. A value that is not finite in one run alone parts them at once."
+)
+# Of 150 pairs of 300 points that differ by noise alone, this called none apart; 3 in a row of 15
+# points around called 16.
+_IN_A_ROW = 4
+_TIMES = 2.0
+_WINDOW = 15  # points on each side
+_LEAST_POINTS = 6
+_MOST_POINTS = 400  # the more points are judged, the more often chance alone makes 4 in a row
+_NEGLIGIBLE = 1e-6
+# A second difference x[i-1] - 2 x[i] + x[i+1] of noise alone has the variance 1 + 4 + 1, and no
+# slope in it; the median of a normal's size is 0.6745 of its deviation.
+_TO_DEVIATION = 1 / (math.sqrt(6) * 0.6745)
+
+Curve = Mapping[int, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """How two curves relate, at the steps that both logged."""
+
+    num_shared: int
+    """Steps that both logged."""
+    same_until: int | None
+    """The last shared step up to which all values are equal to the bit; None if the first isn't."""
+    differ_from: int | None
+    """The first shared step with another value; None if there is none."""
+    parts_at: int | None
+    """The first step beyond noise; None if there is none, or too few points to tell."""
+    has_noise: bool
+    """Whether there were points enough to measure the noise."""
+    differences: int = 0
+    """Shared steps with another value."""
+
+    def line(self) -> str:
+        """Return it in words.
+
+        >>> part({1: 0.5, 2: 0.4}, {1: 0.5, 2: 0.4}).line()
+        'equal to the bit at all 2 shared steps'
+        """
+        if not self.num_shared:
+            return "no step that both logged"
+        if self.differ_from is None:
+            return f"equal to the bit at all {self.num_shared} shared steps"
+        start = (
+            f"differ from step {self.differ_from} on"
+            if self.same_until is None
+            else f"equal to the bit up to step {self.same_until}"
+        )
+        if self.parts_at is not None:
+            return f"{start}, part at step {self.parts_at}"
+        if not self.has_noise:
+            return f"{start}; {self.num_shared} shared steps are too few to tell noise"
+        return f"{start}, and stay within noise"
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain values, with the words."""
+        return {**asdict(self), "said": self.line()}
+
+
+def part(one: Curve, other: Curve) -> Parting:
+    """Return how two curves relate; each is a value by step."""
+    steps = sorted(one.keys() & other.keys())
+    pairs = [(one[step], other[step]) for step in steps]
+    apart = [n for n, pair in enumerate(pairs) if _differ(pair)]
+    first = apart[0] if apart else None
+    beyond = None if first is None else _beyond(pairs, first)
+    return Parting(
+        num_shared=len(steps),
+        same_until=_before(steps, first),
+        differ_from=None if first is None else steps[first],
+        parts_at=None if beyond is None else steps[beyond],
+        has_noise=len(steps) >= _LEAST_POINTS,
+        differences=len(apart),
+    )
+
+
+def _before(steps: Sequence[int], first: int | None) -> int | None:
+    if first is None:
+        return steps[-1] if steps else None
+    return steps[first - 1] if first else None
+
+
+def _beyond(pairs: Sequence[tuple[float, float]], first: int) -> int | None:
+    """Return the place of the first point beyond noise; what isn't finite counts at once."""
+    odd = next((n for n, pair in enumerate(pairs) if not _are_finite(pair) and _differ(pair)), None)
+    if len(pairs) < _LEAST_POINTS:
+        return odd
+    size = math.ceil(len(pairs) / _MOST_POINTS)
+    groups = [_mean(pairs[start : start + size]) for start in range(0, len(pairs), size)]
+    row: list[int] = []
+    for n in range(first // size, len(groups)):
+        row = [*row, _sign(*groups[n], _noise(groups, n))][-_IN_A_ROW:]
+        if abs(sum(row)) == _IN_A_ROW:
+            found = max((n - _IN_A_ROW + 1) * size, first)
+            return found if odd is None else min(found, odd)
+    return odd
+
+
+def _are_finite(pair: tuple[float, float]) -> bool:
+    return math.isfinite(pair[0]) and math.isfinite(pair[1])
+
+
+def _differ(pair: tuple[float, float]) -> bool:
+    a, b = pair
+    return a != b and not (math.isnan(a) and math.isnan(b))
+
+
+def _mean(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return sum(a for a, _ in pairs) / len(pairs), sum(b for _, b in pairs) / len(pairs)
+
+
+def _sign(a: float, b: float, noise: float) -> int:
+    """Return the direction of the difference, 0 where it is within noise."""
+    bound = max(_TIMES * noise, _NEGLIGIBLE * max(abs(a), abs(b)))
+    if not abs(b - a) > bound:  # so that NaN is no direction either
+        return 0
+    return 1 if b > a else -1
+
+
+def _noise(pairs: Sequence[tuple[float, float]], n: int) -> float:
+    """Return the deviation of the difference of two independent curves that jump as these do."""
+    near = pairs[max(n - _WINDOW, 0) : n + _WINDOW + 1]
+    return math.hypot(*(_deviation([pair[side] for pair in near]) for side in (0, 1)))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    slopes = [after - before for before, after in pairwise(values)]
+    bends = [abs(after - before) for before, after in pairwise(slopes)]
+    finite = [bend for bend in bends if math.isfinite(bend)]
+    return median(finite) * _TO_DEVIATION if finite else 0.0

@@ -1,0 +1,246 @@
+"""Print what differs between runs in a terminal, or plainly in a pipe."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+SAME = "The runs are the same in everything that was recorded."
+NOTHING_CHOSEN = "No recorded choice, version or place differs."
+NO_CURVE = "No curve to compare: A logged no figure at two steps."
+_CHARACTERS = 60
+_IN_A_PIPE = 10_000  # columns: nothing is cut or wrapped there
+_UNITS = {"peak bytes": ("peak memory, GiB", 2.0**30)}
+
+
+def show(found: Mapping[str, Any]) -> None:
+    """Print the comparison: two runs side by side, more as a table with a row each."""
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, markup=False, emoji=False, width=_IN_A_PIPE)
+    for run in found["runs"]:
+        console.print(Text(heading(run), style="bold"), soft_wrap=True)
+    if found["is_same"]:
+        console.print(Text(SAME, style="green"), soft_wrap=True)
+    if len(found["runs"]) > 2:
+        _print_runs(console, found)
+    else:
+        _print_differences(console, found)
+    for note in found["notes"]:
+        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
+    _print_curves(console, found)
+    if len(found["runs"]) == 2:
+        _print_numbers(console, "Figures", *figure_rows(found))
+        _print_numbers(console, "Times", *times_compared(found))
+
+
+def heading(run: Mapping[str, Any]) -> str:
+    """Return who a run is and how it stands, in a line."""
+    of = "" if run["max_steps"] is None else f" of {run['max_steps']}"
+    where = "" if run["step"] is None else f" at step {run['step']}{of}"
+    starts = "" if run["starts"] <= 1 else f", {run['starts']} starts"
+    return f"{run['label']}  {run['folder']}: {run['state']}{where}{starts}"
+
+
+def counted(found: Mapping[str, Any]) -> str:
+    """Return how much is the same, by group."""
+    told = [f"{each['same']} of {each['group']}" for each in found["differences"] if each["same"]]
+    return f"The same: {', '.join(told)}." if told else "Nothing that both recorded is the same."
+
+
+def value_text(value: object) -> str:
+    """Return a value as people read it.
+
+    >>> value_text(0.30000000000000004), value_text(None), value_text(["a", "b c"])
+    ('0.3', '-', "a 'b c'")
+    """
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    if isinstance(value, list):
+        words = [value_text(each) for each in value]
+        return " ".join(repr(word) if " " in word or not word else word for word in words)
+    return str(value)
+
+
+def figure_text(value: float | None, is_difference: bool = False) -> str:
+    """Return a figure, or how much it is above or below another."""
+    if value is None:
+        return "-"
+    if is_difference and value == 0:
+        return "0"
+    return f"{value:+.4g}" if is_difference and math.isfinite(value) else f"{value:.6g}"
+
+
+def time_rows(found: Mapping[str, Any]) -> list[tuple[str, list[float | None]]]:
+    """Return the times, throughput and memory by name, in units that people read."""
+    rows = []
+    for row in found["times"]:
+        name, unit = _UNITS.get(row["name"], (row["name"], 1.0))
+        rows.append((name, [None if v is None else v / unit for v in row["values"]]))
+    return rows
+
+
+def time_text(value: float | None) -> str:
+    """Return a time or a rate, as exact as it can be trusted.
+
+    >>> time_text(0.0011917), time_text(3356.474)
+    ('0.00119', '3,356')
+    """
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def ratio_text(value: float | None, other: float | None) -> str:
+    """Return how many times as much the second is."""
+    return "-" if not value or other is None else f"x {other / value:.2f}"
+
+
+def run_columns(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
+    """Return what a table with one row a run shows: a name and a text for each run."""
+    runs = found["runs"]
+    columns = [
+        ("run", [f"{run['label']} {run['name']}" for run in runs]),
+        ("state", [run["state"] for run in runs]),
+        ("step", [value_text(run["step"]) for run in runs]),
+    ]
+    for each in found["differences"]:
+        if each["group"] != "place":
+            columns += [(row["name"], _texts(row["values"])) for row in each["rows"]]
+    for figure in found["figures"]:
+        columns.append((f"{figure['name']}, last", [figure_text(v) for v in figure["last"]]))
+        if figure["better"] and figure["best"] != figure["last"]:
+            columns.append((f"{figure['name']}, best", [figure_text(v) for v in figure["best"]]))
+    columns += [
+        (name, [time_text(value) for value in values])
+        for name, values in time_rows(found)
+        if not name.startswith("seconds: ")
+    ]
+    return columns
+
+
+def with_reasons(row: Mapping[str, Any]) -> list[str]:
+    """Return each run's value of what differs, with the reason for it where there is one."""
+    texts = _texts(row["values"])
+    reasons: Sequence[Any] = row.get("because") or [None] * len(texts)
+    return [f"{t} ({why})" if why else t for t, why in zip(texts, reasons, strict=True)]
+
+
+def figure_rows(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the head and rows of two runs' last and best figures."""
+    one, other = (run["label"] for run in found["runs"])
+    head = (f"{one} last", f"{other} last", f"{other} - {one}", f"{one} best", f"{other} best")
+    rows = []
+    for figure in found["figures"]:
+        cells = [figure_text(value) for value in figure["last"]]
+        cells.append(figure_text(figure["difference"][1], is_difference=True))
+        rows.append((figure["name"], *cells, *map(figure_text, figure["best"])))
+    return ("figure", *head), rows
+
+
+def times_compared(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the head and rows of two runs' times, throughput and memory."""
+    one, other = (run["label"] for run in found["runs"])
+    rows = [
+        (name, *map(time_text, values), ratio_text(*values)) for name, values in time_rows(found)
+    ]
+    return ("what", one, other, f"{other} / {one}"), rows
+
+
+def _texts(values: Iterable[object]) -> list[str]:
+    return [value_text(value) for value in values]
+
+
+def _short(text: str) -> str:
+    if len(text) <= _CHARACTERS:
+        return text
+    half = _CHARACTERS // 2 - 1
+    return f"{text[:half]}..{text[-half:]}"
+
+
+def _table(title: str, *head: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(*head, title=title, title_justify="left", box=box.SIMPLE_HEAD)
+
+
+def _add(table: Table, cells: Iterable[str]) -> None:
+    from rich.text import Text
+
+    table.add_row(*(Text(_short(cell)) for cell in cells))
+
+
+def _print_differences(console: Console, found: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
+    table = _table("What differs", "", "name", *(run["label"] for run in found["runs"]))
+    for each in found["differences"]:
+        for row in each["rows"]:
+            _add(table, (each["group"], row["name"], *with_reasons(row)))
+    if table.rows:
+        console.print(table)
+    elif not found["is_same"]:
+        console.print(Text(NOTHING_CHOSEN))
+    console.print(Text(counted(found)), soft_wrap=True)
+
+
+def _print_runs(console: Console, found: Mapping[str, Any]) -> None:
+    """Print a row a run; a column a run where that is too wide for the terminal."""
+    from rich.measure import Measurement
+    from rich.text import Text
+
+    columns = run_columns(found)
+    table = _table("Runs", *(name for name, _ in columns))
+    for n in range(len(found["runs"])):
+        _add(table, (texts[n] for _, texts in columns))
+    unbounded = console.options.update(max_width=_IN_A_PIPE)
+    if Measurement.get(console, unbounded, table).maximum > console.width:
+        (_, names), *rest = columns
+        table = _table("Runs", "", *names)
+        for name, texts in rest:
+            _add(table, (name, *texts))
+    console.print(table)
+    console.print(Text(counted(found)), soft_wrap=True)
+
+
+def _print_curves(console: Console, found: Mapping[str, Any]) -> None:
+    from rich.text import Text
+
+    if not found["curves"]:
+        console.print(Text(NO_CURVE))
+        return
+    others = [run["label"] for run in found["runs"][1:]]
+    table = _table("Where the curves part", "figure", *(f"A and {other}" for other in others))
+    for curve in found["curves"]:
+        _add_whole(table, (curve["name"], *(pair["said"] for pair in curve["pairs"])))
+    console.print(table)
+    console.print(Text(found["rule"], style="dim"))
+
+
+def _add_whole(table: Table, cells: Iterable[str]) -> None:
+    from rich.text import Text
+
+    table.add_row(*map(Text, cells))
+
+
+def _print_numbers(
+    console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+    table = _table(title, *head)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows:
+        _add(table, row)
+    if rows:
+        console.print(table)
