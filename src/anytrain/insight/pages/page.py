@@ -54,13 +54,16 @@ def table(
 
     The first cell names its row; the columns in `numbers` are aligned to the right.
     """
-    kind = [{"class_": "number"} if column in numbers else {} for column in range(64)]
-    top = (tag("th", cell, scope="col", **kind[n]) for n, cell in enumerate(head))
+
+    def kind(column: int) -> dict[str, str]:
+        return {"class_": "number"} if column in numbers else {}
+
+    top = (tag("th", cell, scope="col", **kind(n)) for n, cell in enumerate(head))
     body = [
         tag(
             "tr",
             (
-                tag("td", cell, **kind[n]) if n else tag("th", cell, scope="row", **kind[n])
+                tag("td", cell, **kind(n)) if n else tag("th", cell, scope="row", **kind(n))
                 for n, cell in enumerate(row)
             ),
         )
