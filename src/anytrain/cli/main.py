@@ -26,6 +26,10 @@ _COMMANDS = {
     "glue": ("anytrain.cli.glue:glue", "Train text classification: a GLUE task or your files."),
     "demo": ("anytrain.cli.demo:demo", "Train a small model here and now."),
     "why": ("anytrain.cli.why:why", "Show where a run's time went, and what to do about it."),
+    "report": (
+        "anytrain.cli.report:report",
+        "Make one page of a run, with its curves, to look at or mail.",
+    ),
     "diff": ("anytrain.cli.diff:diff", "Show what differs between runs, and where curves part."),
     "watch": ("anytrain.cli.watch:watch", "Follow a run from another terminal, or in a browser."),
     "checkpoint": ("anytrain.cli.checkpoint:app", "List, show, verify and prune checkpoints."),

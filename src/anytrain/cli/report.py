@@ -1,0 +1,53 @@
+"""`anytrain report`: a run as one HTML file that can be mailed. Loads no torch."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any
+
+import typer
+
+RUN = typer.Argument(help="A run's output_dir; an Accelerator's project_dir.")
+OUTPUT = typer.Option(
+    None, "-o", "--output", help="The file to write. Default: report.html in the run's folder."
+)
+OPEN = typer.Option(False, "--open", help="Open it in the browser.")
+
+
+def report(run: Path = RUN, output: Path | None = OUTPUT, opens: bool = OPEN) -> None:
+    """Write a run's report: curves, time, evaluation, plan, and how to reproduce it.
+
+    It is one file that needs no network. The run may be over, going on, or killed.
+    """
+    from anytrain.core.errors import BadInput
+    from anytrain.core.records import open_run
+    from anytrain.insight.report.page import page
+
+    path = run / "report.html" if output is None else output
+    text = page(open_run(run), _defaults())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput(
+            f"Cannot write the report to {path}.", why=f"{error}.", fix="pass -o with another file."
+        ) from None
+    typer.echo(path)
+    if opens:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+
+
+def _defaults() -> dict[str, Any]:
+    """Return the arguments of training that nobody has to choose."""
+    from anytrain.doors.training_args import TrainingArguments
+
+    found: dict[str, Any] = {}
+    for field in fields(TrainingArguments):
+        if field.default is not MISSING:
+            found[field.name] = getattr(field.default, "value", field.default)
+        elif field.default_factory is not MISSING:
+            found[field.name] = field.default_factory()
+    return found

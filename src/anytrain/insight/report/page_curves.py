@@ -1,0 +1,166 @@
+"""The curves of a run: which figure goes into which chart.
+
+What was logged while training and evaluating under one name is one chart: `loss` and `eval_loss`.
+Learning rate, gradient norm, throughput and memory have charts of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import pairwise
+from typing import Any
+
+from anytrain.core.records import Life, Run
+from anytrain.insight.pages.curves import Chart, Point, Series
+from anytrain.insight.report.page_values import finite, real
+
+_PLACES = ("step", "epoch", "time", "event")
+# Times, not figures of the model: the table of all figures has them.
+_CLOCKED = ("_runtime", "_per_second", "_preparation_time", "total_flos")
+_TITLES = {"loss": "Loss", "learning_rate": "Learning rate", "grad_norm": "Gradient norm"}
+_ORDER = ("loss", "learning_rate", "grad_norm")
+# A life's first seconds say little: its first batches are slower than the others.
+_LEAST_S = 0.5
+
+
+def charts_of(run: Run) -> list[Chart]:
+    """Return all charts of a run: figures of the model first, then speed and memory."""
+    marks = starts(run)
+    grouped: dict[str, dict[str, list[Point]]] = {}
+    for name, points in figures(run, curves_only=True).items():
+        base, phase = _phase(name)
+        grouped.setdefault(base, {})[phase] = points
+    order = [name for name in _ORDER if name in grouped]
+    order += [name for name in grouped if name not in order]
+    found = [
+        Chart(
+            name=f"figure {name}",
+            title=_TITLES.get(name, name),
+            series=_series(name, grouped[name]),
+            marks=marks,
+            broad=name == "loss",
+        )
+        for name in order
+    ]
+    return [*found, *machine_charts(run)]
+
+
+def machine_charts(run: Run) -> list[Chart]:
+    """Return throughput and memory over the steps, as far as the record knows them."""
+    lives, marks = counted(run), starts(run)
+    rates = [point for life, end in lives for point in _rates(life) if point[0] <= end]
+    found = []
+    if rates:
+        name = "samples/s" if _samples(lives[-1][0]) else "steps/s"
+        found.append(
+            Chart("machine rate", f"Throughput ({name})", [Series(name, rates)], marks=marks)
+        )
+    memory = [
+        Series(title, points)
+        for key, title in (("peak_bytes", "highest so far"), ("memory_bytes", "now"))
+        if (points := _standing(lives, key))
+    ]
+    if memory:
+        found.append(Chart("machine memory", "Memory", memory, unit="bytes", marks=marks))
+    return found
+
+
+def figures(run: Run, *, curves_only: bool = False) -> dict[str, list[Point]]:
+    """Return each logged figure as points by step; of several at one step the last counts.
+
+    With `curves_only`, times are left out, and what a training says once at its end.
+    """
+    found: dict[str, dict[float, float | None]] = {}
+    for entry in run.metrics:
+        step = finite(entry.get("step"))
+        if step is None or (curves_only and "train_runtime" in entry):
+            continue
+        for name, value in entry.items():
+            if name in _PLACES or (curves_only and name.endswith(_CLOCKED)):
+                continue
+            number = real(value)
+            if number is not None:
+                found.setdefault(name, {})[step] = number
+    return {name: sorted(values.items()) for name, values in found.items()}
+
+
+def history(run: Run, name: str) -> list[Point]:
+    """Return one logged figure as points by step."""
+    return figures(run).get(name, [])
+
+
+def counted(run: Run) -> list[tuple[Life, float]]:
+    """Return the lives that the run's history is made of, each with the last step that counts.
+
+    A life that began at step 0 makes all before it another story.
+    """
+    first = max((n for n, life in enumerate(run.lives) if _begin(life) == 0), default=0)
+    lives = run.lives[first:]
+    ends = [_begin(later) for later in lives[1:]] + [float("inf")]
+    return list(zip(lives, ends, strict=True))
+
+
+def starts(run: Run) -> list[tuple[float, str]]:
+    """Return where the run was started again, as marks on the x axis."""
+    later = [_begin(life) for life, _ in counted(run)[1:]]
+    return [(step, f"start {number}") for number, step in enumerate(later, 2)]
+
+
+def _series(name: str, phases: dict[str, list[Point]]) -> list[Series]:
+    """Return the lines of one figure, training's first."""
+    if list(phases) == [""]:
+        return [Series(name, phases[""])]
+    order = sorted(phases, key=lambda phase: (phase not in ("", "train"), phase))
+    return [Series(phase or "train", phases[phase]) for phase in order]
+
+
+def _begin(life: Life) -> float:
+    return finite(life.began.get("step")) or 0.0
+
+
+def _samples(life: Life) -> float | None:
+    return finite(life.began.get("samples_per_step")) or None
+
+
+def _rates(life: Life) -> Iterable[Point]:
+    """Yield the throughput between the moments that a life wrote down."""
+    begin = {"step": _begin(life), "time": life.began.get("time")}
+    at = [_place(entry) for entry in (begin, *life.times)]
+    known = [each for each in at if each is not None]
+    before = known[0] if known else (0.0, 0.0)
+    for _, (step, now) in pairwise(known):
+        steps, seconds = step - before[0], now - before[1]
+        if steps > 0 and seconds >= _LEAST_S:
+            yield step, steps * (_samples(life) or 1.0) / seconds
+            before = (step, now)
+
+
+def _place(entry: dict[str, Any]) -> tuple[float, float] | None:
+    step, time = finite(entry.get("step")), finite(entry.get("time"))
+    return None if step is None or time is None else (step, time)
+
+
+def _standing(lives: list[tuple[Life, float]], key: str) -> list[Point]:
+    found: dict[float, float | None] = {}
+    for life, end in lives:
+        for entry in life.times:
+            step, value = finite(entry.get("step")), finite(entry.get(key))
+            if step is not None and step <= end and value:
+                found[step] = value
+    return sorted(found.items())
+
+
+def _phase(name: str) -> tuple[str, str]:
+    """Return what a figure is called, and where it comes from.
+
+    >>> _phase("eval_loss"), _phase("loss"), _phase("eval/f1"), _phase("eval_dev_loss")
+    (('loss', 'eval'), ('loss', ''), ('f1', 'eval'), ('loss', 'eval_dev'))
+    """
+    for phase in ("train", "eval", "val", "valid", "validation", "test"):
+        for sign in ("_", "/"):
+            if name.startswith(phase + sign) and len(name) > len(phase) + 1:
+                rest = name[len(phase) + 1 :]
+                if rest.endswith(f"{sign}loss"):
+                    return "loss", f"{phase}{sign}{rest[: -len('loss') - 1]}"
+                return rest, phase
+    return name, ""

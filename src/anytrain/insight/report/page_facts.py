@@ -1,0 +1,92 @@
+"""What the run was made of, and how to make it again."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from anytrain.core.records import Run
+from anytrain.insight.pages.curves import number
+from anytrain.insight.pages.page import Markup, tag
+from anytrain.insight.report.page_section import Section, facts, section
+from anytrain.insight.report.page_values import finite, listed, mapping, text, whole
+
+
+def arguments(run: Run, defaults: Mapping[str, Any]) -> Section | None:
+    """Return the run's arguments: those that are not the default first."""
+    given = mapping(_start(run).get("arguments"))
+    if not given:
+        settings = mapping(run.lives[-1].began.get("settings")) if run.lives else {}
+        return section("arguments", "Arguments", [facts(settings, "As far as they were recorded")])
+    changed = {k: v for k, v in given.items() if k not in defaults or defaults[k] != v}
+    rest = {k: v for k, v in given.items() if k not in changed}
+    content = [facts(changed, "Not the default" if defaults else "As they were")]
+    if rest:
+        told = tag("summary", f"The {len(rest)} that are as by default")
+        content.append(tag("details", told, facts(rest, "As by default")))
+    return section("arguments", "Arguments", content)
+
+
+def surroundings(run: Run) -> Section | None:
+    """Return versions, hardware, code and data."""
+    start = _start(run)
+    began = run.lives[-1].began if run.lives else {}
+    versions = mapping(start.get("versions")) or mapping(began.get("versions"))
+    told: dict[str, Any] = {key: start[key] for key in ("python", "platform") if key in start}
+    hardware = {
+        key: number(finite(value) or 0, "bytes") if key.endswith("_bytes") else value
+        for key, value in mapping(start.get("hardware")).items()
+    }
+    model = mapping(start.get("model"))
+    content: list[Markup] = [facts({**told, **versions}, "Versions"), facts(hardware, "Hardware")]
+    content.append(facts(mapping(start.get("git")), "Code (git)"))
+    for split, data in mapping(start.get("data")).items():
+        content.append(facts(mapping(data), f"Data: {split}"))
+    content.append(facts({k: _counted(v) for k, v in model.items()}, "Model"))
+    return section("surroundings", "Versions, hardware, code and data", content)
+
+
+def reproduce(run: Run) -> Section | None:
+    """Return what to type to make the run again."""
+    return section("reproduce", "How to reproduce", _steps(run))
+
+
+def _steps(run: Run) -> Iterator[Markup]:
+    start = _start(run)
+    command = [text(part, 10_000) for part in listed(start.get("command"))]
+    if not command:
+        return
+    lines = []
+    git, versions = mapping(start.get("git")), mapping(start.get("versions"))
+    if commit := git.get("commit"):
+        lines.append(f"git checkout {shlex.quote(text(commit))}")
+    if versions:
+        pins = [shlex.quote(f"{name}=={text(version)}") for name, version in versions.items()]
+        lines.append(f"pip install {' '.join(pins)}")
+    if cwd := start.get("cwd"):
+        lines.append(f"cd {shlex.quote(text(cwd, 1000))}")
+    lines.append(shlex.join(command))
+    yield tag("pre", "\n".join(lines), aria_label="Commands")
+    yield from (tag("p", each) for each in _remarks(run, git))
+
+
+def _remarks(run: Run, git: dict[str, Any]) -> Iterator[str]:
+    start = _start(run)
+    if git.get("is_dirty"):
+        yield "The code had changes that were not committed: the commit alone is not what ran."
+    seed = whole(mapping(start.get("arguments")).get("seed"))
+    if seed is not None:
+        yield f"The seed was {seed}; order and randomness follow from it."
+    for split, data in mapping(start.get("data")).items():
+        if print_ := mapping(data).get("fingerprint"):
+            yield f"The {split} data had the fingerprint {text(print_, 100)}."
+
+
+def _counted(value: Any) -> Any:
+    found = finite(value)
+    return value if found is None else number(found)
+
+
+def _start(run: Run) -> dict[str, Any]:
+    return run.starts[-1] if run.starts else {}

@@ -1,0 +1,177 @@
+"""What the report says first: how the run stands, and its figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+from anytrain.core.records import Life, Run
+from anytrain.insight.pages.curves import Point, number
+from anytrain.insight.pages.page import Content, Markup, joined, table, tag
+from anytrain.insight.report.page_curves import counted, figures
+from anytrain.insight.report.page_section import Section, section
+from anytrain.insight.report.page_values import finite, mapping, moment, text, whole
+from anytrain.insight.report.why import tell
+
+_LOOKS = {"finished": "good", "running": "note", "failed": "error", "killed": "error"}
+_CLOCKED = ("_runtime", "_per_second", "_preparation_time")
+
+
+def summary(run: Run) -> Section | None:
+    """Return how the run stands, and what matters most about it."""
+    tiles = [
+        tag("div", tag("dt", name), tag("dd", value, tag("small", more) if more else ""))
+        for name, value, more in _tiles(run)
+    ]
+    return section(
+        "summary",
+        "Summary",
+        (tag("p", how_it_stands(run)), tag("dl", tiles, class_="tiles")),
+    )
+
+
+def badge(run: Run) -> Markup:
+    """Return the run's state, in a word."""
+    return tag("span", run.state, class_=f"badge {_LOOKS.get(run.state, 'warning')}")
+
+
+def how_it_stands(run: Run) -> str:
+    """Return how the run ended, or up to where it is known, in a sentence or two."""
+    life = run.lives[-1] if run.lives else None
+    told = _last_words(run, life)
+    if len(run.lives) > 1:
+        told += f" It was started {len(run.lives)} times; the curves mark where."
+    return told
+
+
+def every_figure(run: Run) -> Section | None:
+    """Return all that was logged, a line each."""
+    rows = []
+    for name, points in figures(run).items():
+        known = _finite(points)
+        if not known:
+            rows.append((name, str(len(points)), *["–"] * 4))
+            continue
+        values = [value for _, value in known]
+        ends = (known[0][1], known[-1][1], min(values), max(values))
+        rows.append((name, str(len(points)), *map(number, ends)))
+    if not rows:
+        return None
+    head = ("name", "values", "first", "last", "lowest", "highest")
+    caption = "Everything that was logged; charts above show the figures of the model."
+    return section(
+        "figures",
+        "All figures",
+        [table(head, rows, caption=caption, numbers=range(1, 6))],
+    )
+
+
+def _last_words(run: Run, life: Life | None) -> str:
+    heard = None if life is None else life.heard
+    step = None if life is None else whole(life.last.get("step"))
+    known = max((finite(entry.get("step")) or 0 for entry in run.metrics), default=0)
+    upto = f"step {number(max(step or 0, known))}"
+    when = f" ({moment(heard)})" if heard is not None else ""
+    if run.state == "finished":
+        return f"The run finished at {upto}{when}."
+    if run.state == "running":
+        return f"The run goes on; this is how it stood at {upto}{when}."
+    if run.state == "killed":
+        return (
+            f"The run was killed: it stopped without a word. It is known up to {upto}{when}; what "
+            "it did after its last line is not."
+        )
+    if run.state == "failed":
+        return f"The run failed after {upto}{when}. {_error(life)}".rstrip()
+    if run.state == "stopped":
+        return f"The run was stopped after {upto}{when}, by a signal or a key."
+    if run.state == "ended":
+        return f"Its process ended after {upto}{when}, and did not say whether all was done."
+    host = "" if life is None else text(life.began.get("host", "another host"))
+    where = f" It ran on {host}, and only that host knows whether it still does." if host else ""
+    return f"How the run ended is not known; it was last heard of at {upto}{when}.{where}"
+
+
+def _error(life: Life | None) -> str:
+    error = None if life is None else life.last.get("error")
+    return f"It said: {text(error)}" if error else ""
+
+
+def _tiles(run: Run) -> Iterator[tuple[str, Content, str]]:
+    known = figures(run)
+    life = run.lives[-1] if run.lives else None
+    if life is not None:
+        yield from _progress(run, life)
+    for name in ("loss", "train_loss"):
+        if ends := _finite(known.get(name, [])):
+            first = f"first {number(ends[0][1])}" if len(ends) > 1 else "mean of the run"
+            yield "training loss", number(ends[-1][1]), first
+            break
+    for name, points in known.items():
+        is_figure = name.startswith(("eval_", "eval/")) and not name.endswith(_CLOCKED)
+        if is_figure and (ends := _finite(points)):
+            yield name, number(ends[-1][1]), _range(ends)
+    yield from _best(run)
+    if life is not None:
+        yield from _machine(life)
+
+
+def _progress(run: Run, life: Life) -> Iterator[tuple[str, Content, str]]:
+    step, most = whole(life.last.get("step")), whole(life.began.get("max_steps"))
+    if step is not None:
+        epoch = finite(life.last.get("epoch"))
+        of = f" of {most:,}" if most else ""
+        yield "steps", f"{step:,}{of}", "" if epoch is None else f"epoch {epoch:.4g}"
+    spent = sum(sum(each.seconds.values()) for each, _ in counted(run))
+    if spent:
+        start = sum(each.seconds.get("start", 0.0) for each, _ in counted(run))
+        yield "time", number(spent, "seconds"), f"start {number(start, 'seconds')}"
+
+
+def _machine(life: Life) -> Iterator[tuple[str, Content, str]]:
+    told = tell(life)
+    device, precision = text(told["device"] or "?"), life.choice("precision")[0]
+    world = whole(life.began.get("world_size")) or 1
+    yield "device", device, f"{world} processes" if world > 1 else ""
+    if precision:
+        yield "precision", "float32" if precision == "no" else precision, ""
+    rate = finite(told["samples_per_second"])
+    if rate:
+        yield "throughput", f"{number(round(rate, 1))} samples/s", "between batches"
+    peak = finite(told["peak_bytes"])
+    if peak:
+        yield "highest memory", number(peak, "bytes"), ""
+
+
+def _best(run: Run) -> Iterator[tuple[str, Content, str]]:
+    best = [event for event in run.events if event.get("kind") == "best"]
+    if best and (value := finite(best[-1].get("value"))) is not None:
+        step = whole(best[-1].get("step"))
+        at = "" if step is None else f"at step {step:,}"
+        yield f"best {text(best[-1].get('metric'), 40)}", number(value), at
+
+
+def _range(points: list[tuple[float, float]]) -> str:
+    low = min(points, key=lambda point: point[1])
+    high = max(points, key=lambda point: point[1])
+    if len(points) < 2 or low[1] == high[1]:
+        return ""
+    return f"{number(low[1])} to {number(high[1])}"
+
+
+def _finite(points: list[Point]) -> list[tuple[float, float]]:
+    return [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+
+
+def heading(run: Run) -> Markup:
+    """Return the report's title, with where the run is from."""
+    start = run.starts[-1] if run.starts else {}
+    life = run.lives[-1].began if run.lives else {}
+    began = moment(start.get("time", life.get("time")))
+    host = text(start.get("host", life.get("host", "")))
+    model = text(mapping(start.get("model")).get("name") or "")
+    said = [f"started {began}" if began else "", f"on {host}" if host else "", model]
+    return joined(
+        tag("h1", run.name, " ", badge(run)),
+        tag("p", " · ".join(filter(None, said)), class_="dim"),
+    )

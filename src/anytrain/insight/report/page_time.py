@@ -1,0 +1,181 @@
+"""Where the run's time went, what its batches looked like, what it saved and said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from anytrain.core.clock import NAMES
+from anytrain.core.records import Life, Run
+from anytrain.insight.pages.curves import number
+from anytrain.insight.pages.page import Markup, joined, table, tag
+from anytrain.insight.report.page_curves import counted
+from anytrain.insight.report.page_section import Section, section
+from anytrain.insight.report.page_values import finite, listed, mapping, moment, text, whole
+from anytrain.insight.report.why import MEANING, judge
+
+_SHOWN = 0.0005
+
+
+def time_ledger(run: Run) -> Section | None:
+    """Return where the time went, and one thing to do about it."""
+    lives = [life for life, _ in counted(run)]
+    seconds: dict[str, float] = {}
+    for life in lives:
+        for name, spent in life.seconds.items():
+            seconds[name] = seconds.get(name, 0.0) + spent
+    whole_time = sum(seconds.values())
+    if whole_time <= 0:
+        return None
+    order = dict.fromkeys([*(name for name in NAMES if name in seconds), *seconds])
+    shares = {name: seconds[name] / whole_time for name in order}
+    shown = {name: share for name, share in shares.items() if share >= _SHOWN}
+    rows = [
+        (
+            joined(_colour(n), f" {name}"),
+            number(seconds[name], "seconds"),
+            f"{share:.1%}",
+            MEANING.get(name, ""),
+        )
+        for n, (name, share) in enumerate(shown.items())
+    ]
+    starts = f", over {len(lives)} starts" if len(lives) > 1 else ""
+    caption = f"{number(whole_time, 'seconds')} in all{starts}"
+    ledger = table(("time", "seconds", "share", "what"), rows, caption=caption, numbers=(1, 2))
+    return section("time", "Where the time went", (_bar(shown), ledger, _verdict(lives[-1])))
+
+
+def shapes(run: Run) -> Section | None:
+    """Return the shapes of the batches, and how much of them was padding."""
+    last = run.lives[-1].last if run.lives else {}
+    content: list[Markup] = []
+    found = [text(each, 60) for each in listed(last.get("shapes"))]
+    if found:
+        more = f" and {len(found) - 24} more" if len(found) > 24 else ""
+        named = ", ".join(found[:24])
+        content.append(tag("p", f"Batches came in {len(found)} shapes: {named}{more}."))
+    waste = finite(last.get("padding_share"))
+    if waste is not None:
+        content.append(tag("p", f"{waste:.1%} of what was computed was padding."))
+    late = mapping(last.get("late_shapes"))
+    graphs = whole(last.get("graphs"))
+    if graphs:
+        content.append(tag("p", f"{graphs} graphs were compiled."))
+    if late:
+        rows = [(name, text(times)) for name, times in late.items()]
+        caption = "New shapes after the first batches"
+        content.append(table(("input", "times"), rows, caption=caption, numbers=(1,)))
+    return section("shapes", "Shapes and padding", content)
+
+
+def checkpoints(run: Run) -> Section | None:
+    """Return what was saved, and what is still there."""
+    removed = {text(event.get("path")) for event in run.events if event.get("kind") == "removed"}
+    best = [text(event.get("path")) for event in run.events if event.get("kind") == "best"]
+    rows = []
+    for event in run.events:
+        if event.get("kind") != "checkpoint":
+            continue
+        path = text(event.get("path"))
+        size, spent = finite(event.get("bytes")), finite(event.get("seconds"))
+        state = "removed" if path in removed else "best" if path in best[-1:] else "kept"
+        rows.append(
+            (
+                tag("code", path),
+                text(event.get("step", "")),
+                "" if size is None else number(size, "bytes"),
+                "" if spent is None else number(spent, "seconds"),
+                moment(event.get("time")),
+                state,
+            )
+        )
+    if not rows:
+        return None
+    head = ("checkpoint", "step", "size", "took", "when", "state")
+    return section(
+        "checkpoints",
+        "Checkpoints",
+        [table(head, rows, caption="In the order they were saved", numbers=(1, 2, 3))],
+    )
+
+
+def warnings(run: Run) -> Section | None:
+    """Return what the run was warned of."""
+    return section("warnings", "Warnings", [_notice(e) for e in run.events if _is_notice(e)])
+
+
+def plan(run: Run) -> Section | None:
+    """Return what was decided, why, and what changed on the way."""
+    life = run.lives[-1] if run.lives else None
+    start = run.starts[-1] if run.starts else {}
+    chosen = mapping(start.get("plan")) or mapping(life.began.get("plan") if life else None)
+    rows = []
+    for name, choice in chosen.items():
+        value, because = (life.choice(name) if life else ("", "")) if life else ("", "")
+        told = mapping(choice)
+        rows.append(
+            (name, tag("code", value or text(told.get("value"))), because or text(told["because"])
+             if "because" in told else because)
+        )  # fmt: skip
+    content = []
+    if rows:
+        caption = "What was decided when the run began, as it stood at the end"
+        content.append(table(("choice", "value", "because"), rows, caption=caption))
+    revisions = [
+        (text(each.get("choice")), text(each.get("step", "")), tag("code", text(each.get("value"))),
+         text(each.get("because")))
+        for life in run.lives for each in life.revisions
+    ]  # fmt: skip
+    if revisions:
+        head = ("choice", "at step", "became", "because")
+        caption = "What was learnt on the way"
+        content.append(table(head, revisions, caption=caption, numbers=(1,)))
+    return section("plan", "Plan", content)
+
+
+def _verdict(life: Life) -> Markup:
+    finding = judge(life)
+    if finding is None:
+        return tag("p", "Nothing takes more than its due.")
+    said = f"{finding.share:.0%} {MEANING[finding.name]}. "
+    return tag("p", tag("strong", said), finding.remedy)
+
+
+def _colour(place: int) -> Markup:
+    mark = tag("rect", width="12", height="12", rx="2", class_=f"part{place % 8 + 1}")
+    return tag("svg", mark, viewBox="0 0 12 12", class_="mark", aria_hidden="true")
+
+
+def _bar(shares: dict[str, float]) -> Markup:
+    """Return the shares as one bar; the table beside it says the same in words."""
+    at, parts = 0.0, []
+    for n, (name, share) in enumerate(shares.items()):
+        part = tag("title", f"{name}: {share:.1%}")
+        parts.append(
+            tag("rect", part, x=f"{at:.2f}", width=f"{100 * share:.2f}", y="0", height="6",
+                class_=f"part{n % 8 + 1}")
+        )  # fmt: skip
+        at += 100 * share
+    named = ", ".join(f"{name} {share:.1%}" for name, share in shares.items())
+    return tag(
+        "svg", parts, viewBox="0 0 100 6", preserveAspectRatio="none", class_="bar", role="img",
+        aria_label=f"Shares of the time: {named}",
+    )  # fmt: skip
+
+
+def _is_notice(event: dict[str, Any]) -> bool:
+    return event.get("kind") == "notice"
+
+
+def _notice(event: dict[str, Any]) -> Markup:
+    return tag("div", _told(event), class_="finding warning")
+
+
+def _told(event: dict[str, Any]) -> Iterator[Markup]:
+    step, count = whole(event.get("step")), whole(event.get("count")) or 1
+    category = text(event.get("category") or "notice", 80)
+    where = "" if step is None else f" at step {step:,}"
+    often = f", {count} times" if count > 1 else ""
+    yield tag("span", category, class_="badge warning")
+    yield tag("span", f"{where}{often}", class_="dim")
+    yield tag("p", text(event.get("text"), 2000))
