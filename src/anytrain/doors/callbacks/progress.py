@@ -13,10 +13,7 @@ from anytrain.doors.callbacks.control import TrainerControl
 from anytrain.doors.callbacks.hf import TrainerCallback
 from anytrain.doors.callbacks.state import TrainerState
 from anytrain.engine.recording.console import Console, Course, pick
-from anytrain.engine.recording.shown import Entry, Summary
-
-_SHORT = {"learning_rate": "lr"}
-_TIMES = ("_runtime", "_samples_per_second", "_steps_per_second")
+from anytrain.engine.recording.shown import Entry, Summary, entry, is_time, rank
 
 Facts = Callable[[], Mapping[str, Any]]
 """Returns what the run knows of itself: "samples_per_step" (a number), "device_memory" (bytes in
@@ -130,9 +127,9 @@ class ProgressCallback(TrainerCallback):
         """Show the entry; the one that sums up a training waits for the table at its end."""
         if self._console is None or not logs or "train_runtime" in logs:
             return
-        entry = self._entry(state, logs)
-        if self._is_training or entry.is_evaluation:
-            self._console.note(entry)
+        shown = self._entry(state, logs)
+        if self._is_training or shown.is_evaluation:
+            self._console.note(shown)
 
     def on_train_end(
         self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -164,15 +161,8 @@ class ProgressCallback(TrainerCallback):
                 self._console = None
 
     def _entry(self, state: TrainerState, logs: Mapping[str, Any]) -> Entry:
-        names = sorted(logs, key=_rank)
-        values = {
-            _SHORT.get(name, name): self._cut(logs[name])
-            for name in names
-            if name not in ("epoch", "total_flos") and not name.endswith(_TIMES)
-        }
-        is_evaluation = any(name.endswith("_runtime") for name in logs)
-        epoch = logs.get("epoch", state.epoch)
-        return Entry(state.global_step, epoch, values, is_evaluation)
+        cut = {name: self._cut(value) for name, value in logs.items()}
+        return entry(state.global_step, state.epoch, cut)
 
     def _cut(self, value: Any) -> Any:
         if isinstance(value, str) and len(value) > self.max_str_len:
@@ -209,14 +199,9 @@ def summarize(args: Any, state: TrainerState, seconds: float) -> Summary:
 def _last_evaluation(state: TrainerState) -> dict[str, Any]:
     """Return the last figures of each evaluation set, without how long they took."""
     found: dict[str, Any] = {}
-    for entry in state.log_history:
-        found.update({name: value for name, value in entry.items() if name.startswith("eval_")})
-    return {n: found[n] for n in sorted(found, key=_rank) if not n.endswith(_TIMES)}
-
-
-def _rank(name: str) -> int:
-    """Put losses first, then the learning rate; the rest stays in its order."""
-    return 0 if name == "loss" or name.endswith("_loss") else 1 if name == "learning_rate" else 2
+    for logs in state.log_history:
+        found.update({name: value for name, value in logs.items() if name.startswith("eval_")})
+    return {name: found[name] for name in sorted(found, key=rank) if not is_time(name)}
 
 
 def _length(loader: Any) -> int | None:

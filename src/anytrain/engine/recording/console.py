@@ -90,6 +90,8 @@ class Standing:
 
     latest: dict[str, str] = field(default_factory=dict)
     memory: Pairs = field(default_factory=list)
+    loss: str = "loss"
+    """What the training loss is called."""
     losses: Trail = field(default_factory=lambda: Trail())
     """The training losses so far."""
     remark: str = ""
@@ -144,7 +146,7 @@ class Followed:
         self.course, self.step, self.standing = course, course.step, Standing()
         self.pace = Pace(self.clock(), course.step)
         self._due = 0.0
-        self._weigh()
+        self.weigh()
         self.draw()
 
     def advance(self, step: int) -> None:
@@ -159,13 +161,20 @@ class Followed:
 
     def note(self, entry: Entry) -> None:
         """Take the figures of an entry, and show it."""
-        if not entry.is_evaluation:
-            if self.pace is not None and entry.step > self.course.step:
-                self.pace.mark(self.clock(), entry.step)
-            self.standing.latest.update(entry.pairs())
-            self.standing.losses.add(entry.step, entry.values.get("loss"))
-        self._weigh()
+        self.take(entry)
+        self.weigh()
         self.tell(entry)
+
+    def take(self, entry: Entry) -> None:
+        """Take the figures of an entry."""
+        if entry.is_evaluation:
+            return
+        if self.pace is not None and entry.step > self.course.step:
+            self.pace.mark(self.clock(), entry.step)
+        self.standing.latest.update(entry.pairs())
+        if entry.loss is not None:
+            self.standing.loss = entry.loss
+            self.standing.losses.add(entry.step, entry.values[entry.loss])
 
     def evaluating(self, done: int, total: int | None) -> None:
         """Note how many batches of an evaluation are done."""
@@ -208,7 +217,7 @@ class Followed:
 
     def left(self) -> str:
         """Return the time that is left; nothing where it is not known yet."""
-        if self.pace is None or self.course.total is None:
+        if self.pace is None or self.course.total is None or self.step >= self.course.total:
             return ""
         seconds = self.pace.seconds_left(self.course.total)
         return "" if seconds is None else duration(seconds)
@@ -229,7 +238,7 @@ class Followed:
         found = sorted(self.course.shares().items(), key=lambda pair: -pair[1])
         return [f"{name} {share:.0%}" for name, share in found if share >= _SHOWN_SHARE]
 
-    def _weigh(self) -> None:
+    def weigh(self) -> None:
         """Take down memory use: once an entry, for asking costs tens of microseconds."""
         amounts: dict[str, int] = {}
         if self.course.is_here:
@@ -263,6 +272,10 @@ class Plain(Followed):
         if not entry.is_evaluation:
             parts.extend(self._course_parts())
         self._write("  ".join(parts))
+
+    def say(self, text: str) -> None:
+        """Write a line."""
+        self._write(text)
 
     def end(self, summary: Summary) -> None:
         """Write the summary, aligned."""

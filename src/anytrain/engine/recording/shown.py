@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 Pairs = list[tuple[str, str]]
+_SHORT = {"learning_rate": "lr"}
+_TIMES = ("_runtime", "_samples_per_second", "_steps_per_second")
+_NOT_TRAINING = ("eval", "val", "test", "valid", "dev")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +25,39 @@ class Entry:
     def pairs(self) -> Pairs:
         """Return names and values as text, the place in the run not among them."""
         return [(name, number(value)) for name, value in self.values.items()]
+
+    @property
+    def loss(self) -> str | None:
+        """The name of the training loss among the values; None where there is none."""
+        if self.is_evaluation:
+            return None
+        named = [name for name in self.values if name.lower().endswith("loss")]
+        return next((n for n in named if not n.lower().startswith(_NOT_TRAINING)), None)
+
+
+def entry(step: int, epoch: float | None, logs: Mapping[str, Any]) -> Entry:
+    """Return what is shown of a log entry: losses first, and not how long things took.
+
+    >>> entry(5, 0.5, {"learning_rate": 2e-05, "loss": 0.7, "epoch": 0.5}).pairs()
+    [('loss', '0.7'), ('lr', '2e-05')]
+    """
+    values = {
+        _SHORT.get(name, name): logs[name]
+        for name in sorted(logs, key=rank)
+        if name not in ("epoch", "total_flos") and not is_time(name)
+    }
+    is_evaluation = any(name.endswith("_runtime") for name in logs)
+    return Entry(step, logs.get("epoch", epoch), values, is_evaluation)
+
+
+def rank(name: str) -> int:
+    """Put losses first, then the learning rate; the rest stays in its order."""
+    return 0 if name == "loss" or name.endswith("_loss") else 1 if name == "learning_rate" else 2
+
+
+def is_time(name: str) -> bool:
+    """Whether a logged figure says how long something took."""
+    return name.endswith(_TIMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,10 +83,14 @@ class Summary:
     remark: str | None = None
     compiled: str | None = None
     """Where the time went, if something but the steps took much of it."""
+    heading: str | None = None
+    """What to say first, where it is known better than by the count of steps."""
 
     @property
     def title(self) -> str:
         """Whether training came to its end."""
+        if self.heading is not None:
+            return self.heading
         done = self.max_steps is None or self.steps >= self.max_steps
         return "Training done" if done else "Training stopped early"
 

@@ -88,6 +88,12 @@ class Terminal(Followed):
         style = "bold" if entry.is_evaluation else ""
         self.above(console.file, _styled(console, Text("\n".join(told), style=style)))
 
+    def say(self, text: str) -> None:
+        """Print a line above the bars."""
+        console = self._console
+        if console is not None:
+            self.above(console.file, _styled(console, Text(text, style="dim")))
+
     def end(self, summary: Summary) -> None:
         """Take the bars away and print the summary as a table."""
         super().end(summary)
@@ -136,10 +142,10 @@ class Terminal(Followed):
         _open.discard(self)
 
     def _figures(self, is_ascii: bool) -> list[str]:
-        latest = self.standing.latest
-        first = [f"{name} {latest[name]}" for name in ("loss", "lr") if name in latest]
+        latest, loss = self.standing.latest, self.standing.loss
+        first = [f"{name} {latest[name]}" for name in (loss, "lr") if name in latest]
         drawn = sparkline(self.standing.losses.points(), _WIDEST_SPARK, is_ascii=is_ascii)
-        if drawn and "loss" in latest:
+        if drawn and loss in latest:
             first[0] += f" {drawn}"
         memory = [f"{name} {amount}" for name, amount in self.standing.memory]
         return [part for part in (*first, self.speed(), *memory) if part]

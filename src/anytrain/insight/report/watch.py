@@ -1,0 +1,421 @@
+"""Follow a run by its record alone, in the view that the run itself has.
+
+Only the run's files are read: watching costs the run nothing, and leaving does not touch it. Each
+line of the record is told at the time that it was written, so speeds and times are the run's own.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from anytrain.core.errors import BadInput
+from anytrain.core.records import Run, open_run
+from anytrain.engine.recording.console import Course, Followed, Plain
+from anytrain.engine.recording.shown import Entry, Summary, duration, entry, is_time, rank
+from anytrain.engine.recording.terminal import Terminal
+from anytrain.insight.report.why import shares
+
+_LOOK_S = 0.5
+_EARLIER = 10
+"""How many of the entries that were there before are shown when watching begins."""
+# A timesheet has a line for each hundredth of the time so far, unless a step takes longer.
+_SILENT_S, _SILENT_SHARE = 60.0, 0.05
+ON_ITS_WAY = ("running", "unknown")
+"""How a run stands that may go on."""
+_WELL = ("finished", "ended", "stopped")
+
+
+class Silent(Followed):
+    """A view that shows nothing: it knows how the run stands, for others to show."""
+
+    def say(self, text: str) -> None:
+        """Say nothing."""
+
+
+View = Terminal | Plain | Silent
+Wait = Callable[[float], bool]
+"""Waits so many seconds, or less; returns whether the person wants to leave."""
+
+
+class Clock:
+    """The time now, or that of the line which is being told."""
+
+    def __init__(self) -> None:
+        self.at: float | None = None
+
+    def __call__(self) -> float:
+        return time.time() if self.at is None else self.at
+
+
+class Watch:
+    """A run's record, told to a view as it grows."""
+
+    def __init__(self, run: Run, view: Callable[[Clock], View], earlier: int = _EARLIER) -> None:
+        self.run = run
+        self.clock = Clock()
+        self.view = view(self.clock)
+        self._earlier = earlier
+        self._num_lives = -1
+        self._num_times = self._num_entries = 0
+        self._num_events = len(run.events)
+        self._last: dict[str, Any] | None = None
+        self._silent_for = 0.0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run is known to have come to an end, good or bad."""
+        return self.run.state not in ON_ITS_WAY
+
+    def look(self) -> None:
+        """Tell the view what has come since the last look, and draw it."""
+        told = self._first_new()
+        if len(self.run.lives) != self._num_lives:
+            told = self._begin(told)
+        for at, tell in sorted(self._moments(told), key=lambda moment: moment[0]):
+            self.clock.at = at
+            tell()
+        self.clock.at = heard(self.run) if self.is_over else None
+        self._mind_silence()
+        self.view.weigh()
+        self.view.draw()
+
+    def _begin(self, told: int) -> int:
+        """Begin the view of a life; return how many entries are in it already."""
+        run = self.run
+        life = run.lives[-1] if run.lives else None
+        began = {} if life is None else life.began
+        self.clock.at = _number(began.get("time")) or heard(run)
+        self.view.begin(
+            Course(
+                total=_whole(began.get("max_steps")),
+                step=_whole(began.get("step")) or 0,
+                samples_per_step=_whole(began.get("samples_per_step")),
+                memory=lambda: memory(run),
+                shares=lambda: shares(run.lives[-1]) if run.lives else {},
+                is_here=False,
+            )
+        )
+        if self._num_lives < 0:
+            told = max(len(run.metrics) - self._earlier, 0)
+            if told:
+                self.view.say(f"{told} earlier entries are not shown")
+        elif self._num_lives:
+            self.view.say(f"started again at step {self.view.course.step}")
+        self._num_lives, self._num_times = len(run.lives), 0
+        for raw in run.metrics[:told]:
+            self.clock.at = _number(raw.get("time"))
+            self._take(raw)
+        return told
+
+    def _first_new(self) -> int:
+        """Return how many of the history's entries were told."""
+        metrics, seen = self.run.metrics, self._num_entries
+        if not seen or (seen <= len(metrics) and metrics[seen - 1] is self._last):
+            return seen
+        # A life that went on from an earlier step has taken entries back.
+        last = _number((self._last or {}).get("time")) or 0.0
+        later = [n for n, raw in enumerate(metrics) if (_number(raw.get("time")) or 0.0) > last]
+        return later[0] if later else len(metrics)
+
+    def _moments(self, told: int) -> list[tuple[float, Callable[[], None]]]:
+        """Return what is new, each with its time."""
+        run, found = self.run, []
+        times = run.lives[-1].times if run.lives else []
+        for line in times[self._num_times :]:
+            found.append((line, lambda line=line: self._move(_whole(line.get("step")))))
+        for raw in run.metrics[told:]:
+            found.append((raw, lambda raw=raw: self._note(raw)))
+        for event in run.events[min(self._num_events, len(run.events)) :]:
+            found.append((event, lambda event=event: self._say(event)))
+        self._num_times, self._num_events = len(times), len(run.events)
+        self._num_entries = len(run.metrics)
+        self._last = run.metrics[-1] if run.metrics else None
+        now = time.time()
+        return [(_number(line.get("time")) or now, tell) for line, tell in found]
+
+    def _move(self, step: int | None) -> None:
+        view = self.view
+        if step is not None and step > view.step and view.pace is not None:
+            view.step = step
+            view.pace.mark(self.clock(), step)
+
+    def _take(self, raw: dict[str, Any]) -> Entry | None:
+        """Take the figures of an entry; return it if it is one to be shown."""
+        if "train_runtime" in raw:  # it sums up a training, and is told at the end
+            return None
+        found = shown(raw)
+        spent = sum(_number(value) or 0.0 for n, value in raw.items() if n.endswith("_runtime"))
+        pace, now = self.view.pace, self.clock()
+        if pace is not None and spent and found.step >= self.view.course.step:
+            pace.pause(now - spent)
+            pace.go_on(now)
+        self.view.take(found)
+        self.view.step = max(self.view.step, found.step)
+        return found
+
+    def _note(self, raw: dict[str, Any]) -> None:
+        found = self._take(raw)
+        if found is not None:
+            self.view.tell(found)
+
+    def _say(self, event: dict[str, Any]) -> None:
+        told = event_words(event)
+        if told:
+            self.view.say(told)
+
+    def _mind_silence(self) -> None:
+        """Say that nothing was heard for long; as a line, each time that it is twice as long."""
+        run, last = self.run, heard(self.run)
+        silent = 0.0 if last is None or self.is_over else time.time() - last
+        spent = sum(run.lives[-1].seconds.values()) if run.lives else 0.0
+        self.view.standing.remark = ""
+        if silent < max(_SILENT_S, _SILENT_SHARE * spent):
+            self._silent_for = 0.0
+            return
+        words = f"nothing heard for {duration(silent)}; {whereabouts(run)}"
+        self.view.standing.remark = words
+        if isinstance(self.view, Plain) and silent > 2 * self._silent_for:
+            self._silent_for = silent
+            self.view.say(words)
+
+
+def follow(
+    folder: Path,
+    view: Callable[[Clock], View],
+    wait: Wait,
+    say: Callable[[str], None],
+    linger_s: float,
+) -> bool:
+    """Follow a run to its end; return whether it ended well, or somebody left before.
+
+    A run that was killed, failed or stopped may be started again: that is waited for `linger_s`
+    seconds.
+    """
+    run = await_steps(folder, wait, say)
+    if run is None:
+        return True
+    watch = Watch(run, view)
+    try:
+        while True:
+            watch.look()
+            if watch.is_over:
+                run.refresh()  # its end may have been read before its last entry
+                watch.look()
+                if run.state in _WELL[:2] or not _is_back(watch, wait, linger_s):
+                    break
+            elif wait(_LOOK_S):
+                return True
+            run.refresh()
+        watch.view.end(summary(run))
+        return run.state in _WELL
+    finally:
+        watch.view.close()
+
+
+def await_steps(folder: Path, wait: Wait, say: Callable[[str], None]) -> Run | None:
+    """Wait until there is a record with something in it; None if nobody wants to any more."""
+    told, run = "", None
+    while True:
+        words = f"Waiting for the record of a run in {folder} ... (q or Ctrl-C leaves)"
+        try:
+            run = run or open_run(folder)
+        except BadInput:
+            pass
+        else:
+            run.refresh()
+            if run.lives or run.metrics or run.state not in ON_ITS_WAY:
+                return run
+            words = f"{run.name} has started; waiting for its first step ... (q or Ctrl-C leaves)"
+        if words != told:
+            say(words)
+            told = words
+        if wait(_LOOK_S):
+            return None
+
+
+def _is_back(watch: Watch, wait: Wait, linger_s: float) -> bool:
+    """Whether a run that is gone is started again before long."""
+    run, until = watch.run, time.monotonic() + linger_s
+    gone, num_lives = ending(run), len(run.lives)
+    if linger_s > 0:
+        words = f"{gone} Waiting {linger_s:.0f} s for it to be started again."
+        watch.view.say(words)
+    while time.monotonic() < until and not wait(min(_LOOK_S, linger_s)):
+        run.refresh()
+        if len(run.lives) != num_lives or not watch.is_over:
+            return True
+    return False
+
+
+def present(run: Run, width: int, is_ascii: bool) -> list[str]:
+    """Return how a run stands now, as lines no wider than `width` but for names."""
+    import io
+
+    watch = Watch(run, lambda clock: Terminal(io.StringIO(), width, clock), earlier=0)
+    watch.look()
+    bars = [line.plain for line in watch.view.bars(width, is_ascii)]  # type: ignore[union-attr]
+    told = [f"{run.name}: {standing(run)}", *(bars if run.lives or run.metrics else [])]
+    evaluated = [f"{name} {value}" for name, value in evaluation(run).items()]
+    if evaluated:
+        told.append("  ".join(evaluated))
+    watch.view.close()
+    return told
+
+
+def standing(run: Run) -> str:
+    """Return in words how a run stands."""
+    if run.state not in ON_ITS_WAY:
+        return ending(run)
+    starts = max(len(run.lives), len(run.starts))
+    again = f", started {starts} times" if starts > 1 else ""
+    if not run.lives:
+        return f"started, no step yet; {whereabouts(run)}"
+    last = heard(run)
+    since = "" if last is None else f", last heard {_ago(last)}"
+    return (
+        f"{'running' if run.state == 'running' else 'under way'}{again}{since}; {whereabouts(run)}"
+    )
+
+
+def ending(run: Run) -> str:
+    """Return in words how a run ended."""
+    step = position(run)
+    last = heard(run)
+    told = {
+        "finished": "Training done.",
+        "failed": f"The run failed at step {step}.",
+        "stopped": f"The run was stopped at step {step}.",
+        "ended": f"The run's process ended at step {step}.",
+        "killed": f"The run was killed after step {step}"
+        + ("." if last is None else f"; last heard {_ago(last)}."),
+    }
+    return told.get(run.state, f"The run is over: {printable(run.state)}.")
+
+
+def summary(run: Run) -> Summary:
+    """Return what came of a run."""
+    nothing: dict[str, Any] = {}
+    last = next((raw for raw in reversed(run.metrics) if "train_runtime" in raw), nothing)
+    life = run.lives[-1] if run.lives else None
+    spent = {} if life is None else life.seconds
+    losses = [
+        (float(found.values[found.loss]), found.step)
+        for raw in run.metrics
+        if "train_runtime" not in raw
+        and (found := shown(raw)).loss is not None
+        and _number(found.values[found.loss]) is not None
+    ]
+    finite = [pair for pair in losses if math.isfinite(pair[0])]
+    best = next((e for e in reversed(run.events) if e.get("kind") == "best"), nothing)
+    value = _number(best.get("value"))
+    named = (printable(best.get("metric", "")), value, _whole(best.get("step")))
+    return Summary(
+        steps=position(run),
+        max_steps=None if life is None else _whole(life.began.get("max_steps")),
+        epochs=_number((run.metrics[-1] if run.metrics else {}).get("epoch")),
+        seconds=_number(last.get("train_runtime"))
+        or sum(s for name, s in spent.items() if name != "start"),
+        samples_per_second=_number(last.get("train_samples_per_second")),
+        loss=losses[-1][0] if losses else None,
+        lowest_loss=min(finite) if finite else None,
+        metrics=evaluation(run),
+        best=None if value is None else (named[0], value, named[2]),
+        best_checkpoint=printable(best["path"]) if best.get("path") else None,
+        results=str(run.folder),
+        heading=None if run.state == "finished" else ending(run),
+    )
+
+
+def shown(raw: dict[str, Any]) -> Entry:
+    """Return what is shown of a line of the log; nothing in it can move a cursor."""
+    values = {
+        printable(name): printable(value) if isinstance(value, str) else value
+        for name, value in raw.items()
+        if name not in ("step", "time", "epoch")
+    }
+    return entry(_whole(raw.get("step")) or 0, _number(raw.get("epoch")), values)
+
+
+def heard(run: Run) -> float | None:
+    """Return when the run last wrote anything, in seconds since the epoch."""
+    times = [run.lives[-1].heard] if run.lives else []
+    times += [_number(lines[-1].get("time")) for lines in (run.metrics, run.starts) if lines]
+    return max((at for at in times if at is not None), default=None)
+
+
+def position(run: Run) -> int:
+    """Return how many steps the run has taken."""
+    last = run.lives[-1] if run.lives else None
+    known = [] if last is None else [last.last.get("step"), last.began.get("step")]
+    known += [run.metrics[-1].get("step")] if run.metrics else []
+    return max((step for step in map(_whole, known) if step is not None), default=0)
+
+
+def memory(run: Run) -> dict[str, int]:
+    """Return the memory that the run last said it uses, by place."""
+    last = run.lives[-1].last if run.lives else {}
+    amounts = {"memory": last.get("memory_bytes"), "peak": last.get("peak_bytes")}
+    found = {name: _whole(value) for name, value in amounts.items()}
+    return {name: value for name, value in found.items() if value}
+
+
+def whereabouts(run: Run) -> str:
+    """Return which process a run is, as far as that is known here."""
+    began = run.lives[-1].began if run.lives else run.starts[-1] if run.starts else {}
+    pid, host = began.get("pid", "?"), printable(began.get("host", "?"))
+    if run.state == "unknown":
+        return f"whether it still runs is known on {host} only (process {pid})"
+    return f"process {pid}"
+
+
+def printable(text: Any) -> str:
+    """Return a text without characters that would move a cursor or colour a terminal.
+
+    >>> printable("a\\x1b[2Jb")
+    'a [2Jb'
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in str(text))
+
+
+def evaluation(run: Run) -> dict[str, str]:
+    """Return the newest figures of each evaluation, losses first."""
+    found: dict[str, Any] = {}
+    for raw in run.metrics:
+        told = shown(raw)
+        if told.is_evaluation and "train_runtime" not in raw:
+            found.update(dict(told.pairs()))
+    return {name: found[name] for name in sorted(found, key=rank) if not is_time(name)}
+
+
+def event_words(event: dict[str, Any]) -> str:
+    """Return an event as a line; nothing for one that the log tells anyway."""
+    kind, path = event.get("kind"), printable(Path(str(event.get("path", ""))).name)
+    if kind == "notice":
+        return f"notice: {printable(event.get('text', ''))}"
+    if kind == "checkpoint":
+        return f"saved {path}"
+    if kind == "best":
+        return f"best so far: {printable(event.get('metric', ''))} {_short(event.get('value'))}"
+    return ""
+
+
+def _short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else printable(value)
+
+
+def _ago(at: float) -> str:
+    return f"{duration(max(time.time() - at, 0.0))} ago"
+
+
+def _number(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else None
+
+
+def _whole(value: Any) -> int | None:
+    found = _number(value)
+    return None if found is None or not math.isfinite(found) else int(found)

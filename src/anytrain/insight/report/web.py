@@ -1,0 +1,342 @@
+"""Serve a run as a page that follows it, on this machine alone.
+
+The server listens on 127.0.0.1 and answers nobody who lacks the token in the page's address; a
+name other than this machine's own in `Host` is refused, so that no foreign page can reach it by
+a name that points here. The page asks for what is new and is answered as soon as there is any.
+"""
+
+from __future__ import annotations
+
+import hmac
+import json
+import secrets
+import socketserver
+import sys
+import threading
+import time
+import webbrowser
+from collections.abc import Callable
+from functools import partial
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from anytrain.core.errors import BadInput
+from anytrain.core.records import Run, open_run
+from anytrain.engine.recording.shown import lines
+from anytrain.insight.pages import curves
+from anytrain.insight.pages.page import beside, embedded, tag
+from anytrain.insight.report import watch
+from anytrain.insight.report.page_curves import charts_of
+from anytrain.insight.report.why import MEANING, shares
+
+HOST = "127.0.0.1"
+STATE = "anytrain-watch"
+_LEAST_S = 1.0
+"""The least time between two looks; they take a twentieth of the time at most."""
+_EASE = 20
+_HOLD_S = 15.0
+"""How long a question waits for news."""
+_CLIENT_S = 30.0
+_ENTRIES, _EVENTS = 15, 15
+_SHOWN_SHARE = 0.0005
+_METHODS = ("HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
+
+
+class Source:
+    """What the page shows, made anew from the record when that has grown.
+
+    One thread looks; any number of threads wait for what it finds.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run: Run | None = None
+        self.interval_s = _LEAST_S
+        self._watch: watch.Watch | None = None
+        self._news = threading.Condition()
+        self._version = self._charts_version = 0
+        self._state: dict[str, Any] = {}
+        self._charts: list[curves.Chart] = []
+        self.look()
+
+    def look(self) -> None:
+        """Read what is new, and tell those who wait."""
+        began = time.perf_counter()
+        has_grown = self._read()
+        charts = charts_of(self.run) if self.run and has_grown else None
+        state = waiting(self.folder) if self._watch is None else told(self._watch)
+        with self._news:
+            if charts is not None and charts != self._charts:
+                self._charts, self._charts_version = charts, self._version + 1
+            if state != self._state or self._charts_version > self._version:
+                self._state = state
+                self._version += 1
+                self._news.notify_all()
+        self.interval_s = max(_LEAST_S, _EASE * (time.perf_counter() - began))
+
+    def after(self, since: int, hold_s: float = _HOLD_S) -> dict[str, Any]:
+        """Return what is newer than a version, when there is any; charts only if they are newer.
+
+        After `hold_s` seconds without news only the version is returned.
+        """
+        with self._news:
+            if since > self._version:  # of a server that was here before
+                since = 0
+            self._news.wait_for(lambda: self._version > since, timeout=hold_s)
+            found: dict[str, Any] = {"version": self._version}
+            if self._version > since:
+                found["state"] = self._state
+            charts = self._charts if self._charts_version > since else None
+        return found if charts is None else {**found, **curves.told(charts)}
+
+    def page(self) -> str:
+        """Return the page as it is now; its script goes on from there."""
+        with self._news:
+            now, charts = {"version": self._version, "state": self._state}, self._charts
+        return page(now, charts)
+
+    def _read(self) -> bool:
+        if self.run is None:
+            try:
+                self.run = open_run(self.folder)
+            except BadInput:
+                return False
+            self._watch = watch.Watch(self.run, watch.Silent)
+            has_grown = True
+        else:
+            has_grown = self.run.refresh()
+        if self._watch is not None:
+            self._watch.look()
+        return has_grown
+
+
+class Server(ThreadingHTTPServer):
+    """The page's server; made, it listens, and `serve_forever` answers."""
+
+    daemon_threads = True
+    # On Windows it would let another program take the port over.
+    allow_reuse_address = sys.platform != "win32"
+
+    def __init__(self, source: Source, port: int = 0, token: str | None = None) -> None:
+        self.source = source
+        self.token = token or secrets.token_urlsafe(24)
+        super().__init__((HOST, port), Answers)
+
+    def server_bind(self) -> None:
+        """Listen, without asking any name server what this machine is called."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = HOST, self.server_address[1]
+
+    @property
+    def address(self) -> str:
+        """The page's address, with the token."""
+        return f"http://{HOST}:{self.server_port}/?token={self.token}"
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that went away; print what else went wrong."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers one question: the page, what is new, or a refusal."""
+
+    server: Server
+    server_version, sys_version = "anytrain", ""
+    timeout = _CLIENT_S
+
+    def do_GET(self) -> None:
+        """Answer those who know the token."""
+        asked = urlsplit(self.path)
+        given = parse_qs(asked.query)
+        if not self._is_meant():
+            self._refuse(HTTPStatus.FORBIDDEN, "This page is served on 127.0.0.1 only.")
+        elif not self._has_token(given):
+            self._refuse(HTTPStatus.FORBIDDEN, "The address lacks the token that was printed.")
+        elif asked.path == "/":
+            self._answer(self.server.source.page(), "text/html")
+        elif asked.path == "/data":
+            news = self.server.source.after(_since(given))
+            self._answer(json.dumps(news, allow_nan=False), "application/json")
+        else:
+            self._refuse(HTTPStatus.NOT_FOUND, "There is no such page.")
+
+    def not_allowed(self) -> None:
+        """Refuse any other method: nothing can be changed from here."""
+        self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "Only GET is answered.")
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Write no log: it would hold the token."""
+
+    def _is_meant(self) -> bool:
+        hosts = self.headers.get_all("Host") or []
+        port = self.server.server_port
+        return len(hosts) == 1 and hosts[0].lower() in (f"{HOST}:{port}", f"localhost:{port}")
+
+    def _has_token(self, given: dict[str, list[str]]) -> bool:
+        token = given.get("token", [""])[-1].encode(errors="replace")
+        return hmac.compare_digest(token, self.server.token.encode())
+
+    def _refuse(self, status: HTTPStatus, why: str) -> None:
+        self._answer(f"{why}\n", "text/plain", status)
+
+    def _answer(self, text: str, kind: str, status: HTTPStatus = HTTPStatus.OK) -> None:
+        body = text.encode()
+        self.send_response(status)
+        policy = "frame-ancestors 'none'"
+        if kind != "text/html":  # the page's own policy is in the page: it names its scripts
+            policy = f"default-src 'none'; {policy}"
+        for name, value in {
+            "Content-Type": f"{kind}; charset=utf-8",
+            "Content-Length": str(len(body)),
+            "Content-Security-Policy": policy,
+            "Cache-Control": "no-store",
+            "Cross-Origin-Resource-Policy": "same-origin",
+            "Referrer-Policy": "no-referrer",
+            "X-Content-Type-Options": "nosniff",
+            "X-Frame-Options": "DENY",
+        }.items():
+            self.send_header(name, value)
+        if status == HTTPStatus.METHOD_NOT_ALLOWED:
+            self.send_header("Allow", "GET")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+
+for _method in _METHODS:
+    setattr(Answers, f"do_{_method}", Answers.not_allowed)
+
+
+def serve(
+    folder: Path,
+    *,
+    wait: watch.Wait,
+    say: Callable[[str], None],
+    port: int | None = None,
+    opens: bool = False,
+) -> None:
+    """Serve a run's page until somebody wants to leave."""
+    source = Source(folder)
+    server = _listening(source, port)
+    threading.Thread(target=partial(server.serve_forever, 0.2), daemon=True).start()
+    try:
+        say(f"{folder} is shown at {server.address}\n(q or Ctrl-C ends the page, not the run)")
+        if opens:
+            webbrowser.open(server.address)
+        was_over = False
+        while not wait(source.interval_s):
+            source.look()
+            is_over = source.run is not None and source.run.state not in watch.ON_ITS_WAY
+            if source.run is not None and is_over and not was_over:
+                say(f"{watch.ending(source.run)} The page stays until you leave.")
+            was_over = is_over
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def waiting(folder: Path) -> dict[str, Any]:
+    """Return what the page says before there is a record."""
+    words = f"Waiting for the record of a run in {watch.printable(folder)} ..."
+    return {"name": folder.name, "kind": "waiting", "words": words}
+
+
+def told(followed: watch.Watch) -> dict[str, Any]:
+    """Return how a run stands, in words and figures for the page."""
+    run, view = followed.run, followed.view
+    kind = run.state if run.state in (*watch.ON_ITS_WAY, "finished", "ended") else "broken"
+    words = watch.standing(run)
+    if view.standing.remark:
+        kind, words = "silent", f"{words} {view.standing.remark}"
+    facts = [
+        ("Elapsed", view.elapsed()),
+        ("Left", view.left()),
+        ("Speed", view.speed()),
+        *((name.capitalize(), value) for name, value in view.standing.memory),
+        *view.standing.latest.items(),
+        *watch.evaluation(run).items(),
+    ]
+    return {
+        "name": watch.printable(run.name),
+        "kind": kind,
+        "words": words,
+        "step": view.step,
+        "total": view.course.total,
+        "facts": [[name, value] for name, value in facts if value],
+        "ledger": _ledger(run),
+        "entries": _entries(run),
+        "events": _events(run),
+    }
+
+
+def page(now: dict[str, Any], charts: list[curves.Chart]) -> str:
+    """Return the page with what is known now in it."""
+    return curves.page(
+        f"{now['state']['name']}: watching",
+        tag("h1", now["state"]["name"]),
+        tag("p", "", id="lost", role="alert", class_="finding error", hidden="hidden"),
+        tag("p", now["state"]["words"], id="words", role="status"),
+        tag("div", tag("progress", "", id="bar", aria_label="Steps"), tag("span", "", id="count"),
+            id="progress", hidden="hidden"),
+        tag("dl", "", id="facts"),
+        tag("h2", "Curves"),
+        curves.figures(charts),
+        tag("h2", "Where the time goes"),
+        tag("div", "", id="ledger", class_="wide"),
+        tag("h2", "Log"),
+        tag("pre", "", id="entries", tabindex="0"),
+        tag("h2", "Events"),
+        tag("ul", "", id="events"),
+        embedded(now, STATE),
+        charts=charts,
+        styles=(beside("watch.css"),),
+        scripts=(beside("watch.js"),),
+        connects=True,
+    )  # fmt: skip
+
+
+def _listening(source: Source, port: int | None) -> Server:
+    try:
+        return Server(source, port or 0)
+    except OSError as error:
+        raise BadInput(
+            f"Cannot serve the page on {HOST}:{port or 0}.",
+            why=f"{error.strerror or error}.",
+            fix="pass another --port, or none: a free one is taken then.",
+        ) from error
+
+
+def _since(given: dict[str, list[str]]) -> int:
+    asked = given.get("since", ["0"])[-1]
+    return int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else 0
+
+
+def _ledger(run: Run) -> list[list[Any]]:
+    """Return name, seconds, share and meaning of where the time of the newest start went."""
+    if not run.lives:
+        return []
+    life = run.lives[-1]
+    seconds, found = life.seconds, shares(life)
+    return [
+        [watch.printable(name), round(seconds[name], 1), round(share, 4), MEANING.get(name, "")]
+        for name, share in sorted(found.items(), key=lambda pair: -pair[1])
+        if share >= _SHOWN_SHARE
+    ]
+
+
+def _entries(run: Run) -> list[str]:
+    """Return the newest entries of the log as lines, the newest first."""
+    newest = [watch.shown(raw) for raw in reversed(run.metrics[-_ENTRIES:])]
+    return [
+        " ".join(lines([("step", str(one.step)), *one.pairs()], width=10_000)) for one in newest
+    ]
+
+
+def _events(run: Run) -> list[str]:
+    """Return the newest events in words, the newest first."""
+    found = [watch.event_words(event) for event in run.events]
+    return [words for words in reversed(found) if words][:_EVENTS]
