@@ -25,6 +25,8 @@ _OWN_FILES = (
     "trainer_state.json",
     "metrics.jsonl",
     "timesheet.jsonl",
+    "evaluation.json",
+    "evaluation-*.json",
     "result.json",
     "*_results.json",
     "predict_results*.txt",

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 from anytrain.core.errors import BadInput, BadType, Notice
 from anytrain.doors.callbacks import Callbacks, TrainerControl
+from anytrain.doors.trainer import evaluated
 from anytrain.doors.trainer.data import Data
 from anytrain.doors.trainer.memory import MemoryUse
 from anytrain.doors.trainer.optimizing import set_mode
@@ -52,6 +53,9 @@ class Evaluating(Data):
     is_in_train: bool
     _memory: MemoryUse
     _timesheet: Timesheet | None = None
+    _looking: evaluated.Looking | None = None
+    _trial: Any
+    _get_output_dir: Callable[[Any], str]
     _tell: Callable[..., Any]
     _open_records: Callable[[], None]
     _own_items: Callable[[Any], torch.Tensor | int]
@@ -79,7 +83,7 @@ class Evaluating(Data):
         self._memory.start()
         self._open_records()
         loader = self.get_eval_dataloader(eval_dataset)
-        began = time.time()
+        began, self._looking = time.time(), None
         with self._session.ledger.span("evaluate"):
             output = self.evaluation_loop(
                 loader,
@@ -92,6 +96,9 @@ class Evaluating(Data):
         self._memory.stop("eval", metrics)
         self.log(metrics)
         self._tell("evaluate", metrics=metrics)
+        with self._session.ledger.span("evaluate"):
+            looking, self._looking = self._looking, None
+            evaluated.note(self, looking, eval_dataset, metric_key_prefix)
         self._note_time()
         return metrics
 
@@ -137,18 +144,22 @@ class Evaluating(Data):
         set_mode(self.optimizer, is_training=False)
         self.callback_handler.eval_dataloader = dataloader
         scores = Scores(self.compute_metrics, self.args, keeps_all=description == "Prediction")
+        self._looking = looking = evaluated.look_on(self, dataloader, description, Evaluating)
+        world = self._session.world
+        keep = Predictions() if only_loss else scores.keep()
 
         def predict(batch: Any) -> tuple[Any, Any, Any, Any]:
             inputs = self._main_input(batch) if "inputs" in self.args.include_for_metrics else None
-            loss, logits, labels = self.prediction_step(model, batch, only_loss, ignore_keys)
+            loss, logits, labels = looking.step(
+                lambda only: self.prediction_step(model, batch, only, ignore_keys), only_loss
+            )
             return loss, logits, labels, inputs
 
         def batch_done(*found: Any) -> None:
             scores.batch(*found)
+            looking.end_batch(keep.num_rows)
             self._tell("prediction_step")
 
-        world = self._session.world
-        keep = Predictions() if only_loss else scores.keep()
         job = Evaluation(
             dataloader,
             world,

@@ -18,11 +18,14 @@ NUM_TOKENS = 2 + len(vocabulary())
 class PairSet(Dataset[dict[str, torch.Tensor]]):
     """Sentence pairs as rows of word numbers, each after a start mark, padded to one length."""
 
+    class_names = ("different", "same")
+
     def __init__(self, pairs: Sequence[Pair]) -> None:
+        self.pairs = pairs
         number = {word: index for index, word in enumerate(vocabulary(), start=START + 1)}
         self.first = _rows([pair.first for pair in pairs], number)
         self.second = _rows([pair.second for pair in pairs], number)
-        self.labels = torch.tensor([float(pair.same) for pair in pairs])
+        self.labels = torch.tensor([int(pair.same) for pair in pairs])
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -33,6 +36,11 @@ class PairSet(Dataset[dict[str, torch.Tensor]]):
             "second": self.second[index],
             "labels": self.labels[index],
         }
+
+    def in_words(self, index: int) -> dict[str, str]:
+        """Return the two sentences of a pair."""
+        pair = self.pairs[index]
+        return {"sentence1": pair.first, "sentence2": pair.second}
 
 
 def _rows(sentences: Sequence[str], number: dict[str, int]) -> torch.Tensor:

@@ -128,7 +128,7 @@ def _trainer(settings: Settings, folder: Path, dev: list[Pair]) -> Trainer:
 
 
 def _accuracy(judged: EvalPrediction) -> dict[str, float]:
-    right = (judged.predictions > 0) == (judged.label_ids > 0)
+    right = judged.predictions.argmax(-1) == judged.label_ids
     return {"accuracy": float(right.mean())}
 
 
@@ -144,7 +144,7 @@ def _examples(model: torch.nn.Module, dev: list[Pair]) -> tuple[Judged, ...]:
     wanted = ("none", "roles", "denial")
     shown = [next(pair for pair in dev if pair.difference == kind) for kind in wanted]
     rows, device = PairSet(shown), next(model.parameters()).device
-    verdicts = model.eval()(rows.first.to(device), rows.second.to(device))["logits"] > 0
+    verdicts = model.eval()(rows.first.to(device), rows.second.to(device))["logits"].argmax(-1)
     return tuple(Judged(pair, bool(says)) for pair, says in zip(shown, verdicts, strict=True))
 
 

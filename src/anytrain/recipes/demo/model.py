@@ -57,10 +57,11 @@ class SameMeaning(nn.Module):
     def forward(
         self, first: torch.Tensor, second: torch.Tensor, labels: torch.Tensor | None = None
     ) -> dict[str, torch.Tensor]:
-        """Return one logit a pair, above zero for the same, and the loss where labels are given."""
+        """Return two logits a pair, for different and for the same, and the loss given labels."""
         one, other = self.bert(torch.cat([first, second])).chunk(2)
         compared = torch.cat([(one - other).abs(), one * other], dim=-1)
-        logits = self.judge(compared).squeeze(-1)
+        same = self.judge(compared).squeeze(-1)
+        logits = torch.stack([torch.zeros_like(same), same], dim=-1)
         if labels is None:
             return {"logits": logits}
-        return {"loss": binary_cross_entropy_with_logits(logits, labels), "logits": logits}
+        return {"loss": binary_cross_entropy_with_logits(same, labels.float()), "logits": logits}

@@ -61,6 +61,14 @@ class Encoded(MapStyle):
         self.labels: Any = None if labels is None else np.asarray(labels)
         self.was_kept = was_kept
         """Whether the rows were on disk, from a run before."""
+        self.texts: dict[str, Sequence[str]] = {}
+        """What was tokenized, by its columns' names."""
+        self.evaluated_as: str | None = None
+        """The name of this set's evaluations, where it is one of several."""
+
+    def in_words(self, index: int) -> dict[str, str]:
+        """Return the texts of a row by their columns' names, where they are known."""
+        return {name: texts[index] for name, texts in self.texts.items()}
 
     @property
     def lengths(self) -> Array:
@@ -165,7 +173,8 @@ def encode(
     With a `cache`, rows that were tokenized before in the same way are taken from there.
     """
     columns = columns_of(table, task)
-    texts = [texts_of(table, name) for name in (columns.first, columns.second) if name]
+    names = [name for name in (columns.first, columns.second) if name]
+    texts = [texts_of(table, name) for name in names]
     numbers = None
     if labels is not None and columns.label is not None:
         numbers = labels.numbers(table.columns[columns.label], table.origin)
@@ -174,7 +183,9 @@ def encode(
         kept = Kept(_tokenized(texts, tokenizer, max_length), False)
     else:
         kept = cache.get(key, lambda: _tokenized(texts, tokenizer, max_length))
-    return Encoded.of(kept.arrays, numbers, was_kept=kept.was_there)
+    encoded = Encoded.of(kept.arrays, numbers, was_kept=kept.was_there)
+    encoded.texts = dict(zip(names, texts, strict=True))
+    return encoded
 
 
 def token_cache(*, fresh: bool) -> ArrayCache:

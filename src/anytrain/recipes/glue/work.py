@@ -49,7 +49,10 @@ class Work:
         """Return the rows to learn from, and the named sets to evaluate."""
         asked, data = self.job.data, self.checked.data
         train = self._rows(data.train, asked.max_train_samples) if data.train else None
-        return train, [(n, self._rows(t, asked.max_eval_samples)) for n, t in data.evaluated]
+        evaluated = [(n, self._rows(t, asked.max_eval_samples)) for n, t in data.evaluated]
+        for name, rows in evaluated[1:]:  # MNLI's second set: its record is another file
+            rows.evaluated_as = name
+        return train, evaluated
 
     def _rows(self, table: Table, most: int | None, *, labelled: bool = True) -> Encoded:
         labels = self.labels if labelled else None
