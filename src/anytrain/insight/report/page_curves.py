@@ -97,7 +97,7 @@ def counted(run: Run) -> list[tuple[Life, float]]:
     first = max((n for n, life in enumerate(run.lives) if _begin(life) == 0), default=0)
     lives = run.lives[first:]
     ends = [_begin(later) for later in lives[1:]] + [float("inf")]
-    return list(zip(lives, ends, strict=True))
+    return list(zip(lives, ends, strict=False))  # no life yet: none at all
 
 
 def starts(run: Run) -> list[tuple[float, str]]:
