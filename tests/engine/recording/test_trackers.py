@@ -120,13 +120,17 @@ def test_an_absent_library_is_refused_with_how_to_install_it(
 def test_all_means_every_installed_library(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(trackers, "is_installed", lambda module: module in ("wandb", "tensorboard"))
     mine = Listed()
-    assert resolve(["all", mine], tmp_path) == ["tensorboard", "wandb", mine]
+    with pytest.warns(Notice, match="'all' means 'tensorboard', 'wandb' here: 'mlflow', 'trackio'"):
+        assert resolve(["all", mine], tmp_path) == ["tensorboard", "wandb", mine]
     assert available() == ["tensorboard", "wandb", "jsonl", "csv"]
 
 
 def test_all_needs_a_folder_if_one_of_them_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trackers, "is_installed", lambda module: module == "tensorboard")
-    with pytest.raises(BadInput, match="(?s)`tensorboard`.*no folder"):
+    with (
+        pytest.warns(Notice, match="'all' means 'tensorboard' here"),
+        pytest.raises(BadInput, match="(?s)`tensorboard`.*no folder"),
+    ):
         resolve("all", None)
 
 
@@ -248,10 +252,85 @@ def test_a_wrong_option_is_raised_at_the_start(tmp_path: Path) -> None:
     assert first.calls == ["start", "finish"]
 
 
-def test_a_folder_that_cannot_be_made_is_raised_at_the_start(tmp_path: Path) -> None:
+def test_a_tracker_that_cannot_start_is_told_of_and_left_out(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(BadInput, match="(?s)'csv'.*NotADirectoryError"):
-        Trackers(["csv"], tmp_path / "file").start("project")
+    good = Listed()
+    run = Trackers(["csv", good], tmp_path / "file")
+    with pytest.warns(Notice, match="'csv' cannot start, and the run goes on.*NotADirectoryError"):
+        run.start("project", goes_on_at=0)
+    assert run.is_running and list(run) == [good]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.log({"loss": 1.0}, step=1)
+        run.get("csv").log({"loss": 1.0})  # records nothing
+        run.finish()
+    assert (1, {"loss": 1.0}, {}) in good.calls
+
+
+def test_a_run_whose_trackers_all_fail_to_start_goes_on_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    run = Trackers(["csv", "jsonl"], tmp_path / "file")
+    with pytest.warns(Notice) as seen:
+        run.start("project")
+    assert len(seen) == 2 and run.is_running
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert torch.equal(train(run), train(None))
+
+
+def test_settings_that_a_tracker_cannot_store_do_not_stop_it() -> None:
+    class Unsettled(Listed):
+        def store_init_configuration(self, values: dict[str, Any]) -> None:
+            raise RuntimeError("too many")
+
+    mine = Unsettled()
+    run = Trackers([mine])
+    with pytest.warns(Notice, match="'listed' failed.*RuntimeError: too many"):
+        run.start("project", config={"lr": 1})
+    run.log({"loss": 1.0}, step=1)
+    assert mine.calls[-1] == (1, {"loss": 1.0}, {})
+
+
+class Returning(Listed):
+    """A tracker with a way back into its run."""
+
+    name = "returning"
+
+    def go_on(self, run: str, step: int) -> None:
+        self.calls.append(("go on", run, step))
+
+    def kept_as(self) -> str | None:
+        return "run-1"
+
+
+def test_a_resumed_run_goes_on_in_the_trackers_run_of_its_project(tmp_path: Path) -> None:
+    for project, step, expected in (
+        ("one", 0, []),
+        ("one", 40, [("go on", "run-1", 40)]),
+        ("other", 40, []),
+        ("other", 0, []),  # begun anew
+    ):
+        mine = Returning()
+        run = Trackers([mine, "csv"], tmp_path)
+        run.start(project, goes_on_at=step)
+        run.finish()
+        assert [call for call in mine.calls if call[0] == "go on"] == expected
+
+
+def test_a_damaged_note_of_the_runs_begins_new_ones(tmp_path: Path) -> None:
+    for damage in ("", "[1]", '{"project": "one", "runs": [2]}', '{"project": "one", "ru'):
+        (tmp_path / "trackers.json").write_text(damage)
+        mine = Returning()
+        run = Trackers([mine], tmp_path)
+        run.start("one", goes_on_at=3)
+        run.finish()
+        assert mine.calls == ["start", "finish"]
+
+
+def test_runs_are_not_remembered_unless_asked(tmp_path: Path) -> None:
+    run = Trackers([Returning()], tmp_path)
+    run.start("one")
+    assert not list(tmp_path.iterdir())
 
 
 def test_options_for_a_tracker_that_is_not_in_use_are_ignored() -> None:

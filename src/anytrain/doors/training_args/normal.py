@@ -203,7 +203,16 @@ def _trackers(value: Any) -> list[Any]:
     words = [value] if isinstance(value, str) or not hasattr(value, "__iter__") else list(value)
     if words in (["none"], [False], [""]):
         return []
-    return [name for name in LIBRARIES if _is_installed(name)] if "all" in words else words
+    if "all" not in words:
+        return words
+    here = [name for name in LIBRARIES if _is_installed(name)]
+    absent = [name for name in LIBRARIES if name not in here]
+    if absent:
+        tell(
+            f"report_to='all' means {', '.join(here) or 'no tracker'} here: {', '.join(absent)} "
+            "cannot be imported."
+        )
+    return here
 
 
 def _is_installed(name: str) -> bool:

@@ -11,7 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from anytrain.core import environment
 from anytrain.core.errors import AnytrainError, BadInput, BadType, Notice, Unsupported
+from anytrain.engine.recording.trackers import kept
 from anytrain.engine.recording.trackers.csv import CSVTracker
 from anytrain.engine.recording.trackers.general import (
     GeneralTracker,
@@ -113,6 +115,10 @@ def _every_library() -> list[str]:
     names = [name for name in available() if name in _LIBRARIES]
     if not names:
         raise not_installed("all", f"none of {_listed(_LIBRARIES)} is installed")
+    absent = [name for name in _LIBRARIES if name not in names]
+    if absent and environment.read().place.rank == 0:
+        message = f"'all' means {_listed(names)} here: {_listed(absent)} cannot be imported."
+        warnings.warn(message, Notice, stacklevel=4)
     return names
 
 
@@ -174,6 +180,8 @@ class Trackers:
         self._chosen = list(chosen) if is_main else []
         self._logging_dir = logging_dir
         self._running: list[_Running] = []
+        self._has_started = False
+        self._absent: set[str] = set()
         self._idle_reported = False
 
     def __iter__(self) -> Iterator[GeneralTracker]:
@@ -182,37 +190,51 @@ class Trackers:
 
     @property
     def is_running(self) -> bool:
-        """Whether trackers were started and not finished."""
-        return bool(self._running)
+        """Whether trackers were started and not finished, even if none of them came up."""
+        return self._has_started
 
     def start(
         self,
         project_name: str,
         config: Mapping[str, Any] | None = None,
         init_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
+        *,
+        goes_on_at: int | None = None,
     ) -> None:
         """Start every chosen tracker and store the config; a run still open is finished first.
 
-        What a library says about the user's settings is raised, and nothing stays half started.
+        A wish that cannot be met is refused, and nothing stays half started: an absent library,
+        an option that does not exist. A tracker that fails to start is told of and left out.
+
+        With `goes_on_at` the trackers' runs are remembered in the logging folder, and a step
+        above 0 takes up the ones that are remembered there.
         """
         if config is not None:
             check_config(config)
         options = init_kwargs or {}
         self._check_options(options)
         self.finish()
+        known = {}
+        if goes_on_at and self._logging_dir is not None:
+            known = kept.read(self._logging_dir, project_name)
+        self._has_started = bool(self._chosen)
         for item in self._chosen:
             name = item if isinstance(item, str) else item.name
+            given = options.get(name, {})
             try:
-                tracker = item
-                if isinstance(tracker, str):
-                    tracker = self._build(tracker, project_name, options.get(tracker, {}))
+                tracker = self._build(item, project_name, given) if isinstance(item, str) else item
+                if name in known:
+                    tracker.go_on(known[name], goes_on_at or 0)
                 tracker.start()
-                self._running.append(_Running(name, tracker))
-                if config is not None:
-                    tracker.store_init_configuration(dict(config))
-            except Exception as error:
-                self.finish()
-                raise _cannot_start(name, error) from error
+            except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run goes on
+                self._cannot_start(name, error, has_options=bool(given))
+                continue
+            running = _Running(name, tracker)
+            self._running.append(running)
+            if config is not None:
+                self._attempt(running, tracker.store_init_configuration, dict(config))
+        if goes_on_at is not None:
+            self._remember(project_name)
 
     def log(
         self,
@@ -221,7 +243,7 @@ class Trackers:
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
         """Log to every tracker; one that fails is reported, and the run goes on."""
-        if not self._running:
+        if not self._has_started:
             self._report_idle()
             return
         options = log_kwargs or {}
@@ -238,9 +260,10 @@ class Trackers:
     def get(self, name: str, unwrap: bool = False) -> Any:
         """Return a started tracker, or with `unwrap` its library's object.
 
-        Where nothing is tracked, on another rank for one, it is a tracker that records nothing.
+        Where nothing is tracked, on another rank for one or by a tracker that failed to start, it
+        is a tracker that records nothing.
         """
-        if not self._running:
+        if not self._running or name in self._absent:
             return GeneralTracker(_blank=True)
         for tracker in self:
             if tracker.name == name:
@@ -254,6 +277,7 @@ class Trackers:
     def finish(self) -> None:
         """Close every tracker, those that were switched off too; failures are reported."""
         ending, self._running = self._running, []
+        self._has_started, self._absent = False, set()
         for running in ending:
             self._attempt(running, running.tracker.finish)
 
@@ -262,6 +286,38 @@ class Trackers:
         if _needs_folder(TABLE[name]):
             return kind(project_name, self._logging_dir, **options)
         return kind(project_name, **options)
+
+    def _cannot_start(self, name: str, error: Exception, has_options: bool) -> None:
+        """Refuse a wish that cannot be met; tell of a tracker that failed, and go on without."""
+        if isinstance(error, AnytrainError):
+            self.finish()
+            raise error
+        # A call that does not fit is the mistake of whoever passed options to it.
+        if has_options and isinstance(error, TypeError):
+            self.finish()
+            raise _bad_option(name, error) from error
+        self._absent.add(name)
+        message = (
+            f"The tracker {name!r} cannot start, and the run goes on without it: "
+            f"{type(error).__name__}: {error}"
+        )
+        warnings.warn(message, Notice, stacklevel=4)
+
+    def _remember(self, project_name: str) -> None:
+        """Keep the trackers' runs in the logging folder, where there is one."""
+        if self._logging_dir is None:
+            return
+        try:
+            found = {running.name: running.tracker.kept_as() for running in self._running}
+            runs = {name: run for name, run in found.items() if run is not None}
+            if runs:
+                kept.write(self._logging_dir, project_name, runs)
+        except Exception as error:  # noqa: BLE001 - see above
+            message = (
+                f"Cannot keep which runs the trackers log to, so a resume begins new ones: "
+                f"{type(error).__name__}: {error}"
+            )
+            warnings.warn(message, Notice, stacklevel=3)
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         own = [item.name for item in self._chosen if isinstance(item, GeneralTracker)]
@@ -304,12 +360,9 @@ class Trackers:
             warnings.warn(message, Notice, stacklevel=3)
 
 
-def _cannot_start(name: str, error: Exception) -> AnytrainError:
-    if isinstance(error, AnytrainError):
-        return error
+def _bad_option(name: str, error: TypeError) -> BadInput:
     return BadInput(
         f"Cannot start the tracker {name!r}.",
         why=f"{type(error).__name__}: {error}",
-        fix=f"check init_kwargs[{name!r}] and what {name} itself needs: a login, a server, a "
-        "folder it may write to.",
+        fix=f"pass in init_kwargs[{name!r}] only what {name} itself takes.",
     )

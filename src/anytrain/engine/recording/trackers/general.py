@@ -40,6 +40,13 @@ class GeneralTracker:
         if not _blank:
             check_members(self)
 
+    def go_on(self, run: str, step: int) -> None:
+        """Let `start` open the run that `kept_as` named, which goes on from that step."""
+
+    def kept_as(self) -> str | None:
+        """Return what finds the open run again; None if there is no way back into it."""
+        return None
+
     def start(self) -> None:
         """Open the run; called once, on the main process, before anything is logged."""
 

@@ -52,6 +52,7 @@ class MLflowTracker(GeneralTracker):
             "tags": tags,
             "description": description,
         }
+        self._goes_on_in: str | None = None
         self._told: set[str] = set()
 
     @property
@@ -59,15 +60,29 @@ class MLflowTracker(GeneralTracker):
         """The active run."""
         return self.active_run
 
+    def go_on(self, run: str, step: int) -> None:
+        """Go on in that run, unless its store has it no more."""
+        if self._options["run_id"] is None and environment.variable("MLFLOW_RUN_ID") is None:
+            self._goes_on_in = run
+
+    def kept_as(self) -> str | None:
+        """Return the run's id."""
+        return str(self._run_id)
+
     def start(self) -> None:
         """Open the run, in a new experiment where none has the name."""
         _check_store(self._mlflow.get_tracking_uri())
+        if self._goes_on_in is not None and self._is_known(self._goes_on_in):
+            self._options["run_id"] = self._goes_on_in
         self.active_run = self._mlflow.start_run(experiment_id=self._experiment(), **self._options)
         self._run_id = self.active_run.info.run_id
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store the settings as parameters."""
+        """Store the settings as parameters; those that a run has already cannot change."""
         params = [self._param(*item) for item in flatten(settings(values)).items()]
+        if self._options["run_id"] is not None:
+            known = self._mlflow.MlflowClient().get_run(self._run_id).data.params
+            params = [(key, value) for key, value in params if key not in known]
         for first in range(0, len(params), _PARAMS_A_CALL):
             some = dict(params[first : first + _PARAMS_A_CALL])
             self._mlflow.log_params(some, run_id=self._run_id)
@@ -124,6 +139,13 @@ class MLflowTracker(GeneralTracker):
                 self.experiment_name, artifact_location=folder, tags=self._tags
             )
         )
+
+    def _is_known(self, run: str) -> bool:
+        try:
+            self._mlflow.MlflowClient().get_run(run)
+        except self._mlflow.exceptions.MlflowException:
+            return False
+        return True
 
     def _param(self, key: str, value: Any) -> tuple[str, Any]:
         text = str(value)

@@ -36,6 +36,14 @@ class TensorBoardTracker(GeneralTracker):
         """The SummaryWriter."""
         return self.writer
 
+    def go_on(self, run: str, step: int) -> None:
+        """Hide what an earlier life of the run wrote after that step; the folder is the same."""
+        self._options = {"purge_step": step + 1, **self._options}
+
+    def kept_as(self) -> str | None:
+        """Return the folder's name."""
+        return self.run_name
+
     def start(self) -> None:
         """Open the event file."""
         self.writer = self._library.SummaryWriter(self.logging_dir, **self._options)

@@ -25,6 +25,14 @@ class TrackioTracker(GeneralTracker):
         """The trackio run."""
         return self.run
 
+    def go_on(self, run: str, step: int) -> None:
+        """Go on in the run of that name."""
+        self._options = {"name": run, "resume": "allow", **self._options}
+
+    def kept_as(self) -> str | None:
+        """Return the run's name, by which trackio finds it."""
+        return str(self.run.name)
+
     def start(self) -> None:
         """Open the run."""
         self.run = self._trackio.init(**self._options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from anytrain.core import environment
 from anytrain.engine.recording.trackers.general import GeneralTracker, library
 from anytrain.engine.recording.trackers.values import read, settings
 
@@ -24,6 +25,15 @@ class WandBTracker(GeneralTracker):
     def tracker(self) -> Any:
         """The wandb run."""
         return self.run
+
+    def go_on(self, run: str, step: int) -> None:
+        """Go on in that run; steps that it has already, wandb keeps as they are."""
+        if environment.variable("WANDB_RUN_ID") is None:
+            self._options = {"id": run, "resume": "allow", **self._options}
+
+    def kept_as(self) -> str | None:
+        """Return the run's id."""
+        return str(self.run.id)
 
     def start(self) -> None:
         """Open the run."""
