@@ -33,7 +33,10 @@
   }
 
   // Series have x values of their own: one x for all, and undefined where a series has nothing.
-  const columns = (chart) => uPlot.join(chart.series.map((series) => [series.x, series.y]));
+  function columns(chart) {
+    const own = chart.series.map((series) => [series.x, series.y]);
+    return own.length === 1 ? own[0] : uPlot.join(own);
+  }
 
   // What a series shows at the cursor: its own point that lies nearest.
   function nearest(plot, series, index) {
@@ -51,6 +54,7 @@
   function drawMarks(plot, marks) {
     const { ctx, bbox } = plot;
     const ratio = devicePixelRatio;
+    const above = bbox.top - 14 * ratio;
     ctx.save();
     ctx.strokeStyle = ctx.fillStyle = colour("dim");
     ctx.lineWidth = ratio;
@@ -61,12 +65,12 @@
       const x = plot.valToPos(mark.x, "x", true);
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.beginPath();
-      ctx.moveTo(x, bbox.top);
+      ctx.moveTo(x, above);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
       const room = bbox.left + bbox.width - x > ctx.measureText(mark.text).width + 8 * ratio;
       ctx.textAlign = room ? "left" : "right";
-      ctx.fillText(mark.text, x + (room ? 4 : -4) * ratio, bbox.top + 2 * ratio);
+      ctx.fillText(mark.text, x + (room ? 4 : -4) * ratio, above);
     }
     ctx.restore();
   }
@@ -87,18 +91,49 @@
     return [low - room, high + room];
   }
 
+  // Bars and dots have a width of their own, which must not be cut off.
+  function across(chart, low, high) {
+    if (low != null && low !== high && chart.kind === "line") return [low, high];
+    const bins = chart.kind === "bars" ? chart.series[0].x.length : 0;
+    return range(low, high, bins > 1 ? 0.5 / (bins - 1) : 0.03);
+  }
+
+  function line(chart, series, n) {
+    const stroke = colour(COLOURS[n % COLOURS.length]);
+    const drawn = {
+      label: series.name,
+      stroke,
+      value: (plot, value, of, index) =>
+        number(index == null ? null : plot.data[of][nearest(plot, of, index)], chart.unit),
+    };
+    if (chart.kind === "dots") return { ...drawn, paths: () => null, points: { show: true, size: 5 } };
+    if (chart.kind === "bars") {
+      const paths = uPlot.paths.bars({ size: [0.9, 100], align: 0 });
+      return { ...drawn, paths, fill: stroke, width: 0, points: { show: false } };
+    }
+    // Few points are events, such as evaluations: each is shown, whatever else is in the chart.
+    const points = { size: 5, ...(series.x.length <= 100 && { show: true }) };
+    return { ...drawn, width: 1.75, dash: n >= COLOURS.length ? [6, 4] : undefined, points };
+  }
+
+  // Where nobody points, the legend tells the last values.
+  function showLast(plot) {
+    const last = plot.data[0].length - 1;
+    if (last >= 0) plot.setLegend({ idx: last }, false);
+  }
+
   function options(chart, place) {
-    const broad = chart.broad;
+    const bars = chart.kind === "bars";
     const values = (plot, ticks) => ticks.map((tick) => number(tick, chart.unit));
     // As wide as the widest label that is likely.
     const size = chart.unit === "bytes" ? 74 : 62;
     return {
       width: Math.max(place.clientWidth, 200),
-      height: broad ? 300 : 210,
-      padding: [10, 26, 0, 0],
+      height: chart.broad ? 300 : 210,
+      padding: [chart.marks.length ? 22 : 10, 26, 0, 0],
       scales: {
-        x: { time: false, range: (plot, low, high) => (low === high ? range(low, high, 0) : [low, high]) },
-        y: { range: (plot, low, high) => range(low, high, 0.06) },
+        x: { time: false, range: (plot, low, high) => across(chart, low, high) },
+        y: { range: (plot, low, high) => (bars ? [0, high || 1] : range(low, high, 0.06)) },
       },
       axes: [
         axis({ values: (plot, ticks) => ticks.map((tick) => number(tick)), size: 34 }),
@@ -106,15 +141,7 @@
       ],
       series: [
         { label: chart.across, value: (plot, value) => number(value) },
-        ...chart.series.map((series, n) => ({
-          label: series.name,
-          stroke: colour(COLOURS[n % COLOURS.length]),
-          width: 1.75,
-          dash: n >= COLOURS.length ? [6, 4] : undefined,
-          value: (plot, value) => number(value, chart.unit),
-          // Few points are events, such as evaluations: each is shown, whatever else is in the chart.
-          points: { size: 5, ...(series.x.length <= 100 && { show: true }) },
-        })),
+        ...chart.series.map((series, n) => line(chart, series, n)),
       ],
       cursor: {
         dataIdx: nearest,
@@ -123,7 +150,11 @@
         y: false,
       },
       legend: { live: true },
-      hooks: { draw: [(plot) => drawMarks(plot, figures[chart.name].chart.marks)] },
+      hooks: {
+        draw: [(plot) => drawMarks(plot, figures[chart.name].chart.marks)],
+        ready: [showLast],
+        setCursor: [(plot) => plot.cursor.idx == null && showLast(plot)],
+      },
     };
   }
 
@@ -131,7 +162,7 @@
   function view(plot) {
     const xs = plot.data[0];
     const { min, max } = plot.scales.x;
-    const whole = xs.length === 0 || (min <= xs[0] && max >= xs[xs.length - 1]);
+    const whole = xs.length === 0 || min == null || (min <= xs[0] && max >= xs[xs.length - 1]);
     return whole ? null : { min, max };
   }
 

@@ -14,7 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from anytrain.core.errors import BadInput
 from anytrain.insight.pages.page import Content, Markup, beside, document, embedded, tag
@@ -34,7 +34,10 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """Lines over one x axis, under a name that is the chart's own in its page."""
+    """Lines over one x axis, under a name that is the chart's own in its page.
+
+    With `kind` "dots" or "bars" there is one series, drawn as such.
+    """
 
     name: str
     title: str
@@ -46,6 +49,7 @@ class Chart:
     """Places on the x axis with a word for each, such as a new start."""
     broad: bool = False
     """Whether it takes the whole width."""
+    kind: Literal["line", "dots", "bars"] = "line"
 
 
 def page(
@@ -97,8 +101,7 @@ def told(charts: Iterable[Chart]) -> dict[str, Any]:
 def summary(chart: Chart) -> str:
     """Return what a chart shows in words: first, last, lowest and highest of each line."""
     return " ".join(
-        _in_words(series, chart.unit, chart.across, alone=len(chart.series) == 1)
-        for series in chart.series
+        _in_words(series, chart, alone=len(chart.series) == 1) for series in chart.series
     )
 
 
@@ -191,6 +194,7 @@ def _told(chart: Chart) -> dict[str, Any]:
         "across": chart.across,
         "unit": chart.unit,
         "broad": chart.broad,
+        "kind": chart.kind,
         "marks": [{"x": x, "text": text} for x, text in chart.marks],
         "series": [_lines(series) for series in chart.series],
     }
@@ -206,7 +210,8 @@ def _lines(series: Series) -> dict[str, Any]:
     }
 
 
-def _in_words(series: Series, unit: str, across: str, *, alone: bool) -> str:
+def _in_words(series: Series, chart: Chart, *, alone: bool) -> str:
+    unit, across = chart.unit, chart.across
     known = [(x, y) for x, y in series.points if y is not None and math.isfinite(y)]
     lost = len(series.points) - len(known)
     before = "" if alone else f"{series.name}: "
@@ -218,9 +223,10 @@ def _in_words(series: Series, unit: str, across: str, *, alone: bool) -> str:
         return f"{before}{number(y, unit)} at {across} {number(x)}.{missing}"
     low = min(known, key=lambda point: point[1])
     high = max(known, key=lambda point: point[1])
-    first, last = known[0][1], known[-1][1]
+    first, last = number(known[0][1], unit), number(known[-1][1], unit)
+    way = f"from {first} to {last}" if chart.kind == "line" else f"{len(known)} {chart.kind}"
     return (
-        f"{before}from {number(first, unit)} to {number(last, unit)}; "
+        f"{before}{way}; "
         f"lowest {number(low[1], unit)} at {across} {number(low[0])}, "
         f"highest {number(high[1], unit)} at {across} {number(high[0])}.{missing}"
     )

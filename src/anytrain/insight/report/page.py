@@ -31,7 +31,7 @@ def page(run: Run, defaults: Mapping[str, Any] | None = None) -> str:
         f"{run.name}: report",
         *(Markup(str(each)) for each in sections),
         tag("footer", tag("p", made, class_="dim")),
-        charts=charts,
+        charts=[*charts, *page_evaluated.charts_of(run)],
         before=before,
         styles=(beside("report.css"),),
     )

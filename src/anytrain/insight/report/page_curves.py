@@ -124,8 +124,7 @@ def _samples(life: Life) -> float | None:
 
 def _rates(life: Life) -> Iterable[Point]:
     """Yield the throughput between the moments that a life wrote down."""
-    begin = {"step": _begin(life), "time": life.began.get("time")}
-    at = [_place(entry) for entry in (begin, *life.times)]
+    at = (_place(entry) for entry in life.times)
     known = [each for each in at if each is not None]
     before = known[0] if known else (0.0, 0.0)
     for _, (step, now) in pairwise(known):

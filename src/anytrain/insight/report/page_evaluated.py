@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from anytrain.core.records import Run
-from anytrain.insight.pages.curves import number
+from anytrain.insight.pages.curves import Chart, Series, figures, number
 from anytrain.insight.pages.page import Content, Markup, joined, table, tag
 from anytrain.insight.report.page_section import Section, section
 from anytrain.insight.report.page_values import finite, listed, mapping, mappings, text, whole
@@ -18,14 +18,24 @@ def evaluations(run: Run) -> Section | None:
     """Return what was evaluated last, for each set."""
     several = len(run.evaluations) > 1
     content: list[Content] = []
-    for split, found in run.evaluations.items():
+    for split, found in ordered(run):
         if several:
             content.append(tag("h3", split))
-        content.append(joined(*_evaluation(found)))
+        content.append(joined(*_evaluation(split, found)))
     return section("evaluation", "Evaluation", content)
 
 
-def _evaluation(found: dict[str, Any]) -> Iterator[Content]:
+def charts_of(run: Run) -> list[Chart]:
+    """Return the charts of all evaluations."""
+    return [chart for split, found in ordered(run) for chart in residual_charts(split, found)]
+
+
+def ordered(run: Run) -> list[tuple[str, dict[str, Any]]]:
+    """Return the evaluations, the plain one first."""
+    return sorted(run.evaluations.items(), key=lambda each: (each[0] != "eval", each[0]))
+
+
+def _evaluation(split: str, found: dict[str, Any]) -> Iterator[Content]:
     samples, step = whole(found.get("num_samples")), whole(found.get("step"))
     on = "" if samples is None else f" on {samples:,} samples"
     at = "" if step is None else f" at step {step:,}"
@@ -36,15 +46,16 @@ def _evaluation(found: dict[str, Any]) -> Iterator[Content]:
         yield from _classes(found)
         yield _wrong(found, ("label", "predicted", "confidence"), _CONFIDENT)
     if found.get("kind") == "regression":
-        yield from _residuals(found)
+        yield figures(residual_charts(split, found))
         yield _wrong(found, ("label", "predicted", "error"), "The largest errors")
 
 
 def _classes(found: dict[str, Any]) -> Iterator[Markup]:
     names = [text(name, 60) for name in listed(found.get("classes"))]
     counts = [[finite(n) or 0.0 for n in listed(row)] for row in listed(found.get("confusion"))]
-    if names and counts and len(names) <= len(counts):
-        yield _confusion(names, counts)
+    tables = []
+    if names and counts:
+        tables.append(_confusion(names, counts))
     rows = [
         (
             name,
@@ -55,7 +66,8 @@ def _classes(found: dict[str, Any]) -> Iterator[Markup]:
     ]
     if rows:
         head = ("class", "precision", "recall", "F1", "samples")
-        yield table(head, rows, caption="How well each class is told", numbers=range(1, 5))
+        tables.append(table(head, rows, caption="Each class", numbers=range(1, 5)))
+    yield tag("div", tables, class_="pairs")
 
 
 def _confusion(names: list[str], counts: list[list[float]]) -> Markup:
@@ -75,25 +87,33 @@ def _warmth(share: float) -> int:
     return round(min(max(share, 0.0), 1.0) * _WARMTHS)
 
 
-def _residuals(found: dict[str, Any]) -> Iterator[Markup]:
+def residual_charts(split: str, found: dict[str, Any]) -> list[Chart]:
+    """Return how far values were off, as charts; none for another kind of evaluation."""
     told = mapping(found.get("residuals"))
     edges = [finite(edge) for edge in listed(told.get("edges"))]
-    counts = [finite(count) or 0.0 for count in listed(told.get("counts"))]
-    if not counts or len(edges) != len(counts) + 1:
-        return
-    most = max(counts) or 1.0
-    rows = []
-    for n, count in enumerate(counts):
-        low, high = edges[n], edges[n + 1]
-        if low is None or high is None:
-            continue
-        share = tag("rect", x="0", y="0", height="10", width=f"{100 * count / most:.1f}",
-                    class_="part1")  # fmt: skip
-        bar = tag("svg", share, viewBox="0 0 100 10", preserveAspectRatio="none",
-                  class_="count", aria_hidden="true")  # fmt: skip
-        rows.append((f"{number(low)} to {number(high)}", number(count), bar))
-    caption = "Residuals: predicted less true"
-    yield table(("from, to", "samples", ""), rows, caption=caption, numbers=(1,))
+    counts = [finite(count) for count in listed(told.get("counts"))]
+    bars = [
+        ((low + high) / 2, count)
+        for low, high, count in zip(edges, edges[1:], counts, strict=False)
+        if low is not None and high is not None
+    ]
+    dots = sorted(
+        (true, said)
+        for point in map(listed, listed(found.get("points")))
+        if len(point) == 2
+        and (true := finite(point[0])) is not None
+        and (said := finite(point[1])) is not None
+    )
+    charts = []
+    if bars:
+        title = "Residuals: predicted less true"
+        series = [Series("samples", bars)]
+        charts.append(Chart(f"residuals {split}", title, series, across="residual", kind="bars"))
+    if dots:
+        title = "Predicted by true value"
+        series = [Series("predicted", dots)]
+        charts.append(Chart(f"points {split}", title, series, across="true", kind="dots"))
+    return charts
 
 
 def _wrong(found: dict[str, Any], columns: tuple[str, ...], caption: str) -> Markup:
@@ -108,7 +128,7 @@ def _wrong(found: dict[str, Any], columns: tuple[str, ...], caption: str) -> Mar
     ]
     if not rows:
         return Markup("")
-    numbers = (0, 4) if names else (0, 2, 3, 4)
+    numbers = (4,) if names else (2, 3, 4)
     return table(("sample", "input", *columns), rows, caption=caption, numbers=numbers)
 
 

@@ -44,7 +44,9 @@ def surroundings(run: Run) -> Section | None:
     for split, data in mapping(start.get("data")).items():
         content.append(facts(mapping(data), f"Data: {split}"))
     content.append(facts({k: _counted(v) for k, v in model.items()}, "Model"))
-    return section("surroundings", "Versions, hardware, code and data", content)
+    content = [each for each in content if each]
+    told_of = [tag("div", content, class_="pairs")] if content else []
+    return section("surroundings", "Versions, hardware, code and data", told_of)
 
 
 def reproduce(run: Run) -> Section | None:

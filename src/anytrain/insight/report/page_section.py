@@ -35,4 +35,6 @@ def section(name: str, title: str, content: Iterable[Content]) -> Section | None
 def facts(values: Mapping[str, Any], caption: str) -> Markup:
     """Return names and values as a table of two columns; nothing for no values."""
     rows = [(name, tag("code", text(value))) for name, value in values.items()]
-    return table(("name", "value"), rows, caption=caption) if rows else Markup("")
+    if not rows:
+        return Markup("")
+    return tag("div", table(("name", "value"), rows, caption=caption), class_="facts")
