@@ -25,7 +25,7 @@ from anytrain.engine.recording.trackers import Trackers, resolve
 from anytrain.engine.recording.trackers.values import read
 
 JOURNAL_NAME = "metrics.jsonl"
-_PARTS = ("eval", "test", "train")
+_PARTS = ("eval", "test")
 _PLAIN = (bool, int, float, str, type(None))
 _left_open: set[Trackers] = set()
 """Of runs that may yet evaluate. Libraries know one run a process: a training ends the others."""
@@ -110,7 +110,12 @@ class Recording(Reports):
             return
         trackers = Trackers(chosen, self._logging_dir())
         settings = {k: v for k, v in args.to_sanitized_dict().items() if v is not None}
-        trackers.start(str(args.project), settings, self._tracker_options(chosen))
+        trackers.start(
+            str(args.project),
+            settings,
+            self._tracker_options(chosen),
+            goes_on_at=self.state.global_step if self.is_in_train else None,
+        )
         self._trackers, self._has_recorded_training = trackers, False
         if not self.is_in_train:
             _left_open.add(trackers)
@@ -255,7 +260,10 @@ def _plain(value: Any) -> Any:
 
 
 def _named_for_trackers(logs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values under the names that trackers' pages group by: eval/loss, train/loss."""
+    """Return values under the names that trackers' pages group by: eval/loss, train/loss.
+
+    The mean over a training, train_loss, is no point of the curve of losses: train/train_loss.
+    """
     named = {}
     for name, value in logs.items():
         part, _, rest = name.partition("_")
