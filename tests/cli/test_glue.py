@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from anytrain.core import records
 from launching import child_environment, run_command
 from tiny_bert import OVERRIDES, model_folder, pairs, write_rows
 
@@ -78,7 +79,7 @@ def test_killed_and_stopped_runs_end_in_the_uninterrupted_runs_weights(
     assert _weights_differ(whole / "model.safetensors", cut / "model.safetensors") == []
     scores = [json.loads((out / "eval_results.json").read_text()) for out in (whole, cut)]
     assert scores[0]["eval_loss"] == scores[1]["eval_loss"]
-    steps = [json.loads(line)["step"] for line in (cut / "metrics.jsonl").read_text().splitlines()]
+    steps = [entry["step"] for entry in records.open_run(cut).metrics]
     assert steps == sorted(steps), "the journal tells one history"
 
     refused = run_command([*GLUE, *words, "--output_dir", cut], check=False)

@@ -1,7 +1,8 @@
 """Decide whether a run may use its output folder, and keep its settings there.
 
-A folder holds one run. `run.json` keeps what defines it, so that the same command continues a
-run that was cut short, and another command cannot train over it by mistake.
+A folder holds one run. `run.json` keeps what defines it beside what the run itself writes there
+of its starts, so that the same command continues a run that was cut short, and another command
+cannot train over it by mistake.
 """
 
 from __future__ import annotations
@@ -25,6 +26,9 @@ _OWN_FILES = (
     "trainer_state.json",
     "metrics.jsonl",
     "timesheet.jsonl",
+    "events.jsonl",
+    "evaluation.json",
+    "evaluation-*.json",
     "evaluation.json",
     "evaluation-*.json",
     "result.json",
@@ -89,7 +93,8 @@ def begin(folder: Path, way: Way, settings: Mapping[str, Any]) -> None:
     if way.kind == "anew":
         remove_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    _write(folder, {"anytrain": __version__, "state": "unfinished", "settings": dict(settings)})
+    own = {"anytrain": __version__, "state": "unfinished", "settings": dict(settings)}
+    _write(folder, {**(read(folder) or {}), **own})
 
 
 def finish(folder: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from anytrain.core import records
 from anytrain.core.errors import Notice
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer import Trainer, recording
@@ -25,6 +26,10 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
+def logged(folder: Path) -> list[dict[str, Any]]:
+    return records.open_run(folder).metrics
+
+
 def tracked(tmp_path: Path) -> list[dict[str, Any]]:
     return lines(next((tmp_path / "runs").rglob("metrics.jsonl")))
 
@@ -32,7 +37,7 @@ def tracked(tmp_path: Path) -> list[dict[str, Any]]:
 def test_an_evaluation_alone_is_written_down(tmp_path: Path) -> None:
     trainer = build(tmp_path, report_to="jsonl")
     found = trainer.evaluate()
-    assert [line["eval_loss"] for line in lines(tmp_path / "metrics.jsonl")] == [found["eval_loss"]]
+    assert [line["eval_loss"] for line in logged(tmp_path)] == [found["eval_loss"]]
     assert [line["eval/loss"] for line in tracked(tmp_path)] == [found["eval_loss"]]
 
 
@@ -44,7 +49,7 @@ def test_evaluations_before_and_after_training_belong_to_its_run(tmp_path: Path)
     after = trainer.evaluate()["eval_loss"]
     assert trainer._trackers is trackers
     for found, name, step in (
-        (lines(tmp_path / "metrics.jsonl"), "eval_loss", "step"),
+        (logged(tmp_path), "eval_loss", "step"),
         (tracked(tmp_path), "eval/loss", "_step"),
     ):
         told = [(line[step], line[name]) for line in found if name in line]
@@ -53,9 +58,9 @@ def test_evaluations_before_and_after_training_belong_to_its_run(tmp_path: Path)
 
 def test_a_later_process_that_evaluates_adds_to_the_journal(tmp_path: Path) -> None:
     build(tmp_path).train()
-    before = lines(tmp_path / "metrics.jsonl")
+    before = logged(tmp_path)
     build(tmp_path).evaluate()
-    assert lines(tmp_path / "metrics.jsonl")[:-1] == before
+    assert logged(tmp_path)[:-1] == before
 
 
 def test_the_next_training_ends_the_trackers_that_were_left_open(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from anytrain.core import records
 from anytrain.core.errors import BadInput, BadType, CheckpointError, Notice
 from anytrain.doors.callbacks import DefaultFlowCallback, PrinterCallback, TrainerCallback
 from anytrain.doors.trainer import Trainer
@@ -115,7 +115,7 @@ def test_every_log_entry_is_in_the_history_and_the_journal(tmp_path: Path) -> No
         eval_dataset=twins.points(5),
         eval_strategy="epoch",
     )
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    lines = records.open_run(tmp_path).metrics
     assert [line["step"] for line in lines] == [e["step"] for e in ran.trainer.state.log_history]
     for line, entry in zip(lines, ran.trainer.state.log_history, strict=True):
         assert {name: line[name] for name in entry} == entry

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from anytrain.core import records
 from anytrain.core.errors import Notice
 from anytrain.engine.recording.journal import Journal
 
@@ -16,6 +17,10 @@ def entries(path: Path) -> list[dict[str, Any]]:
         raise AssertionError(f"{name} is not JSON")
 
     return [json.loads(line, parse_constant=refuse) for line in path.read_text().splitlines()]
+
+
+def history(path: Path) -> list[dict[str, Any]]:
+    return records.open_run(path.parent).metrics
 
 
 def test_each_entry_is_one_line_that_is_there_at_once(tmp_path: Path) -> None:
@@ -44,17 +49,18 @@ def test_resume_drops_what_was_logged_beyond_the_checkpoint(tmp_path: Path) -> N
     again = Journal(path)
     again.begin(20)
     again.write(30, 1.5, {"loss": 0.5})
-    assert [(e["step"], e["loss"]) for e in entries(path)] == [(10, 0.1), (20, 0.05), (30, 0.5)]
+    assert [(e["step"], e["loss"]) for e in history(path)] == [(10, 0.1), (20, 0.05), (30, 0.5)]
+    assert len(entries(path)) == 6, "nothing is ever taken out of the file"
     assert os.listdir(tmp_path) == ["metrics.jsonl"]
 
 
-def test_a_line_torn_by_a_crash_is_gone_after_a_resume(tmp_path: Path) -> None:
+def test_a_line_torn_by_a_crash_is_passed_over_after_a_resume(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 10, "loss": 1.0}\n{"step": 20, "lo')
     journal = Journal(path)
     journal.begin(10)
     journal.write(20, 1.0, {"loss": 0.5})
-    assert [entry["step"] for entry in entries(path)] == [10, 20]
+    assert [entry["step"] for entry in history(path)] == [10, 20]
 
 
 def test_a_new_training_starts_a_new_history_and_keeps_its_own_baseline(tmp_path: Path) -> None:
@@ -66,7 +72,30 @@ def test_a_new_training_starts_a_new_history_and_keeps_its_own_baseline(tmp_path
     new.write(0, 0, {"eval_loss": 0.7})
     new.begin(0)
     new.write(10, 1, {"loss": 0.6})
-    assert [entry.get("eval_loss", entry.get("loss")) for entry in entries(path)] == [0.7, 0.6]
+    assert [entry.get("eval_loss", entry.get("loss")) for entry in history(path)] == [0.7, 0.6]
+
+
+def test_a_second_training_of_one_journal_starts_anew_too(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    for loss in (0.5, 0.4):
+        journal.begin(0)
+        journal.write(10, 1, {"loss": loss})
+    assert [entry["loss"] for entry in history(journal.path)] == [0.4]
+
+
+def test_a_first_training_needs_no_marker(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.write(0, 0, {"eval_loss": 0.7})
+    journal.begin(0)
+    journal.write(10, 1, {"loss": 0.6})
+    assert len(entries(journal.path)) == len(history(journal.path)) == 2
+
+
+def test_values_by_the_names_of_ours_are_kept(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "metrics.jsonl")
+    journal.write(1, None, {"time": 2.5, "event": "begin", "step": 7})
+    (entry,) = history(journal.path)
+    assert (entry["step"], entry["time_"], entry["event_"], entry["step_"]) == (1, 2.5, "begin", 7)
 
 
 def test_other_ranks_write_nothing(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import warnings
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,14 +17,16 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from anytrain.core.errors import BadInput, BadType, CheckpointError, Notice
-from anytrain.doors.accelerator.options import ProjectConfiguration
+from anytrain.doors.accelerator.options import DataLoaderConfiguration, ProjectConfiguration
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot, timing
-from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals, tell_failure
+from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint import foreign
 from anytrain.engine.checkpoint.export import export_model, export_object
 from anytrain.engine.checkpoint.foreign import looks_foreign
+from anytrain.engine.recording import origin
+from anytrain.engine.recording.record import Record
 from anytrain.insight.preflight.watching import skips_save, watching
 
 Place = str | os.PathLike[str]
@@ -32,7 +37,13 @@ class Saving:
 
     project_configuration: ProjectConfiguration
     _run: Run
+    dataloader_config: DataLoaderConfiguration
     _between: BetweenSteps
+    _record: Record | None
+    _restored: int | None
+    """The updates of the checkpoint that was loaded; None where none was."""
+    _project: tuple[str | None, dict[str, Any]]
+    """The name and the settings that `init_trackers` was given."""
     _registered: list[Any]
     _save_hooks: OrderedDict[int, Callable[..., None]]
     _load_hooks: OrderedDict[int, Callable[..., None]]
@@ -68,7 +79,7 @@ class Saving:
             self.finish_saving()
             if blocking:
                 outcome = store.save(name, take, world=found.world)
-                if tell_failure(outcome):
+                if self._between.told(outcome):
                     return os.fspath(store.root / name)
             else:
                 self._writer_for(store).begin(name, take)
@@ -129,12 +140,14 @@ class Saving:
             self._count_on_from(newest.path)
         elif looks_foreign(Path(input_dir)):
             snapshot.restore_foreign(self._run, self._registered, foreign.read(input_dir))
+            self._restored = self._run.session.cursor.updates
             return
         else:
             loaded = checkpoint.load(input_dir, world=world)
             self._count_on_from(Path(input_dir))
         hooks = list(self._load_hooks.values())
         snapshot.restore(self._run, self._registered, loaded, hooks, strict=strict)
+        self._restored = self._run.session.cursor.updates
         if self._run.session.end_step is not None:
             self._run.session.end_step()  # what was restored is an input of the next step's graph
 
@@ -151,6 +164,7 @@ class Saving:
         self._registered = []
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._between = BetweenSteps()
+        self._record, self._restored, self._project = None, None, (None, {})
         if self.project_configuration.project_dir is not None:
             found = self._run.session
             self._between.interrupts = stop_on_signals(found, self._save_interrupted)
@@ -160,7 +174,34 @@ class Saving:
                 begin=lambda: {"step": 0},
                 standing=lambda: {"step": found.cursor.updates},
             )
+            self._record = self._between.record = Record(
+                self.project_configuration.project_dir,
+                is_main=found.world.rank == 0,
+                step=lambda: found.cursor.updates,
+            )
+            self._between.opening = self._begin_start
             found.cursor.stops = self._between
+
+    def _begin_start(self) -> None:
+        """Write down that a run starts, and what is known of it."""
+        if self._record is None or watching() is not None:
+            return
+        run, (name, config) = self._run, self._project
+        sets = {  # the first loader that was prepared is the training's, as everybody writes it
+            f"loader {number}" if number else "train": getattr(loader, "dataset", None)
+            for number, loader in enumerate(run.loaders)
+        }
+        model = run.models[0] if run.models else None
+        if model is not None:
+            model = run.unwrap(model, keep_forward=True, keep_compiled=False)
+        own = {
+            "mixed_precision": run.session.plan.precision.value,
+            "gradient_accumulation_steps": run.session.cursor.accumulation.num_steps,
+            "dataloader_config": asdict(self.dataloader_config),
+        }
+        facts = timing.start(run.session, model, sets)
+        self._record.begin({**facts, "arguments": origin.settings({**own, **config})}, name)
+        atexit.register(_end, weakref.ref(self._record))
 
     def _save_interrupted(self) -> str:
         """Save the run because a signal ends it; return a sentence about what was saved."""
@@ -274,6 +315,12 @@ class Saving:
             return checkpoint.Store(root, retention=keep), name
         path = Path(folder)
         return checkpoint.Store(path.parent), path.name
+
+
+def _end(record: weakref.ref[Record]) -> None:
+    found = record()
+    if found is not None:
+        found.end()
 
 
 def _refuse_unknown(call: str, options: dict[str, Any]) -> None:

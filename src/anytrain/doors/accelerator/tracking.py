@@ -8,6 +8,9 @@ from anytrain.core.errors import WrongOrder
 from anytrain.doors.accelerator.processes import ProcessView
 from anytrain.doors.accelerator.settings import Settings
 from anytrain.engine.recording import trackers
+from anytrain.engine.recording.record import Record
+from anytrain.engine.recording.trackers.values import read
+from anytrain.insight.preflight.watching import watching
 
 
 class Tracking(ProcessView, Settings):
@@ -15,6 +18,9 @@ class Tracking(ProcessView, Settings):
 
     _log_with: list[Any]
     _trackers: trackers.Trackers | None
+    _record: Record | None
+    _restored: int | None
+    _project: tuple[str | None, dict[str, Any]]
 
     def init_trackers(
         self,
@@ -23,6 +29,7 @@ class Tracking(ProcessView, Settings):
         init_kwargs: dict[str, Any] | None = None,
     ) -> None:
         """Start the trackers of `log_with`."""
+        self._project = (project_name, dict(config or {}))
         self._trackers = trackers.Trackers(
             self._log_with, self.logging_dir, is_main=self.is_main_process
         )
@@ -49,6 +56,25 @@ class Tracking(ProcessView, Settings):
         step: int | None = None,
         log_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Log to every running tracker, from the main process."""
+        """Log to every running tracker and to the run's folder, from the main process.
+
+        Where there is a project_dir, `metrics.jsonl` in it holds what was logged, trackers or not;
+        without `step` it is at the update that the training has come to.
+        """
+        if self._record is not None and self.is_main_process and watching() is None:
+            self._note(self._record, read(values), step)
         if self._trackers is not None:
             self._trackers.log(values, step, log_kwargs or {})
+
+    def _note(self, record: Record, values: dict[str, Any], step: int | None) -> None:
+        """Add values to the run's log; the first ones after an update begin its history.
+
+        A run that was put back goes on with these: what earlier ones logged from this step on
+        is not its own.
+        """
+        updates = self._run.session.cursor.updates
+        at = updates if step is None else step
+        if not record.journal.has_begun and updates > (self._restored or 0):
+            record.journal.begin(0 if self._restored is None else max(at - 1, 0))
+        epoch = values.get("epoch")
+        record.log(at, epoch if isinstance(epoch, int | float) else None, values)

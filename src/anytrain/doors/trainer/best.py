@@ -10,6 +10,7 @@ import math
 import re
 import shutil
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ class Best(Search):
 
     model: nn.Module
     _trial: Any
+    _happened: Callable[..., None]
 
     def _best_metric_name(self) -> str | None:
         name = self.args.metric_for_best_model
@@ -60,7 +62,13 @@ class Best(Search):
             known = state.best_model_checkpoint
             return known if known is None or Path(known).is_dir() else self._best_saved(root)
 
-        state.best_model_checkpoint = world.broadcast_object(find() if world.rank == 0 else None)
+        before = state.best_model_checkpoint
+        best = state.best_model_checkpoint = world.broadcast_object(
+            find() if world.rank == 0 else None
+        )
+        if best is not None and best != before:
+            name = self._best_metric_name()
+            self._happened("best", path=best, metric=name, value=state.best_metric)
 
     def _best_saved(self, root: Path) -> str | None:
         """Return the best of the checkpoints there are, by their steps' evaluations."""
@@ -122,6 +130,7 @@ class Best(Search):
         for entry in Path(best).parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             if entry != Path(best) and (entry / "manifest.json").exists():
                 shutil.rmtree(entry, ignore_errors=True)
+                self._happened("removed", path=str(entry))
 
 
 class CheckpointMetricMissing(CheckpointError, KeyError):

@@ -1,4 +1,4 @@
-"""The part of `Trainer` that tells callbacks, the history, the journal and the trackers."""
+"""The part of `Trainer` that tells callbacks, the history, the record and the trackers."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from anytrain.doors.callbacks import Callbacks, TrainerControl
 from anytrain.doors.trainer.outputs import speed_metrics
 from anytrain.doors.trainer.reports import Reports
 from anytrain.doors.trainer.timing import remark
+from anytrain.engine.assemble import timing as starting
+from anytrain.engine.assemble.between import BetweenSteps
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.loop import Progress, Requests
-from anytrain.engine.recording.journal import Journal
+from anytrain.engine.recording import origin
+from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.timesheet import Timesheet
 from anytrain.engine.recording.trackers import Trackers, resolve
 from anytrain.engine.recording.trackers.values import read
 
-JOURNAL_NAME = "metrics.jsonl"
 _PARTS = ("eval", "test")
 _PLAIN = (bool, int, float, str, type(None))
 _left_open: set[Trackers] = set()
@@ -35,12 +37,16 @@ class Recording(Reports):
     """What is written down while a run goes on."""
 
     model: nn.Module
+    train_dataset: Any
+    eval_dataset: Any
+    _are_several: Callable[[Any], bool]
     callback_handler: Callbacks
     _run: Run
     _progress: Progress
     _trackers: Trackers | None
     _timesheet: Timesheet | None
-    _journal: Journal | None
+    _record: Record | None
+    _between: BetweenSteps
     _tokens: torch.Tensor | int | None
     current_flos: float
     _flos_of: dict[Any, float]
@@ -79,30 +85,56 @@ class Recording(Reports):
                 logs.update(speed_metrics("train", start_time, num_tokens=seen))
         state.log_history.append(_for_history({**logs, "step": state.global_step}))
         self._open_records()
-        if self._journal is not None:
-            self._journal.write(state.global_step, state.epoch, logs)
+        if self._record is not None:
+            self._record.log(state.global_step, state.epoch, logs)
         if self._trackers is not None:
             self._trackers.log(_named_for_trackers(logs), step=state.global_step)
         self._tell("log", logs=logs)
 
     def _begin_records(self) -> None:
-        """Record a training: its journal goes on from its step, its trackers are its own."""
+        """Record a training: its log goes on from its step, its trackers are its own."""
         self._counted_input = getattr(self.model, "main_input_name", "input_ids")
         if self._trackers is not None and not self._has_recorded_training:
             _left_open.discard(self._trackers)  # evaluations that came first are the run's too
         _finish_left_open()
         self._open_records()
         self._has_recorded_training = True
-        if self._journal is not None:
-            self._journal.begin(self.state.global_step)
+        if self._record is not None:
+            self._record.journal.begin(self.state.global_step)
+
+    def _begin_start(self) -> None:
+        """Write down that a training starts, and what is known of it."""
+        self._open_record()
+        self._between.record = self._record
+        if self._record is None:
+            return
+        args, evaluated = self.args, self.eval_dataset
+        sets = {"train": self.train_dataset}
+        if isinstance(evaluated, dict) and self._are_several(evaluated):
+            sets |= {f"eval/{name}": found for name, found in evaluated.items()}
+        else:
+            sets["eval"] = evaluated
+        facts = starting.start(self._session, self.model, sets)
+        named = args.run_name if args.run_name != args.output_dir else None
+        self._record.begin({**facts, "arguments": origin.settings(args.to_dict())}, named)
+
+    def _happened(self, kind: str, **values: Any) -> None:
+        """Write an event of the training down."""
+        if self._record is not None:
+            self._record.tell(kind, **values)
+
+    def _open_record(self) -> None:
+        """Have the record of the run's folder open; each trial of a search has its own."""
+        if not self.is_world_process_zero() or self.args.output_dir is None:
+            return
+        folder = Path(self._get_output_dir(self._trial))
+        if self._record is None or self._record.folder != folder:
+            self._record = Record(folder, step=lambda: self.state.global_step)
 
     def _open_records(self) -> None:
-        """Have the journal and the trackers open, in training or out of it."""
+        """Have the record and the trackers open, in training or out of it."""
         args = self.args
-        if self.is_world_process_zero() and args.output_dir is not None:
-            path = Path(self._get_output_dir(self._trial)) / JOURNAL_NAME
-            if self._journal is None or self._journal.path != path:  # each trial has its own
-                self._journal = Journal(path)
+        self._open_record()
         if self._trackers is not None and self._trackers.is_running:
             return
         chosen = resolve(self._report_to(), self._logging_dir())

@@ -26,7 +26,7 @@ from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, get_last_check
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
-from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals, tell_failure
+from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint import foreign
 from anytrain.engine.checkpoint.export import export_model
@@ -173,7 +173,7 @@ class Saving(Best):
         # A subclass may go on with the folder once this returns.
         wait = wait or type(self)._save_checkpoint is not Saving._save_checkpoint
         if wait or not self.args.async_save:
-            if tell_failure(store.save(name, self._take, world=self._session.world)):
+            if self._between.told(store.save(name, self._take, world=self._session.world)):
                 self._settle_best(store.root)
             return
         if self._between.writer is None or self._between.writer.root != store.root:

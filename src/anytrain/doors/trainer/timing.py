@@ -48,6 +48,7 @@ def recorded(trainer: Trainer) -> Iterator[None]:
     else:
         ledger.begin()
     trainer._timesheet = trainer._between.timesheet = sheet
+    trainer._begin_start()
     how = "failed"
     try:
         yield
@@ -58,6 +59,8 @@ def recorded(trainer: Trainer) -> Iterator[None]:
     finally:
         if sheet is not None:
             sheet.end(how)
+        if trainer._record is not None:
+            trainer._record.end()
         ledger.rest(OUTSIDE)
 
 

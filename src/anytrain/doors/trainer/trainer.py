@@ -90,7 +90,7 @@ class Trainer(
         preparing.set_precision_of_matmuls(self.args, self._session)
         self._new_run()
         self._memory = MemoryUse(self._session, off=self.args.skip_memory_metrics)
-        self._trial = self._journal = self._trackers = self._tokens = None
+        self._trial = self._record = self._trackers = self._tokens = None
         self.model = self.call_model_init() if model is None else model
         self.model_wrapped = self.model
         self._inspect_model()

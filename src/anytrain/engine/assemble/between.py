@@ -11,6 +11,7 @@ from anytrain.core.errors import Notice
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.interrupts import Interrupts
+from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.timesheet import Timesheet
 
 
@@ -21,12 +22,18 @@ class BetweenSteps:
         self.writer: checkpoint.Writer | None = None
         self.interrupts: Interrupts | None = None
         self.timesheet: Timesheet | None = None
+        self.record: Record | None = None
+        self.opening: Callable[[], None] | None = None
+        """What the first batch of a run begins with, once."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BetweenSteps, ()  # a pickled run neither writes nor listens for signals
 
     def arm(self) -> None:
         """Begin to count the time, and to listen for signals where there is a place to save."""
+        opening, self.opening = self.opening, None
+        if opening is not None:
+            opening()
         if self.timesheet is not None:
             self.timesheet.start(ends_at_exit=True)
         if self.interrupts is not None:
@@ -37,7 +44,7 @@ class BetweenSteps:
         if self.timesheet is not None:
             self.timesheet.note()
         if self.writer is not None:
-            tell_failure(self.writer.poll())
+            self.told(self.writer.poll())
         if self.interrupts is not None:
             self.interrupts.boundary()
 
@@ -45,6 +52,8 @@ class BetweenSteps:
         """Give the signals back: the run is over."""
         if self.timesheet is not None:
             self.timesheet.end("finished")
+        if self.record is not None:
+            self.record.end()
         if self.interrupts is not None:
             self.interrupts.disarm()
 
@@ -57,15 +66,19 @@ class BetweenSteps:
         """Wait until a save behind the loop is committed, and tell if it failed."""
         if self.writer is not None:
             for outcome in self.writer.finish():
-                tell_failure(outcome)
+                self.told(outcome)
 
-
-def tell_failure(outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
-    """Give notice of a save that failed; return whether it did."""
-    if not isinstance(outcome, checkpoint.SaveFailed):
+    def told(self, outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
+        """Put a save on record, and give notice of one that failed; return whether it did."""
+        if isinstance(outcome, checkpoint.SaveFailed):
+            warnings.warn(str(outcome), Notice, stacklevel=3)
+            return True
+        if outcome is not None and self.record is not None:
+            took = {"bytes": outcome.num_bytes, "seconds": round(outcome.seconds, 3)}
+            self.record.tell("checkpoint", path=str(outcome.path), step=outcome.step, **took)
+            for path in outcome.removed:
+                self.record.tell("removed", path=str(path))
         return False
-    warnings.warn(str(outcome), Notice, stacklevel=3)
-    return True
 
 
 def stop_on_signals(session: Session, save: Callable[[], str]) -> Interrupts:

@@ -12,7 +12,7 @@ from anytrain.core import environment
 from anytrain.core.clock import Ledger
 from anytrain.core.environment import Environment
 from anytrain.core.errors import BadInput
-from anytrain.core.facts import JobFacts
+from anytrain.core.facts import Capabilities, JobFacts
 from anytrain.core.plan import (
     Choice,
     Plan,
@@ -70,6 +70,8 @@ class Session:
     ledger: Ledger = field(default_factory=Ledger, compare=False)
     graphs: Graphs | None = field(default=None, compare=False)
     """What was compiled; None where nothing compiles."""
+    machine: Capabilities | None = field(default=None, compare=False)
+    """What the device was found to do; None where nobody tried."""
 
     def revise(self, choice: str, value: str, because: str, step: int = 0) -> None:
         """Move one of the plan's choices, and keep a record of it; the same again is no news."""
@@ -129,6 +131,7 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
         environment=env,
         end_step=end_step,
         graphs=graphs,
+        machine=machine,
     )
 
 

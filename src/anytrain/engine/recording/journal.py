@@ -1,17 +1,18 @@
-"""Keep a run's log as one JSON object a line, so that the file tells one history."""
+"""Keep a run's log as one JSON object a line, appended and never rewritten.
+
+Each life of a run that goes on where another was says so with a marker; the reader of
+`core.records` makes one history of them all.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import time
-import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.errors import Notice
-from anytrain.engine.recording.trackers.files import append, replace, to_json
+from anytrain.engine.recording.disk import Disk
 
 
 class Journal:
@@ -21,67 +22,52 @@ class Journal:
     reads. A disk that fails is told of once, and stops nothing. Only the main rank writes.
     """
 
-    def __init__(self, path: str | os.PathLike[str], is_main: bool = True) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], is_main: bool = True, disk: Disk | None = None
+    ) -> None:
         self.path = Path(path)
         self._is_main = is_main
-        self._has_complained = False
-        self._has_begun = False
-        self._before_training: list[str] = []
+        self._disk = disk or Disk()
+        self._has_begun = self._is_alone = False
+        self._num_before = 0
+        """Entries of this process that came before its training."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a training is being written down."""
+        return self._has_begun
 
     def begin(self, step: int) -> None:
-        """Drop what an earlier attempt wrote beyond `step`, where training goes on from.
+        """Go on from `step`: what earlier lives wrote beyond it is not read any more.
 
-        From step 0 all of it goes, but for what this journal itself wrote at step 0: figures
-        of the untrained model.
+        From step 0 nothing earlier is, but for what this journal itself wrote before: figures of
+        the untrained model. A file that holds nothing else needs no marker.
         """
-        if not self._is_main:
+        prelude, self._num_before = self._num_before, 0
+        is_first, self._has_begun = not self._has_begun, True
+        if not self._is_main or (is_first and (self._is_alone or not _holds_some(self.path))):
             return
-        prelude, self._before_training = self._before_training, []
-        self._has_begun = True
-        self._safely(lambda: self._rewrite(step, prelude))
+        self._disk.append(
+            self.path,
+            {"step": step, "time": round(time.time(), 3), "event": "begin", "prelude": prelude},
+        )
 
     def write(self, step: int, epoch: float | None, values: Mapping[str, Any]) -> None:
         """Add an entry."""
         if not self._is_main:
             return
+        if not self._has_begun:
+            self._is_alone |= not self._num_before and not _holds_some(self.path)
+            self._num_before += 1
         place = {"step": step, "epoch": epoch, "time": round(time.time(), 3)}
-        rest = {name: value for name, value in values.items() if name not in place}
-        line = to_json({**place, **rest})
-        if step == 0 and not self._has_begun:
-            self._before_training.append(line)
-        self._safely(lambda: self._append(line))
-
-    def _append(self, line: str) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        append(self.path, line)
-
-    def _rewrite(self, step: int, prelude: list[str]) -> None:
-        if not self.path.exists():
-            return
-        before = self.path.read_text(encoding="utf-8", errors="replace").splitlines()
-        kept = [line for line in before if 0 <= _step(line) <= step] if step > 0 else prelude
-        if kept != before:
-            replace(self.path, "".join(f"{line}\n" for line in kept))
-
-    def _safely(self, action: Callable[[], None]) -> None:
-        try:
-            action()
-        except OSError as error:
-            if not self._has_complained:
-                self._has_complained = True
-                warnings.warn(
-                    f"Cannot write {self.path}: {error}. Training goes on; log entries may be "
-                    "missing there.",
-                    Notice,
-                    stacklevel=4,
-                )
+        taken = {*place, "event"}
+        # A value of the user's by one of these names is kept under another.
+        rest = {f"{n}_" if n in taken else n: v for n, v in values.items() if n != "epoch"}
+        self._disk.append(self.path, {**place, **rest})
 
 
-def _step(line: str) -> int:
-    """Return the step of an entry; -1 for a line that is none, torn by a crash for example."""
+def _holds_some(path: Path) -> bool:
     try:
-        entry = json.loads(line)
-    except ValueError:
-        return -1
-    step = entry.get("step") if isinstance(entry, dict) else None
-    return step if isinstance(step, int) else -1
+        return path.stat().st_size > 0
+    except OSError:
+        return False

@@ -1,20 +1,21 @@
 """Read the losses that a run has logged, and find where two runs' curves part.
 
-Understood are the plain files that `log_with="jsonl"` and `log_with="csv"` write.
+Understood are a run's own log and the plain files of `log_with="jsonl"` and `log_with="csv"`.
 """
 
 from __future__ import annotations
 
 import csv
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from anytrain.core import records
+
 Curves = dict[str, dict[int, list[float]]]
-"""By name, by step, every value that was logged: a step that was redone has several."""
+"""By "counter/name", by step, every value that was logged: a redone step may have several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +35,20 @@ def read_losses(folder: Path) -> Curves:
     """Return what was logged below a folder under names with "loss" in them."""
     curves: Curves = defaultdict(lambda: defaultdict(list))
     for row in _rows(folder):
-        step = _number(row.get("_step", row.get("step")))
+        # Trackers and the run itself may count other steps.
+        counted = "_step" if "_step" in row else "step"
+        step = _number(row.get(counted))
         for name, value in row.items():
             loss = _number(value) if "loss" in name.lower() else None
             if step is not None and loss is not None:
-                curves[name][int(step)].append(loss)
+                curves[f"{counted}/{name}"][int(step)].append(loss)
     return curves
 
 
 def first_parting(one: Curves, other: Curves) -> Parting | None:
     """Return where the curves of two runs part first; None where they never do."""
     found = [
-        Parting(name, step, values[0], value)
+        Parting(name.partition("/")[2], step, values[0], value)
         for name, steps in one.items()
         for step, values in steps.items()
         for value in other.get(name, {}).get(step, ())
@@ -55,14 +58,8 @@ def first_parting(one: Curves, other: Curves) -> Parting | None:
 
 
 def _rows(folder: Path) -> Iterator[Mapping[str, Any]]:
-    for path in sorted(folder.rglob("metrics.jsonl")):
-        for line in path.read_text(errors="replace").splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:  # a kill may tear a line
-                continue
-            if isinstance(row, dict):
-                yield row
+    for path in sorted(folder.rglob(records.METRICS)):
+        yield from records.open_run(path.parent).metrics
     for path in sorted(folder.rglob("metrics.csv")):
         with path.open(newline="", errors="replace") as file:
             yield from csv.DictReader(file)

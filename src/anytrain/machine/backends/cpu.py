@@ -62,7 +62,7 @@ class Cpu:
         return Capabilities(
             backend=self.name,
             device=str(device),
-            name=_model(),
+            name=processor(),
             dtypes=trial.working_dtypes(device),
             memory_bytes=memory_limit(),
             process_group=self.process_group,
@@ -154,7 +154,8 @@ def _has_bfloat16() -> bool:
     return any(getattr(torch.cpu, name)() for name in known if hasattr(torch.cpu, name))
 
 
-def _model() -> str:
+def processor() -> str:
+    """Return what the host's processor calls itself."""
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

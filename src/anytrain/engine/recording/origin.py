@@ -1,0 +1,230 @@
+"""Where a run comes from: its command, its code, its libraries, its host. No secret is kept."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from anytrain._version import __version__
+
+_PACKAGES = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "datasets": "datasets",
+    "numpy": "numpy",
+    "safetensors": "safetensors",
+    "tokenizers": "tokenizers",
+    "peft": "peft",
+    "huggingface_hub": "huggingface_hub",
+    "torchvision": "torchvision",
+    "torchaudio": "torchaudio",
+    "triton": "triton",
+    "torch_xla": "torch_xla",
+    "timm": "timm",
+    "sentence_transformers": "sentence-transformers",
+    "trl": "trl",
+    "bitsandbytes": "bitsandbytes",
+    "flash_attn": "flash-attn",
+    "evaluate": "evaluate",
+    "pyarrow": "pyarrow",
+    "pandas": "pandas",
+    "scipy": "scipy",
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+    "trackio": "trackio",
+}
+"""Imported names whose distributions are worth a line, where the run has imported them."""
+_SECRETS = re.compile(
+    r"token|key|apikey|secret|secrets|password|passwd|passphrase|credentials?|auth|bearer"
+)
+_IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
+_OF_THE_HUB = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
+_HIDDEN = "***"
+_LONGEST_WORD = 2_000
+_PATIENCE_S = 2.0
+
+
+def here() -> dict[str, Any]:
+    """Return what is known at once of this process: time, host, command, libraries."""
+    return {
+        "time": round(time.time(), 3),
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "command": command(),
+        "cwd": _folder(),
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "versions": versions(),
+        "git": None,
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that are in use; none is imported for it."""
+    found = {"anytrain": __version__}
+    for module, distribution in _PACKAGES.items():
+        if module in sys.modules:
+            try:
+                found[distribution] = importlib.metadata.version(distribution)
+            except importlib.metadata.PackageNotFoundError:
+                continue
+    return found
+
+
+def command() -> list[str]:
+    """Return the command that this process was started with, without secrets."""
+    words = sys.orig_argv if sys.argv[:1] != ["-c"] else [sys.executable, "-c", "..."]
+    if any("multiprocessing" in word for word in words[1:4]):  # what the parent ran is in argv
+        words = [sys.executable, *sys.argv]
+    return without_secrets(words)
+
+
+def without_secrets(words: Sequence[str]) -> list[str]:
+    """Return a command's words with the values of options that sound secret hidden.
+
+    >>> without_secrets(["run", "--hub_token", "abc", "--api-key=x", "--max_tokens", "5"])
+    ['run', '--hub_token', '***', '--api-key=***', '--max_tokens', '5']
+    """
+    kept: list[str] = []
+    hides = False
+    for word in words:
+        name, equals, _ = word.partition("=")
+        is_option = word.startswith("-") and is_secret(name)
+        if hides and not word.startswith("--"):
+            kept.append(_HIDDEN)
+        elif is_option and equals:
+            kept.append(f"{name}={_HIDDEN}")
+        else:
+            kept.append(scrubbed(word))
+        hides = is_option and not equals
+    return kept
+
+
+def is_secret(name: str) -> bool:
+    """Whether a setting of this name holds what nobody should read.
+
+    >>> [is_secret(name) for name in ("hub_token", "apiKey", "num_input_tokens_seen")]
+    [True, True, False]
+    """
+    spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
+    return any(_SECRETS.fullmatch(word) for word in re.split(r"[^a-z0-9]+", spaced))
+
+
+def scrubbed(text: str) -> str:
+    """Return a text without passwords in addresses, and without the hub's tokens.
+
+    >>> scrubbed("https://me:pass@host/path")
+    'https://***@host/path'
+    """
+    return _OF_THE_HUB.sub(_HIDDEN, _IN_URL.sub(_HIDDEN, text))[:_LONGEST_WORD]
+
+
+def settings(values: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return settings as JSON holds them; those that sound secret are left out."""
+    return {
+        str(name): _setting(value) for name, value in values.items() if not is_secret(str(name))
+    }
+
+
+def _setting(value: Any) -> Any:
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if isinstance(value, Mapping):
+        return settings(value)
+    if isinstance(value, list | tuple | set | frozenset):
+        return [_setting(inner) for inner in value]
+    return scrubbed(str(getattr(value, "value", value)))
+
+
+class Git:
+    """What git says of the code, asked in a process of its own so that no start waits for it."""
+
+    def __init__(self) -> None:
+        self._out: IO[bytes] | None = None
+        self._asked: subprocess.Popen[bytes] | None = None
+
+    def ask(self) -> None:
+        """Ask; `answer` has it later."""
+        self._out = tempfile.TemporaryFile()  # noqa: SIM115 - read once git is done
+        words = ["git", "--no-optional-locks", "-C", str(_code()), "status"]
+        words += ["--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=all"]
+        try:
+            self._asked = subprocess.Popen(
+                words, stdin=subprocess.DEVNULL, stdout=self._out, stderr=subprocess.DEVNULL
+            )
+        except OSError:  # there is no git here
+            self._forget()
+
+    def answer(self, *, wait: bool = False) -> dict[str, Any] | None:
+        """Return commit, branch and whether files differ from it; None without an answer yet.
+
+        It is given once.
+        """
+        if self._asked is None or self._out is None:
+            return None
+        try:
+            code = self._asked.wait(_PATIENCE_S) if wait else self._asked.poll()
+        except subprocess.TimeoutExpired:  # a huge tree on a slow disk
+            self._asked.kill()
+            code = self._asked.wait()
+        if code is None:
+            return None
+        self._out.seek(0)
+        lines = self._out.read().decode(errors="replace").splitlines() if code == 0 else []
+        self._forget()
+        return _said(lines)
+
+    def _forget(self) -> None:
+        if self._out is not None:
+            self._out.close()
+        self._out = self._asked = None
+
+
+def _said(lines: list[str]) -> dict[str, Any] | None:
+    about = dict(_pairs(line[2:] for line in lines if line.startswith("# ")))
+    commit = about.get("branch.oid")
+    if commit is None or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
+        return None
+    branch = about.get("branch.head")
+    return {
+        "commit": commit,
+        "branch": None if branch == "(detached)" else branch,
+        "is_dirty": any(not line.startswith("# ") for line in lines),
+    }
+
+
+def _pairs(texts: Iterator[str]) -> Iterator[tuple[str, str]]:
+    for text in texts:
+        name, _, value = text.partition(" ")
+        yield name, value
+
+
+def _code() -> Path:
+    """Return the folder of the script; of an installed command, the folder it was started in."""
+    script = Path(sys.argv[0]) if sys.argv and sys.argv[0] else Path()
+    try:
+        folder = script.resolve().parent
+        is_own = script.is_file() and not folder.is_relative_to(Path(sys.prefix).resolve())
+        return folder if is_own else Path.cwd()
+    except OSError:
+        return Path()
+
+
+def _folder() -> str | None:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was removed
+        return None

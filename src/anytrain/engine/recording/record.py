@@ -1,0 +1,95 @@
+"""What a run keeps of itself in its folder besides its times: its start, its log, its events."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from anytrain.core.records import EVENTS, FORMAT, METRICS, RUN
+from anytrain.core.records.lines import parse
+from anytrain.engine.recording import origin
+from anytrain.engine.recording.disk import Disk
+from anytrain.engine.recording.events import Events
+from anytrain.engine.recording.journal import Journal
+
+
+class Record:
+    """One run's record; only the main rank's writes. Nothing that fails here stops the run."""
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        is_main: bool = True,
+        step: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self.folder = Path(folder)
+        self._is_main = is_main
+        self._disk = Disk()
+        self._git = origin.Git()
+        self._start: dict[str, Any] | None = None
+        self._name = ""
+        self._events = Events(self.folder / EVENTS, step, self._disk)
+        self.journal = Journal(self.folder / METRICS, is_main, self._disk)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Record, (self.folder,)  # a copy writes nothing until it begins a run of its own
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a run is being recorded."""
+        return self._start is not None
+
+    def begin(self, facts: Mapping[str, Any], name: str | None = None) -> None:
+        """Write down that a run starts here, and what is known of it; hear its warnings."""
+        if self.has_begun or not self._is_main:
+            return
+        self._start = {**origin.here(), **facts}
+        self._name = name or ""
+        self._write_start(is_new=True)
+        self._git.ask()
+        self._events.listen()
+
+    def tell(self, kind: str, **values: Any) -> None:
+        """Write down something that happened, if a run is being recorded."""
+        if self.has_begun:
+            self._events.tell(kind, **values)
+
+    def log(self, step: int, epoch: float | None, values: Mapping[str, Any]) -> None:
+        """Add an entry to the log."""
+        self.journal.write(step, epoch, values)
+        self._take_git()
+
+    def end(self) -> None:
+        """Take down what is still to come; the run is over."""
+        if self.has_begun:
+            self._take_git(wait=True)
+            self._events.rest()
+            self._start = None
+
+    def _take_git(self, *, wait: bool = False) -> None:
+        if self._start is not None and (said := self._git.answer(wait=wait)) is not None:
+            self._start["git"] = said
+            self._write_start()
+
+    def _write_start(self, *, is_new: bool = False) -> None:
+        """Put this start into run.json, among the others; other things in it stay."""
+        path = self.folder / RUN
+        try:
+            kept = parse(path.read_bytes())
+        except OSError:
+            kept = {}
+        found = kept.get("starts")
+        starts = found if isinstance(found, list) else []
+        earlier = starts if is_new else [one for one in starts if not self._is_this(one)]
+        name = self._name or kept.get("name") or self.folder.resolve().name
+        self._disk.replace(
+            path, {**kept, "format": FORMAT, "name": name, "starts": [*earlier, self._start]}
+        )
+
+    def _is_this(self, start: Any) -> bool:
+        own = self._start or {}
+        names = ("time", "pid", "host")
+        return isinstance(start, dict) and all(start.get(n) == own.get(n) for n in names)
