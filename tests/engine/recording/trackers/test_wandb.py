@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+import offline_wandb
 from anytrain.engine.recording.trackers.wandb import WandBTracker
 
 pytest.importorskip("wandb")
@@ -21,35 +22,10 @@ def tracker(tmp_path: Path) -> WandBTracker:
 
 
 def stored(tracker: WandBTracker) -> tuple[Path, list[Any]]:
-    """Return the run's folder and the records of its offline file.
-
-    The file is a leveldb log: 7 bytes of head, then 32 KiB blocks of (crc, length, kind, data).
-    """
-    from wandb.proto.wandb_internal_pb2 import Record
-
+    """Return the run's folder and the records of its offline file."""
     folder = Path(tracker.tracker.dir).parent
     (file,) = folder.glob("*.wandb")
-    data, at, records, part = file.read_bytes(), 7, [], b""
-    while at + 7 <= len(data):
-        if 32768 - at % 32768 < 7:
-            at += 32768 - at % 32768
-            continue
-        size, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        part += data[at + 7 : at + 7 + size]
-        at += 7 + size
-        if kind in (1, 4):  # a whole record, or the last part of one
-            records.append(Record.FromString(part))
-            part = b""
-    return folder, records
-
-
-def history(records: list[Any]) -> list[dict[str, Any]]:
-    """Return the logged rows; a nested name is a path of keys."""
-    return [
-        {"/".join(i.nested_key) or i.key: json.loads(i.value_json) for i in r.history.item}
-        for r in records
-        if r.WhichOneof("record_type") == "history"
-    ]
+    return folder, offline_wandb.records(file)
 
 
 def test_values_and_settings_are_stored_offline(tracker: WandBTracker) -> None:
@@ -59,7 +35,7 @@ def test_values_and_settings_are_stored_offline(tracker: WandBTracker) -> None:
     assert dict(tracker.tracker.config)["model"] == {"dtype": "torch.float16"}
     tracker.finish()
     _, records = stored(tracker)
-    rows = history(records)
+    rows = offline_wandb.history(records)
     assert [(r["_step"], r["loss"]) for r in rows] == [(1, 0.5), (2, 0.25)]
     assert rows[0]["hits"] == 3
 
