@@ -100,19 +100,20 @@
 
   function line(chart, series, n) {
     const stroke = colour(COLOURS[n % COLOURS.length]);
+    const fill = colour("back");
     const drawn = {
       label: series.name,
       stroke,
       value: (plot, value, of, index) =>
         number(index == null ? null : plot.data[of][nearest(plot, of, index)], chart.unit),
     };
-    if (chart.kind === "dots") return { ...drawn, paths: () => null, points: { show: true, size: 5 } };
+    if (chart.kind === "dots") return { ...drawn, paths: () => null, points: { show: true, size: 5, fill } };
     if (chart.kind === "bars") {
       const paths = uPlot.paths.bars({ size: [0.9, 100], align: 0 });
       return { ...drawn, paths, fill: stroke, width: 0, points: { show: false } };
     }
     // Few points are events, such as evaluations: each is shown, whatever else is in the chart.
-    const points = { size: 5, ...(series.x.length <= 100 && { show: true }) };
+    const points = { size: 5, fill, ...(series.x.length <= 100 && { show: true }) };
     return { ...drawn, width: 1.75, dash: n >= COLOURS.length ? [6, 4] : undefined, points };
   }
 
@@ -122,13 +123,19 @@
     if (last >= 0) plot.setLegend({ idx: last }, false);
   }
 
+  // Of paper a page knows nothing: what is drawn for it is fitted by the style.
+  function width(chart, place) {
+    if (matchMedia("print").matches) return chart.broad ? 860 : 430;
+    return Math.max(place.clientWidth, 200);
+  }
+
   function options(chart, place) {
     const bars = chart.kind === "bars";
     const values = (plot, ticks) => ticks.map((tick) => number(tick, chart.unit));
     // As wide as the widest label that is likely.
     const size = chart.unit === "bytes" ? 74 : 62;
     return {
-      width: Math.max(place.clientWidth, 200),
+      width: width(chart, place),
       height: chart.broad ? 300 : 210,
       padding: [chart.marks.length ? 22 : 10, 26, 0, 0],
       scales: {
@@ -322,12 +329,12 @@
     }
   }
 
-  let width = innerWidth;
+  let seen = innerWidth;
   addEventListener("resize", () => {
-    if (innerWidth === width) return;
-    width = innerWidth;
-    for (const [name, { plot }] of Object.entries(figures)) {
-      plots[name].setSize({ width: Math.max(plot.clientWidth, 200), height: plots[name].height });
+    if (innerWidth === seen) return;
+    seen = innerWidth;
+    for (const [name, { chart, plot }] of Object.entries(figures)) {
+      plots[name].setSize({ width: width(chart, plot), height: plots[name].height });
     }
     reachTables();
   });

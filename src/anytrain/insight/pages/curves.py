@@ -12,7 +12,7 @@ from __future__ import annotations
 import importlib.util
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -50,6 +50,13 @@ class Chart:
     broad: bool = False
     """Whether it takes the whole width."""
     kind: Literal["line", "dots", "bars"] = "line"
+    summary: str = field(init=False)
+    """What it shows in words: first, last, lowest and highest of each line."""
+
+    def __post_init__(self) -> None:
+        alone = len(self.series) == 1
+        words = " ".join(_in_words(series, self, alone=alone) for series in self.series)
+        object.__setattr__(self, "summary", words)
 
 
 def page(
@@ -87,7 +94,7 @@ def figure(chart: Chart) -> Markup:
     return tag(
         "figure",
         tag("figcaption", chart.title),
-        tag("p", summary(chart), class_="dim"),
+        tag("p", chart.summary, class_="dim"),
         class_="chart broad" if chart.broad else "chart",
         data_chart=chart.name,
     )
@@ -96,13 +103,6 @@ def figure(chart: Chart) -> Markup:
 def told(charts: Iterable[Chart]) -> dict[str, Any]:
     """Return the charts as plain values, for `anytrain.update` in the page."""
     return {"charts": [_told(chart) for chart in charts]}
-
-
-def summary(chart: Chart) -> str:
-    """Return what a chart shows in words: first, last, lowest and highest of each line."""
-    return " ".join(
-        _in_words(series, chart, alone=len(chart.series) == 1) for series in chart.series
-    )
 
 
 def thin(points: Sequence[Point], most: int = MOST_POINTS) -> list[Point]:
@@ -173,24 +173,20 @@ def _seconds(value: float) -> str:
 
 def _extremes(stretch: Sequence[Point]) -> list[Point]:
     """Return its lowest and highest point in their order; a gap where there is nothing else."""
-    known = [point for point in stretch if point[1] is not None]
-    if not known:
+    values = [y for _, y in stretch if y is not None]
+    if not values:
         return list(stretch[:1])
-    low = min(known, key=lambda point: _value(point))
-    high = max(known, key=lambda point: _value(point))
+    known = stretch if len(values) == len(stretch) else [p for p in stretch if p[1] is not None]
+    low, high = values.index(min(values)), values.index(max(values))
     # A line of equal values keeps a point of each stretch.
-    return sorted({low, high})
-
-
-def _value(point: Point) -> float:
-    return 0.0 if point[1] is None else point[1]
+    return [known[place] for place in sorted({low, high})]
 
 
 def _told(chart: Chart) -> dict[str, Any]:
     return {
         "name": chart.name,
         "title": chart.title,
-        "summary": summary(chart),
+        "summary": chart.summary,
         "across": chart.across,
         "unit": chart.unit,
         "broad": chart.broad,
@@ -201,7 +197,7 @@ def _told(chart: Chart) -> dict[str, Any]:
 
 
 def _lines(series: Series) -> dict[str, Any]:
-    kept = thin([(x, y if y is not None and math.isfinite(y) else None) for x, y in series.points])
+    kept = thin([point if _is_known(point) else (point[0], None) for point in series.points])
     return {
         "name": series.name,
         "x": [x for x, _ in kept],
@@ -210,23 +206,25 @@ def _lines(series: Series) -> dict[str, Any]:
     }
 
 
+def _is_known(point: Point) -> bool:
+    return point[1] is not None and math.isfinite(point[1])
+
+
 def _in_words(series: Series, chart: Chart, *, alone: bool) -> str:
     unit, across = chart.unit, chart.across
-    known = [(x, y) for x, y in series.points if y is not None and math.isfinite(y)]
+    known = [y for _, y in series.points if y is not None and math.isfinite(y)]
+    places = [x for x, y in series.points if y is not None and math.isfinite(y)]
     lost = len(series.points) - len(known)
     before = "" if alone else f"{series.name}: "
     missing = f" Not finite: {lost} of {len(series.points)}." if lost else ""
     if not known:
         return f"{before}no finite value."
     if len(known) == 1:
-        x, y = known[0]
-        return f"{before}{number(y, unit)} at {across} {number(x)}.{missing}"
-    low = min(known, key=lambda point: point[1])
-    high = max(known, key=lambda point: point[1])
-    first, last = number(known[0][1], unit), number(known[-1][1], unit)
-    way = f"from {first} to {last}" if chart.kind == "line" else f"{len(known)} {chart.kind}"
+        return f"{before}{number(known[0], unit)} at {across} {number(places[0])}.{missing}"
+    low, high = min(known), max(known)
+    way = f"from {number(known[0], unit)} to {number(known[-1], unit)}"
     return (
-        f"{before}{way}; "
-        f"lowest {number(low[1], unit)} at {across} {number(low[0])}, "
-        f"highest {number(high[1], unit)} at {across} {number(high[0])}.{missing}"
+        f"{before}{way if chart.kind == 'line' else f'{len(known)} {chart.kind}'}; "
+        f"lowest {number(low, unit)} at {across} {number(places[known.index(low)])}, "
+        f"highest {number(high, unit)} at {across} {number(places[known.index(high)])}.{missing}"
     )

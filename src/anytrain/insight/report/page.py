@@ -11,14 +11,15 @@ from anytrain.insight.pages import curves
 from anytrain.insight.pages.curves import Chart
 from anytrain.insight.pages.page import Markup, beside, tag
 from anytrain.insight.report import page_evaluated, page_facts, page_summary, page_time
-from anytrain.insight.report.page_curves import charts_of
+from anytrain.insight.report.page_curves import Figures, charts_of, figures
 from anytrain.insight.report.page_section import Section, section
 
 
 def page(run: Run, defaults: Mapping[str, Any] | None = None) -> str:
     """Return the report of a run; `defaults` are what its arguments would be if nobody chose."""
-    charts = charts_of(run)
-    sections = list(_sections(run, charts, defaults or {}))
+    known = figures(run)
+    charts = charts_of(run, known)
+    sections = list(_sections(run, known, charts, defaults or {}))
     links = [tag("li", tag("a", each.title, href=f"#{each.name}")) for each in sections]
     before = (
         tag("a", "Skip to the report", href="#main", class_="skip"),
@@ -37,16 +38,18 @@ def page(run: Run, defaults: Mapping[str, Any] | None = None) -> str:
     )
 
 
-def _sections(run: Run, charts: list[Chart], defaults: Mapping[str, Any]) -> Iterator[Section]:
+def _sections(
+    run: Run, known: Figures, charts: list[Chart], defaults: Mapping[str, Any]
+) -> Iterator[Section]:
     found = (
-        page_summary.summary(run),
+        page_summary.summary(run, known),
         _curves(charts),
         page_evaluated.evaluations(run),
         page_time.time_ledger(run),
         page_time.shapes(run),
         page_time.checkpoints(run),
         page_time.warnings(run),
-        page_summary.every_figure(run),
+        page_summary.every_figure(known),
         page_time.plan(run),
         page_facts.arguments(run, defaults),
         page_facts.surroundings(run),

@@ -7,6 +7,7 @@ Learning rate, gradient norm, throughput and memory have charts of their own.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from anytrain.core.records import Life, Run
 from anytrain.insight.pages.curves import Chart, Point, Series
 from anytrain.insight.report.page_values import finite, real
 
-_PLACES = ("step", "epoch", "time", "event")
+_PLACES = frozenset(("step", "epoch", "time", "event"))
 # Times, not figures of the model: the table of all figures has them.
 _CLOCKED = ("_runtime", "_per_second", "_preparation_time", "total_flos")
 _TITLES = {"loss": "Loss", "learning_rate": "Learning rate", "grad_norm": "Gradient norm"}
@@ -23,13 +24,14 @@ _ORDER = ("loss", "learning_rate", "grad_norm")
 _LEAST_S = 0.5
 
 
-def charts_of(run: Run) -> list[Chart]:
+def charts_of(run: Run, known: Figures | None = None) -> list[Chart]:
     """Return all charts of a run: figures of the model first, then speed and memory."""
     marks = starts(run)
     grouped: dict[str, dict[str, list[Point]]] = {}
-    for name, points in figures(run, curves_only=True).items():
-        base, phase = _phase(name)
-        grouped.setdefault(base, {})[phase] = points
+    for name, points in (known or figures(run)).curves.items():
+        if not name.endswith(_CLOCKED):
+            base, phase = _phase(name)
+            grouped.setdefault(base, {})[phase] = points
     order = [name for name in _ORDER if name in grouped]
     order += [name for name in grouped if name not in order]
     found = [
@@ -57,7 +59,7 @@ def machine_charts(run: Run) -> list[Chart]:
         )
     memory = [
         Series(title, points)
-        for key, title in (("peak_bytes", "highest so far"), ("memory_bytes", "now"))
+        for key, title in (("peak_bytes", "highest so far"), ("used_bytes", "now"))
         if (points := _standing(lives, key))
     ]
     if memory:
@@ -65,28 +67,39 @@ def machine_charts(run: Run) -> list[Chart]:
     return found
 
 
-def figures(run: Run, *, curves_only: bool = False) -> dict[str, list[Point]]:
-    """Return each logged figure as points by step; of several at one step the last counts.
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What was logged: points by step, by name."""
 
-    With `curves_only`, times are left out, and what a training says once at its end.
-    """
-    found: dict[str, dict[float, float | None]] = {}
+    curves: dict[str, list[Point]]
+    ends: dict[str, list[Point]]
+    """What a training says once, at its end."""
+
+
+def figures(run: Run) -> Figures:
+    """Return all that was logged; of several values at one step the last counts."""
+    curves: dict[str, dict[float, float | None]] = {}
+    ends: dict[str, dict[float, float | None]] = {}
     for entry in run.metrics:
         step = finite(entry.get("step"))
-        if step is None or (curves_only and "train_runtime" in entry):
+        if step is None:
             continue
+        found = ends if "train_runtime" in entry else curves
         for name, value in entry.items():
-            if name in _PLACES or (curves_only and name.endswith(_CLOCKED)):
+            # The usual kind first: a long run has a million of them.
+            number = value if type(value) is float else real(value)
+            if number is None or name in _PLACES:
                 continue
-            number = real(value)
-            if number is not None:
-                found.setdefault(name, {})[step] = number
-    return {name: sorted(values.items()) for name, values in found.items()}
+            if name in found:
+                found[name][step] = number
+            else:
+                found[name] = {step: number}
+    return Figures(_ordered(curves), _ordered(ends))
 
 
 def history(run: Run, name: str) -> list[Point]:
     """Return one logged figure as points by step."""
-    return figures(run).get(name, [])
+    return figures(run).curves.get(name, [])
 
 
 def counted(run: Run) -> list[tuple[Life, float]]:
@@ -104,6 +117,10 @@ def starts(run: Run) -> list[tuple[float, str]]:
     """Return where the run was started again, as marks on the x axis."""
     later = [_begin(life) for life, _ in counted(run)[1:]]
     return [(step, f"start {number}") for number, step in enumerate(later, 2)]
+
+
+def _ordered(found: dict[str, dict[float, float | None]]) -> dict[str, list[Point]]:
+    return {name: sorted(values.items()) for name, values in found.items()}
 
 
 def _series(name: str, phases: dict[str, list[Point]]) -> list[Series]:

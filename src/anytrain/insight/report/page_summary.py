@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from anytrain.core.records import Life, Run
 from anytrain.insight.pages.curves import Point, number
 from anytrain.insight.pages.page import Content, Markup, joined, table, tag
-from anytrain.insight.report.page_curves import counted, figures
+from anytrain.insight.report.page_curves import Figures, counted
 from anytrain.insight.report.page_section import Section, section
 from anytrain.insight.report.page_values import finite, mapping, moment, text, whole
 from anytrain.insight.report.why import tell
@@ -17,11 +17,11 @@ _LOOKS = {"finished": "good", "running": "note", "failed": "error", "killed": "e
 _CLOCKED = ("_runtime", "_per_second", "_preparation_time")
 
 
-def summary(run: Run) -> Section | None:
+def summary(run: Run, known: Figures) -> Section | None:
     """Return how the run stands, and what matters most about it."""
     tiles = [
         tag("div", tag("dt", name), tag("dd", value, tag("small", more) if more else ""))
-        for name, value, more in _tiles(run)
+        for name, value, more in _tiles(run, known)
     ]
     return section(
         "summary",
@@ -44,17 +44,13 @@ def how_it_stands(run: Run) -> str:
     return told
 
 
-def every_figure(run: Run) -> Section | None:
+def every_figure(known: Figures) -> Section | None:
     """Return all that was logged, a line each."""
     rows = []
-    for name, points in figures(run).items():
-        known = _finite(points)
-        if not known:
-            rows.append((name, str(len(points)), *["–"] * 4))
-            continue
-        values = [value for _, value in known]
-        ends = (known[0][1], known[-1][1], min(values), max(values))
-        rows.append((name, str(len(points)), *map(number, ends)))
+    for name, points in [*known.curves.items(), *known.ends.items()]:
+        values = _finite(points)
+        ends = (values[0], values[-1], min(values), max(values)) if values else ()
+        rows.append((name, f"{len(points):,}", *(map(number, ends) if ends else "––––")))
     if not rows:
         return None
     head = ("name", "values", "first", "last", "lowest", "highest")
@@ -97,23 +93,25 @@ def _error(life: Life | None) -> str:
     return f"It said: {text(error)}" if error else ""
 
 
-def _tiles(run: Run) -> Iterator[tuple[str, Content, str]]:
-    known = figures(run)
+def _tiles(run: Run, known: Figures) -> Iterator[tuple[str, Content, str]]:
     life = run.lives[-1] if run.lives else None
     if life is not None:
         yield from _progress(run, life)
-    for name in ("loss", "train_loss"):
-        if ends := _finite(known.get(name, [])):
-            first = f"first {number(ends[0][1])}" if len(ends) > 1 else "mean of the run"
-            yield "training loss", number(ends[-1][1]), first
-            break
-    for name, points in known.items():
+    yield from _losses(known)
+    for name, points in known.curves.items():
         is_figure = name.startswith(("eval_", "eval/")) and not name.endswith(_CLOCKED)
-        if is_figure and (ends := _finite(points)):
-            yield name, number(ends[-1][1]), _range(ends)
+        if is_figure and (values := _finite(points)):
+            yield name, number(values[-1]), _range(values)
     yield from _best(run)
     if life is not None:
         yield from _machine(life)
+
+
+def _losses(known: Figures) -> Iterator[tuple[str, Content, str]]:
+    if values := _finite(known.curves.get("loss") or known.curves.get("train_loss") or []):
+        yield "training loss", number(values[-1]), f"first {number(values[0])}"
+    elif values := _finite(known.ends.get("train_loss", [])):
+        yield "training loss", number(values[-1]), "mean of the run"
 
 
 def _progress(run: Run, life: Life) -> Iterator[tuple[str, Content, str]]:
@@ -151,16 +149,13 @@ def _best(run: Run) -> Iterator[tuple[str, Content, str]]:
         yield f"best {text(best[-1].get('metric'), 40)}", number(value), at
 
 
-def _range(points: list[tuple[float, float]]) -> str:
-    low = min(points, key=lambda point: point[1])
-    high = max(points, key=lambda point: point[1])
-    if len(points) < 2 or low[1] == high[1]:
-        return ""
-    return f"{number(low[1])} to {number(high[1])}"
+def _range(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return "" if low == high else f"{number(low)} to {number(high)}"
 
 
-def _finite(points: list[Point]) -> list[tuple[float, float]]:
-    return [(x, y) for x, y in points if y is not None and math.isfinite(y)]
+def _finite(points: list[Point]) -> list[float]:
+    return [y for _, y in points if y is not None and math.isfinite(y)]
 
 
 def heading(run: Run) -> Markup:
