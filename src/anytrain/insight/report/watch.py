@@ -15,11 +15,12 @@ from typing import Any
 from anytrain.core.errors import BadInput
 from anytrain.core.records import Run, open_run
 from anytrain.engine.recording.console import Course, Followed, Plain
-from anytrain.engine.recording.shown import Entry, Summary, duration, entry, is_time, rank
+from anytrain.engine.recording.shown import Entry, Summary, duration, entry
 from anytrain.engine.recording.terminal import Terminal
 from anytrain.insight.report.why import shares
 
 _LOOK_S = 0.5
+_NEWEST = 1000
 _EARLIER = 10
 """How many of the entries that were there before are shown when watching begins."""
 # A timesheet has a line for each hundredth of the time so far, unless a step takes longer.
@@ -64,6 +65,10 @@ class Watch:
         self._num_events = len(run.events)
         self._last: dict[str, Any] | None = None
         self._silent_for = 0.0
+        self.evaluated: dict[str, str] = {}
+        """The newest figures of each evaluation."""
+        self.was_alive = False
+        """Whether the run was under way at any look."""
 
     @property
     def is_over(self) -> bool:
@@ -72,15 +77,16 @@ class Watch:
 
     def look(self) -> None:
         """Tell the view what has come since the last look, and draw it."""
+        self.was_alive |= not self.is_over
         told = self._first_new()
         if len(self.run.lives) != self._num_lives:
             told = self._begin(told)
+        self.view.weigh()
         for at, tell in sorted(self._moments(told), key=lambda moment: moment[0]):
             self.clock.at = at
             tell()
         self.clock.at = heard(self.run) if self.is_over else None
         self._mind_silence()
-        self.view.weigh()
         self.view.draw()
 
     def _begin(self, told: int) -> int:
@@ -106,7 +112,7 @@ class Watch:
         elif self._num_lives:
             self.view.say(f"started again at step {self.view.course.step}")
         self._num_lives, self._num_times = len(run.lives), 0
-        for raw in run.metrics[:told]:
+        for raw in _telling(run.metrics[:told]):
             self.clock.at = _number(raw.get("time"))
             self._take(raw)
         return told
@@ -153,6 +159,8 @@ class Watch:
         if pace is not None and spent and found.step >= self.view.course.step:
             pace.pause(now - spent)
             pace.go_on(now)
+        if found.is_evaluation:
+            self.evaluated.update(found.pairs())
         self.view.take(found)
         self.view.step = max(self.view.step, found.step)
         return found
@@ -192,8 +200,8 @@ def follow(
 ) -> bool:
     """Follow a run to its end; return whether it ended well, or somebody left before.
 
-    A run that was killed, failed or stopped may be started again: that is waited for `linger_s`
-    seconds.
+    A run that is killed, fails or is stopped meanwhile may be started again: that is waited for
+    `linger_s` seconds.
     """
     run = await_steps(folder, wait, say)
     if run is None:
@@ -210,7 +218,7 @@ def follow(
             elif wait(_LOOK_S):
                 return True
             run.refresh()
-        watch.view.end(summary(run))
+        watch.view.end(summary(watch))
         return run.state in _WELL
     finally:
         watch.view.close()
@@ -238,12 +246,12 @@ def await_steps(folder: Path, wait: Wait, say: Callable[[str], None]) -> Run | N
 
 
 def _is_back(watch: Watch, wait: Wait, linger_s: float) -> bool:
-    """Whether a run that is gone is started again before long."""
+    """Whether a run that went away while it was watched is started again before long."""
+    if not watch.was_alive or linger_s <= 0:
+        return False
     run, until = watch.run, time.monotonic() + linger_s
-    gone, num_lives = ending(run), len(run.lives)
-    if linger_s > 0:
-        words = f"{gone} Waiting {linger_s:.0f} s for it to be started again."
-        watch.view.say(words)
+    num_lives = len(run.lives)
+    watch.view.say(f"{ending(run)} Waiting {linger_s:.0f} s for it to be started again.")
     while time.monotonic() < until and not wait(min(_LOOK_S, linger_s)):
         run.refresh()
         if len(run.lives) != num_lives or not watch.is_over:
@@ -258,8 +266,12 @@ def present(run: Run, width: int, is_ascii: bool) -> list[str]:
     watch = Watch(run, lambda clock: Terminal(io.StringIO(), width, clock), earlier=0)
     watch.look()
     bars = [line.plain for line in watch.view.bars(width, is_ascii)]  # type: ignore[union-attr]
-    told = [f"{run.name}: {standing(run)}", *(bars if run.lives or run.metrics else [])]
-    evaluated = [f"{name} {value}" for name, value in evaluation(run).items()]
+    told = [f"{printable(run.name)}: {standing(run)}"]
+    last = heard(run)
+    if last is not None and not watch.is_over:
+        told[0] += f", last heard {_ago(last)}"
+    told += bars if run.lives or run.metrics else []
+    evaluated = [f"{name} {value}" for name, value in watch.evaluated.items()]
     if evaluated:
         told.append("  ".join(evaluated))
     watch.view.close()
@@ -270,15 +282,11 @@ def standing(run: Run) -> str:
     """Return in words how a run stands."""
     if run.state not in ON_ITS_WAY:
         return ending(run)
-    starts = max(len(run.lives), len(run.starts))
-    again = f", started {starts} times" if starts > 1 else ""
     if not run.lives:
         return f"started, no step yet; {whereabouts(run)}"
-    last = heard(run)
-    since = "" if last is None else f", last heard {_ago(last)}"
-    return (
-        f"{'running' if run.state == 'running' else 'under way'}{again}{since}; {whereabouts(run)}"
-    )
+    starts = max(len(run.lives), len(run.starts))
+    again = f", started {starts} times" if starts > 1 else ""
+    return f"{'running' if run.state == 'running' else 'under way'}{again}; {whereabouts(run)}"
 
 
 def ending(run: Run) -> str:
@@ -296,34 +304,29 @@ def ending(run: Run) -> str:
     return told.get(run.state, f"The run is over: {printable(run.state)}.")
 
 
-def summary(run: Run) -> Summary:
+def summary(watch: Watch) -> Summary:
     """Return what came of a run."""
-    nothing: dict[str, Any] = {}
+    run, nothing = watch.run, dict[str, Any]()
     last = next((raw for raw in reversed(run.metrics) if "train_runtime" in raw), nothing)
-    life = run.lives[-1] if run.lives else None
-    spent = {} if life is None else life.seconds
-    losses = [
-        (float(found.values[found.loss]), found.step)
-        for raw in run.metrics
-        if "train_runtime" not in raw
-        and (found := shown(raw)).loss is not None
-        and _number(found.values[found.loss]) is not None
-    ]
-    finite = [pair for pair in losses if math.isfinite(pair[0])]
     best = next((e for e in reversed(run.events) if e.get("kind") == "best"), nothing)
     value = _number(best.get("value"))
-    named = (printable(best.get("metric", "")), value, _whole(best.get("step")))
+    life = run.lives[-1] if run.lives else None
+    spent = {} if life is None else life.seconds
+    losses = _losses(run, watch.view.standing.loss)
+    finite = [pair for pair in losses if math.isfinite(pair[0])]
     return Summary(
         steps=position(run),
         max_steps=None if life is None else _whole(life.began.get("max_steps")),
-        epochs=_number((run.metrics[-1] if run.metrics else {}).get("epoch")),
+        epochs=_number((run.metrics[-1] if run.metrics else nothing).get("epoch")),
         seconds=_number(last.get("train_runtime"))
         or sum(s for name, s in spent.items() if name != "start"),
         samples_per_second=_number(last.get("train_samples_per_second")),
         loss=losses[-1][0] if losses else None,
         lowest_loss=min(finite) if finite else None,
-        metrics=evaluation(run),
-        best=None if value is None else (named[0], value, named[2]),
+        metrics=watch.evaluated,
+        best=None
+        if value is None
+        else (printable(best.get("metric", "")), value, _whole(best.get("step"))),
         best_checkpoint=printable(best["path"]) if best.get("path") else None,
         results=str(run.folder),
         heading=None if run.state == "finished" else ending(run),
@@ -381,16 +384,6 @@ def printable(text: Any) -> str:
     return "".join(letter if letter.isprintable() else " " for letter in str(text))
 
 
-def evaluation(run: Run) -> dict[str, str]:
-    """Return the newest figures of each evaluation, losses first."""
-    found: dict[str, Any] = {}
-    for raw in run.metrics:
-        told = shown(raw)
-        if told.is_evaluation and "train_runtime" not in raw:
-            found.update(dict(told.pairs()))
-    return {name: found[name] for name in sorted(found, key=rank) if not is_time(name)}
-
-
 def event_words(event: dict[str, Any]) -> str:
     """Return an event as a line; nothing for one that the log tells anyway."""
     kind, path = event.get("kind"), printable(Path(str(event.get("path", ""))).name)
@@ -401,6 +394,26 @@ def event_words(event: dict[str, Any]) -> str:
     if kind == "best":
         return f"best so far: {printable(event.get('metric', ''))} {_short(event.get('value'))}"
     return ""
+
+
+def _telling(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return of a long history its evaluations, its newest entries, and some of the others."""
+    older, newest = history[:-_NEWEST], history[-_NEWEST:]
+    every = max(len(older) // _NEWEST, 1)
+    return [
+        *(r for n, r in enumerate(older) if n % every == 0 or any(map(_is_runtime, r))),
+        *newest,
+    ]
+
+
+def _is_runtime(name: str) -> bool:
+    return name.endswith("_runtime")
+
+
+def _losses(run: Run, name: str) -> list[tuple[float, int]]:
+    """Return the training losses under the name that they are logged by, with their steps."""
+    found = ((_number(r.get(name)), r) for r in run.metrics if "train_runtime" not in r)
+    return [(loss, _whole(r.get("step")) or 0) for loss, r in found if loss is not None]
 
 
 def _short(value: Any) -> str:

@@ -35,12 +35,13 @@ from anytrain.insight.report.why import MEANING, shares
 HOST = "127.0.0.1"
 STATE = "anytrain-watch"
 _LEAST_S = 1.0
-"""The least time between two looks; they take a twentieth of the time at most."""
-_EASE = 20
+"""The least time between two looks; looking takes a tenth of the time at most."""
+_EASE = 10
 _HOLD_S = 15.0
 """How long a question waits for news."""
 _CLIENT_S = 30.0
 _ENTRIES, _EVENTS = 15, 15
+_MEMORY = {"memory": "Memory", "peak": "Peak memory"}
 _SHOWN_SHARE = 0.0005
 _METHODS = ("HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
@@ -220,6 +221,7 @@ def serve(
     opens: bool = False,
 ) -> None:
     """Serve a run's page until somebody wants to leave."""
+    curves.library()  # where it is missing, say so before anybody opens the page
     source = Source(folder)
     server = _listening(source, port)
     threading.Thread(target=partial(server.serve_forever, 0.2), daemon=True).start()
@@ -251,14 +253,14 @@ def told(followed: watch.Watch) -> dict[str, Any]:
     kind = run.state if run.state in (*watch.ON_ITS_WAY, "finished", "ended") else "broken"
     words = watch.standing(run)
     if view.standing.remark:
-        kind, words = "silent", f"{words} {view.standing.remark}"
+        kind, words = "silent", f"{words}; {view.standing.remark}"
     facts = [
         ("Elapsed", view.elapsed()),
         ("Left", view.left()),
         ("Speed", view.speed()),
-        *((name.capitalize(), value) for name, value in view.standing.memory),
+        *((_MEMORY.get(name, name), value) for name, value in view.standing.memory),
         *view.standing.latest.items(),
-        *watch.evaluation(run).items(),
+        *followed.evaluated.items(),
     ]
     return {
         "name": watch.printable(run.name),
