@@ -1,9 +1,10 @@
 """Every code block of the README and the docs runs.
 
-A python block that starts with `# name.py` is saved under that name and run as a script; the
-others run one after another, as a page is read. In bash blocks, `anytrain` and `python` lines
-run in the folder of those scripts, `make` lines are checked for their target, and a line that
-starts with another program has to be on the list of those that are not run.
+A python block that starts with `# name.py` is saved under that name, and run as a script unless a
+bash block of the page does so; the others run one after another, as a page is read. In bash blocks,
+`anytrain` and `python` lines run in the folder of those scripts, and one whose comment says Ctrl-C
+is interrupted once it trains; `make` lines are checked for their target, and a line that starts
+with another program has to be on the list of those that are not run.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import signal
+import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,14 +37,32 @@ def run_python(example: Example) -> None:
         _in_process(example)
         return
     Path(named[1]).write_text(example.parsed, encoding="utf-8")
-    run_command([sys.executable, named[1]], cwd=Path.cwd())
+    if not re.search(rf"^(?:python|anytrain) .*\b{named[1]}", example.document.text, re.MULTILINE):
+        run_command([sys.executable, named[1]], cwd=Path.cwd())
 
 
 def run_bash(example: Example) -> None:
     for line in example.parsed.replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        if words:
+        if words and "Ctrl-C" in line.partition("#")[2]:
+            interrupt(words)
+        elif words:
             run_line(words)
+
+
+def interrupt(words: list[str]) -> None:
+    """Start a training, press Ctrl-C when it has logged something, and expect it to end well."""
+    started = subprocess.Popen([sys.executable, *words[1:]], stderr=subprocess.PIPE, text=True)
+    try:
+        while not any(file.stat().st_size for file in Path.cwd().glob("runs/*/metrics.jsonl")):
+            assert started.poll() is None, "it ended before anybody could stop it"
+            time.sleep(0.05)
+        started.send_signal(signal.SIGINT)
+        _, said = started.communicate(timeout=60)
+    finally:
+        started.kill()
+    assert started.returncode == 128 + signal.SIGINT
+    assert "anytrain: saved runs/" in said
 
 
 def run_line(words: list[str]) -> None:
