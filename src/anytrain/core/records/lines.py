@@ -37,7 +37,7 @@ class Appended:
             is_gone, self._file, self._offset = self._file is not None, None, 0
             return is_gone, []
         whole, end, rest = found.rpartition(b"\n")
-        entries = [entry for line in whole.split(b"\n") if (entry := parse(line))]
+        entries = _together(whole) or [e for line in whole.split(b"\n") if (e := parse(line))]
         self._offset += len(whole) + len(end)
         if last := parse(rest):  # whole but for its end: half an object never parses
             entries.append(last)
@@ -69,6 +69,16 @@ class Replaced:
         return True
 
 
+def _together(lines: bytes) -> list[dict[str, Any]]:
+    """Return what many lines say, in half the time; nothing where one of them is no object."""
+    try:
+        found = json.loads(b"[%b]" % lines.replace(b"\n", b","))
+    except (ValueError, RecursionError):
+        return []
+    is_each = len(found) == lines.count(b"\n") + 1 and all(type(one) is dict for one in found)
+    return [one for one in found if one] if is_each else []
+
+
 def parse(line: bytes) -> dict[str, Any]:
     """Return the object that a line holds; nothing where it holds none."""
     try:
@@ -80,6 +90,8 @@ def parse(line: bytes) -> dict[str, Any]:
 
 def with_floats(entry: dict[str, Any]) -> dict[str, Any]:
     """Return an entry whose NaN and infinities, which JSON has no numbers for, are numbers."""
+    if not any(type(value) is str for value in entry.values()):
+        return entry
     return {
         name: _FLOATS.get(value, value) if isinstance(value, str) else value
         for name, value in entry.items()
