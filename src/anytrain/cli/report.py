@@ -43,6 +43,7 @@ def report(run: Path = RUN, output: Path | None = OUTPUT, opens: bool = OPEN) ->
 def _defaults() -> dict[str, Any]:
     """Return the arguments of training that nobody has to choose."""
     from anytrain.doors.training_args import TrainingArguments
+    from anytrain.doors.training_args.loaders import AcceleratorConfig
 
     found: dict[str, Any] = {}
     for field in fields(TrainingArguments):
@@ -50,4 +51,4 @@ def _defaults() -> dict[str, Any]:
             found[field.name] = getattr(field.default, "value", field.default)
         elif field.default_factory is not MISSING:
             found[field.name] = field.default_factory()
-    return found
+    return {**found, "accelerator_config": AcceleratorConfig().to_dict()}

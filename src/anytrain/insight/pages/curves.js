@@ -274,14 +274,16 @@
     figures[name] = { figure, chart, plot, said, details };
   }
 
-  function place(chart) {
+  // A new chart stands after the one that is told before it.
+  function place(chart, before) {
     const found = [...document.querySelectorAll("figure[data-chart]")]
       .find((each) => each.dataset.chart === chart.name);
     if (found) return found;
     const made = make("figure",
       { class: chart.broad ? "chart broad" : "chart", "data-chart": chart.name },
       make("figcaption", {}, chart.title), make("p", { class: "dim" }));
-    document.querySelector(".charts").append(made);
+    if (before) before.after(made);
+    else document.querySelector(".charts").prepend(made);
     return made;
   }
 
@@ -298,10 +300,12 @@
   const names = (chart) => JSON.stringify([chart.unit, chart.series.map((each) => each.name)]);
 
   function update(told) {
+    let before = null;
     for (const chart of told.charts) {
       const known = figures[chart.name];
-      if (!known) furnish(place(chart), chart);
+      if (!known) furnish(place(chart, before), chart);
       const { figure, details } = figures[chart.name];
+      before = figure;
       const same = known && names(known.chart) === names(chart);
       figures[chart.name].chart = chart;
       figure.querySelector("figcaption").textContent = chart.title;

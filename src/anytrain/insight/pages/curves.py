@@ -3,8 +3,8 @@
 A page holds the charts' data as JSON and two scripts: uPlot, taken from the installed package
 `uplot` when the page is made, and curves.js. In the page `anytrain.update(told)` takes what
 `told(charts)` returns and draws it in place: a chart of a known name gets its new data and keeps
-its zoom, a new one is added at the end of the element with the class "charts". uPlot's objects
-are in `anytrain.plots` by the charts' names.
+its zoom, a new one is put after the one told before it, in the element with the class "charts".
+uPlot's objects are in `anytrain.plots` by the charts' names.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ def _sections(
 
 def _curves(charts: list[Chart]) -> Section | None:
     if not charts:
-        return section("curves", "Curves", [tag("p", "Nothing was logged yet.")])
+        return section("curves", "Curves", [tag("p", "No figure was logged twice yet.")])
     hint = (
         "Drag over a chart to zoom, double-click to see all. "
         "With the keyboard: arrow keys, + and -, 0 for all."

@@ -43,6 +43,7 @@ def charts_of(run: Run, known: Figures | None = None) -> list[Chart]:
             broad=name == "loss",
         )
         for name in order
+        if any(len(points) > 1 for points in grouped[name].values())  # one point is no curve
     ]
     return [*found, *machine_charts(run)]
 

@@ -12,6 +12,7 @@ from anytrain.insight.report.page_section import Section, section
 from anytrain.insight.report.page_values import finite, listed, mapping, mappings, text, whole
 
 _WARMTHS = 9
+_SHOWN = 8
 
 
 def evaluations(run: Run) -> Section | None:
@@ -78,7 +79,7 @@ def _confusion(names: list[str], counts: list[list[float]]) -> Markup:
         rows.append(tag("tr", tag("th", name, scope="row"), cells))
     corner = tag("th", "true \\ predicted", scope="col")
     top = tag("tr", corner, (tag("th", each, scope="col", class_="number") for each in names))
-    caption = tag("caption", "Confusion: a row for each true class, a column for each predicted")
+    caption = tag("caption", "Confusion (rows: true, columns: predicted)")
     inner = tag("table", caption, tag("thead", top), tag("tbody", rows), class_="confusion")
     return tag("div", inner, class_="wide")
 
@@ -129,7 +130,12 @@ def _wrong(found: dict[str, Any], columns: tuple[str, ...], caption: str) -> Mar
     if not rows:
         return Markup("")
     numbers = (4,) if names else (2, 3, 4)
-    return table(("sample", "input", *columns), rows, caption=caption, numbers=numbers)
+    head = ("sample", "input", *columns)
+    shown = table(head, rows[:_SHOWN], caption=caption, numbers=numbers)
+    if len(rows) <= _SHOWN:
+        return shown
+    more = table(head, rows[_SHOWN:], caption=f"{caption}, continued", numbers=numbers)
+    return joined(shown, tag("details", tag("summary", f"{len(rows) - _SHOWN} more"), more))
 
 
 def _inputs(inputs: Any) -> Content:

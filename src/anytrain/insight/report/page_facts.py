@@ -19,7 +19,7 @@ def arguments(run: Run, defaults: Mapping[str, Any]) -> Section | None:
     if not given:
         settings = mapping(run.lives[-1].began.get("settings")) if run.lives else {}
         return section("arguments", "Arguments", [facts(settings, "As far as they were recorded")])
-    changed = {k: v for k, v in given.items() if k not in defaults or defaults[k] != v}
+    changed = {k: v for k, v in given.items() if not _is_default(k, v, defaults)}
     rest = {k: v for k, v in given.items() if k not in changed}
     content = [facts(changed, "Not the default" if defaults else "As they were")]
     if rest:
@@ -41,8 +41,8 @@ def surroundings(run: Run) -> Section | None:
     model = mapping(start.get("model"))
     content: list[Markup] = [facts({**told, **versions}, "Versions"), facts(hardware, "Hardware")]
     content.append(facts(mapping(start.get("git")), "Code (git)"))
-    for split, data in mapping(start.get("data")).items():
-        content.append(facts(mapping(data), f"Data: {split}"))
+    for split, data in _data(start):
+        content.append(facts(data, f"Data: {split}"))
     content.append(facts({k: _counted(v) for k, v in model.items()}, "Model"))
     content = [each for each in content if each]
     told_of = [tag("div", content, class_="pairs")] if content else []
@@ -80,9 +80,22 @@ def _remarks(run: Run, git: dict[str, Any]) -> Iterator[str]:
     seed = whole(mapping(start.get("arguments")).get("seed"))
     if seed is not None:
         yield f"The seed was {seed}; order and randomness follow from it."
-    for split, data in mapping(start.get("data")).items():
-        if print_ := mapping(data).get("fingerprint"):
-            yield f"The {split} data had the fingerprint {text(print_, 100)}."
+    for split, data in _data(start):
+        if known := data.get("fingerprint"):
+            yield f"The {split} data had the fingerprint {text(known, 100)}."
+
+
+def _is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:
+    """Whether nobody chose it; what is left to us by default may have become "no" or empty."""
+    if name not in defaults:
+        return False
+    default = defaults[name]
+    return bool(default == value) or (default in (None, "") and value in (None, "", [], {}, False))
+
+
+def _data(start: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    found = {split: mapping(data) for split, data in mapping(start.get("data")).items()}
+    return sorted(found.items(), key=lambda each: (each[0] != "train", each[0]))
 
 
 def _counted(value: Any) -> Any:

@@ -33,8 +33,9 @@ def section(name: str, title: str, content: Iterable[Content]) -> Section | None
 
 
 def facts(values: Mapping[str, Any], caption: str) -> Markup:
-    """Return names and values as a table of two columns; nothing for no values."""
-    rows = [(name, tag("code", text(value))) for name, value in values.items()]
+    """Return names and values as a table of two columns; what has no value is left out."""
+    known = {name: value for name, value in values.items() if value is not None}
+    rows = [(name, tag("code", text(value))) for name, value in known.items()]
     if not rows:
         return Markup("")
     return tag("div", table(("name", "value"), rows, caption=caption), class_="facts")
