@@ -80,7 +80,7 @@ def _marks(pairs: Sequence[Mapping[str, Any]]) -> list[tuple[float, str]]:
 
 def _head(found: Mapping[str, Any], title: str) -> Markup:
     runs = tag("ul", (tag("li", diff_text.heading(run)) for run in found["runs"]))
-    same = [tag("p", diff_text.SAME, class_="good")] if found["is_same"] else []
+    same = [tag("p", diff_text.same(found), class_="good")] if found["is_same"] else []
     notes = [tag("p", note, class_="finding warning") for note in found["notes"]]
     return tag("header", tag("h1", title), runs, *same, *notes)
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-SAME = "The runs are the same in everything that was recorded."
+_SAME = "The runs are the same in everything that was recorded"
 NOTHING_CHOSEN = "No recorded choice, version or place differs."
 NO_CURVE = "No curve to compare: A logged no figure at two steps."
 _CHARACTERS = 60
@@ -29,7 +29,7 @@ def show(found: Mapping[str, Any]) -> None:
     for run in found["runs"]:
         console.print(Text(heading(run), style="bold"), soft_wrap=True)
     if found["is_same"]:
-        console.print(Text(SAME, style="green"), soft_wrap=True)
+        console.print(Text(same(found), style="green"), soft_wrap=True)
     if len(found["runs"]) > 2:
         _print_runs(console, found)
     else:
@@ -48,6 +48,12 @@ def heading(run: Mapping[str, Any]) -> str:
     where = "" if run["step"] is None else f" at step {run['step']}{of}"
     starts = "" if run["starts"] <= 1 else f", {run['starts']} starts"
     return f"{run['label']}  {run['folder']}: {run['state']}{where}{starts}"
+
+
+def same(found: Mapping[str, Any]) -> str:
+    """Return in words that nothing differs; where a run lies and how long it took is no matter."""
+    places = any(each["rows"] for each in found["differences"])
+    return f"{_SAME}, but for where they ran and how fast." if places else f"{_SAME}."
 
 
 def counted(found: Mapping[str, Any]) -> str:

@@ -1,0 +1,81 @@
+"""`anytrain diff` as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+import diffed_runs
+from launching import run_command
+
+DIFF = [sys.executable, "-m", "anytrain", "diff"]
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> list[Path]:
+    """Three runs written by hand: the second leaves the first at step 20, the third is broken."""
+    losses = {step: 1 / (1 + step) for step in range(40)}
+    later = {step: loss + (step >= 20) for step, loss in losses.items()}
+    return [
+        diffed_runs.written(tmp_path / "a", losses, "a"),
+        diffed_runs.written(tmp_path / "b", later, "b", arguments={"learning_rate": 0.3}),
+        diffed_runs.written(tmp_path / "c", {0: 1.0, 1: "NaN"}, "c"),
+    ]
+
+
+def test_two_runs_are_told_side_by_side_and_plainly_in_a_pipe(folders: list[Path]) -> None:
+    said = run_command([*DIFF, *folders[:2]]).stdout
+    lines = [line.split() for line in said.splitlines()]
+    assert ["arguments", "learning_rate", "0.1", "0.3"] in lines
+    assert ["plan", "step", "a", "(because", "a)", "b", "(because", "b)"] in lines
+    assert "equal to the bit up to step 19, part at step 20" in said
+    assert "twice the noise" in said and "\x1b" not in said
+    assert "Note: A and B ran with uncommitted changes" in said
+
+
+def test_many_runs_are_a_table_with_a_row_each(folders: list[Path]) -> None:
+    said = run_command([*DIFF, *folders]).stdout
+    head = next(line for line in said.splitlines() if line.split()[:3] == ["run", "state", "step"])
+    assert "learning_rate" in head and "loss, last" in head and "loss, best" in head
+    rows = [line.split()[:2] for line in said.splitlines() if line.startswith("  ")]
+    assert all([name.upper(), name] in rows for name in "abc")
+
+
+def test_json_has_the_same_and_is_valid(folders: list[Path]) -> None:
+    def refuse(word: str) -> None:
+        raise AssertionError(word)
+
+    told = json.loads(run_command([*DIFF, *folders, "--json"]).stdout, parse_constant=refuse)
+    (loss,) = (figure for figure in told["figures"] if figure["name"] == "loss")
+    assert loss["last"][2] == "NaN"
+    assert [pair["parts_at"] for pair in told["curves"][0]["pairs"]] == [20, 1]
+
+
+def test_the_same_run_twice_is_the_same(folders: list[Path]) -> None:
+    said = run_command([*DIFF, folders[0], folders[0]]).stdout
+    assert "The runs are the same in everything that was recorded." in said
+
+
+def test_what_cannot_be_done_is_said(folders: list[Path], tmp_path: Path) -> None:
+    for words, expected in (
+        ([folders[0]], "nothing to compare with"),
+        ([folders[0], tmp_path], "no record of a run"),
+        ([*folders[:2], "-o", tmp_path / "missing" / "page.html"], "Cannot write"),
+    ):
+        done = run_command([*DIFF, *words], check=False)
+        assert done.returncode == 2 and expected in done.stderr and "fix:" in done.stderr
+
+
+def test_comparing_loads_no_torch(folders: list[Path], tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    code = (
+        "import sys; from anytrain.cli.diff import diff; from pathlib import Path;"
+        "a, b, page = map(Path, sys.argv[1:]);"
+        "diff([a, b], None, False); diff([a, b], page, False);"
+        "assert 'torch' not in sys.modules and 'numpy' not in sys.modules"
+    )
+    run_command([sys.executable, "-c", code, *folders[:2], page])
+    assert page.stat().st_size > 10_000
