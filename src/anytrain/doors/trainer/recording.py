@@ -22,6 +22,7 @@ from anytrain.engine.assemble.between import BetweenSteps
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.loop import Progress, Requests
 from anytrain.engine.recording import origin
+from anytrain.engine.recording.padding import Padding
 from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.timesheet import Timesheet
 from anytrain.engine.recording.trackers import Trackers, resolve
@@ -48,6 +49,7 @@ class Recording(Reports):
     _record: Record | None
     _between: BetweenSteps
     _tokens: torch.Tensor | int | None
+    _padding = Padding(is_on=False)
     current_flos: float
     _flos_of: dict[Any, float]
     _counted_input: str
@@ -94,6 +96,7 @@ class Recording(Reports):
     def _begin_records(self) -> None:
         """Record a training: its log goes on from its step, its trackers are its own."""
         self._counted_input = getattr(self.model, "main_input_name", "input_ids")
+        self._padding = Padding(is_on=self._session.end_step is None)
         if self._trackers is not None and not self._has_recorded_training:
             _left_open.discard(self._trackers)  # evaluations that came first are the run's too
         _finish_left_open()
@@ -212,6 +215,8 @@ class Recording(Reports):
             if key not in self._flos_of:
                 self._flos_of[key] = self.floating_point_ops(batch)
             self.current_flos += self._flos_of[key]
+            if self._padding.is_due and isinstance(main, torch.Tensor):
+                self._padding.look(main, batch.get("attention_mask"))
             if counts_tokens and isinstance(main, torch.Tensor):
                 self._count_tokens(batch, main)
 
@@ -229,6 +234,7 @@ class Recording(Reports):
 
     def _read_tokens(self) -> None:
         """Add the tokens since the last log point to the state; waits for the device."""
+        self._padding.read()
         if self._tokens is not None:
             own = torch.as_tensor(self._tokens, device=self._session.device)
             total = self._session.world.reduce(own, "sum")

@@ -88,6 +88,7 @@ def _standing(trainer: Trainer) -> Mapping[str, Any]:
         "step": trainer._progress.step,
         "epoch": trainer._progress.epochs,
         "shapes": shapes,
+        "padding_share": trainer._padding.share,
         "workers": getattr(loaders[0], "num_workers", None) if loaders else None,
     }
 

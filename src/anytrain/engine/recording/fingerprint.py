@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 _MOST_ROWS = 32
-_MOST_VALUES = 8_192
+_MOST_VALUES = 4_096
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 6
 

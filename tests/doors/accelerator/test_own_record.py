@@ -1,0 +1,98 @@
+"""What a loop of the user's own leaves in its project's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from anytrain import Accelerator, set_seed
+from anytrain.core import records
+
+
+def begin(folder: Path | None, **given: Any) -> tuple[Any, ...]:
+    set_seed(2)
+    accelerator = Accelerator(cpu=True, project_dir=folder, **given)
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    loader = DataLoader(TensorDataset(torch.randn(24, 3)), batch_size=4, shuffle=True)
+    return accelerator, *accelerator.prepare(model, optimizer, loader)
+
+
+def walk(accelerator: Any, model: Any, optimizer: Any, loader: Any, *, first: int = 0) -> None:
+    """Train for an epoch, logging a device's tensor at every step."""
+    for number, (batch,) in enumerate(loader, first + 1):
+        loss = model(batch).pow(2).mean()
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
+        accelerator.log({"loss": loss.detach(), "epoch": number / 6}, step=number)
+
+
+def steps(folder: Path) -> list[int]:
+    return [entry["step"] for entry in records.open_run(folder).metrics]
+
+
+def test_what_is_logged_is_in_the_folder_without_any_tracker(tmp_path: Path) -> None:
+    parts = begin(tmp_path)
+    parts[0].init_trackers("mine", {"learning_rate": 1e-2, "api_key": "secret"})
+    walk(*parts)
+    parts[0].end_training()
+    run = records.open_run(tmp_path)
+    assert (run.name, run.state, steps(tmp_path)) == ("mine", "finished", [1, 2, 3, 4, 5, 6])
+    assert isinstance(run.metrics[0]["loss"], float)
+    assert run.metrics[2]["epoch"] == 0.5
+    (start,) = run.starts
+    assert start["arguments"]["learning_rate"] == 1e-2
+    assert "api_key" not in start["arguments"]
+    assert start["data"]["train"]["num_rows"] == 24
+    assert start["data"]["train"]["fingerprint"] is not None
+    assert start["model"]["num_parameters"] == 4
+
+
+def test_without_a_folder_nothing_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    walk(*begin(None))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_loop_that_goes_on_from_a_checkpoint_has_one_history(tmp_path: Path) -> None:
+    first = begin(tmp_path)
+    walk(*first)
+    first[0].save_state(tmp_path / "saved")
+    walk(*first, first=6)
+    again = begin(tmp_path)
+    again[0].load_state(tmp_path / "saved")
+    walk(*again, first=6)
+    run = records.open_run(tmp_path)
+    assert steps(tmp_path) == list(range(1, 13))
+    assert [event["kind"] for event in run.events] == ["checkpoint"]
+    assert len(run.starts) == 2
+
+
+def test_a_new_loop_in_the_same_folder_starts_a_new_history(tmp_path: Path) -> None:
+    walk(*begin(tmp_path))
+    again = begin(tmp_path)
+    again[0].log({"accuracy": 0.5}, step=0)
+    walk(*again)
+    run = records.open_run(tmp_path)
+    assert steps(tmp_path) == [0, 1, 2, 3, 4, 5, 6]
+    assert run.metrics[0]["accuracy"] == 0.5
+
+
+def test_a_later_evaluation_adds_to_the_history(tmp_path: Path) -> None:
+    first = begin(tmp_path)
+    walk(*first)
+    first[0].save_state(tmp_path / "saved")
+    later = begin(tmp_path)
+    later[0].load_state(tmp_path / "saved")
+    for _ in later[3]:
+        pass
+    later[0].log({"accuracy": 0.75})
+    assert steps(tmp_path) == [1, 2, 3, 4, 5, 6, 6]

@@ -1,0 +1,101 @@
+"""Data sets are told apart without asking for a row."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
+
+from anytrain.engine.data.table import Table
+from anytrain.engine.recording.fingerprint import describe
+
+
+def rows(size: int = 200, change: int | None = None) -> list[dict[str, Any]]:
+    made = [{"text": f"row {n}", "x": torch.full((4,), float(n)), "y": n % 2} for n in range(size)]
+    if change is not None:
+        made[change]["text"] = "another"
+    return made
+
+
+class Untouchable(Dataset[Any]):
+    """A data set whose rows nobody may ask for."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> Any:
+        raise AssertionError("a row was asked for")
+
+
+ALIKE: dict[str, Any] = {
+    "rows": lambda change: rows(change=change),
+    "tensors": lambda change: TensorDataset(torch.arange(600.0) + (0 if change is None else 1)),
+    "arrays": lambda change: Untouchable(np.arange(90) + (0 if change is None else 1)),
+    "columns": lambda change: Table({"x": [1, 2, 3 if change is None else 4], "y": "abc"}),
+    "texts": lambda change: Untouchable([f"a {n} {change}" for n in range(50)]),
+    "part": lambda change: Subset(Untouchable(rows()), [1, 2, 3 if change is None else 4]),
+    "joined": lambda change: ConcatDataset([Untouchable(rows()), Untouchable(rows(7, change))]),
+    "half": lambda change: Untouchable(torch.full((3 if change is None else 4,), 1.0).bfloat16()),
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_equal_data_is_alike_and_changed_data_is_not(kind: str) -> None:
+    first, again, changed = (describe(ALIKE[kind](change)) for change in (None, None, 0))
+    assert first == again
+    assert first["fingerprint"] is not None or kind == "half"
+    assert first != changed
+
+
+def test_what_is_told_of_a_table() -> None:
+    found = describe(Table({"x": [1, 2, 3], "labels": [0, 1, 0]}))
+    assert (found["num_rows"], found["columns"]) == (3, ["x", "labels"])
+    assert found["kind"] == "anytrain.engine.data.table.Table"
+    assert describe(rows(3))["columns"] == ["text", "x", "y"]
+
+
+def test_a_data_set_of_the_library_has_its_own() -> None:
+    datasets = pytest.importorskip("datasets")
+    made = datasets.Dataset.from_dict({"x": [1, 2], "y": ["a", "b"]})
+    found = describe(made)
+    assert (found["fingerprint"], found["columns"]) == (made._fingerprint, ["x", "y"])
+    assert describe(made.select([0]))["fingerprint"] != found["fingerprint"]
+
+
+def test_a_stream_is_not_touched() -> None:
+    class Stream(IterableDataset[int]):
+        def __iter__(self) -> Iterator[int]:
+            raise AssertionError("somebody asked")
+
+    found = describe(Stream())
+    assert (found["num_rows"], found["fingerprint"]) == (None, None)
+
+
+def test_no_random_state_moves() -> None:
+    def states() -> list[Any]:
+        return [
+            random.getstate(),
+            np.random.get_state()[1].tolist(),
+            torch.get_rng_state().tolist(),
+        ]
+
+    before = states()
+    describe(Untouchable(rows()))
+    assert states() == before
+
+
+def test_much_data_takes_no_time() -> None:
+    tokens = list(range(512))
+    many = Untouchable([{"input_ids": tokens, "more": dict.fromkeys(range(50), tokens)}] * 100_000)
+    began = time.perf_counter()
+    assert describe(many)["fingerprint"] is not None
+    assert time.perf_counter() - began < 1, "15 ms on an idle machine"
