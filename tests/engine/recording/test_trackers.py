@@ -3,6 +3,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import time
 import warnings
 from collections.abc import Iterator
 from enum import Enum
@@ -391,6 +392,20 @@ def test_failures_that_are_not_in_a_row_switch_nothing_off() -> None:
         train(run)
     assert len(seen) == 1
     assert [c[0] for c in flaky.calls if isinstance(c, tuple)] == list(range(6))
+
+
+def test_a_tracker_that_holds_the_run_up_is_told_of_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slow(Listed):
+        def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+            time.sleep(0.01)
+
+    monkeypatch.setattr(trackers, "SLOW_S", 0.005)
+    run = Trackers([Slow()])
+    run.start("project")
+    with pytest.warns(Notice) as seen:
+        train(run)
+    (told,) = (str(each.message) for each in seen)
+    assert "The tracker 'listed' took 0 s for one log, and the run waited for it" in told
 
 
 def test_a_failure_at_the_end_is_told_and_the_others_are_closed() -> None:

@@ -42,7 +42,7 @@ def build(found: Mapping[str, Any], histories: Histories) -> str:
         *(section for section in sections if section is not None),
         before=tag("a", "Skip to the differences", href="#main", class_="skip"),
         charts=charts,
-        styles=(beside("sort.css"),),
+        styles=(beside("diff.css"),),
         scripts=(beside("sort.js"),),
     )
 
@@ -93,7 +93,7 @@ def _chosen(found: Mapping[str, Any]) -> Markup:
     for each in found["differences"]:
         rows = [(row["name"], *diff_text.with_reasons(row)) for row in each["rows"]]
         if rows:
-            parts.append(table(("name", *labels), rows, caption=each["group"]))
+            parts.append(table(("name", *labels), rows, caption=each["group"].capitalize()))
     if not parts:
         parts.append(tag("p", diff_text.NOTHING_CHOSEN))
     count = tag("p", diff_text.counted(found), class_="dim")

@@ -9,6 +9,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any
 
 from anytrain.core import environment
@@ -33,6 +34,8 @@ Folder = str | os.PathLike[str]
 
 REFUSED = ("aim", "comet_ml", "clearml", "dvclive", "swanlab")
 FAILURES_IN_A_ROW = 3
+SLOW_S = 5.0
+"""From when on a log is told to be slow: the training waits for it."""
 
 TABLE: dict[str, type[GeneralTracker]] = {
     "tensorboard": TensorBoardTracker,
@@ -161,6 +164,7 @@ class _Running:
     tracker: GeneralTracker
     failures: int = 0
     reported: bool = False
+    is_slow: bool = False
     off: bool = False
 
 
@@ -255,7 +259,9 @@ class Trackers:
             # A user's tracker gets what was logged, tensors and all, as it would elsewhere.
             given = plain if type(running.tracker) in _OURS else dict(values)
             extra = options.get(running.name, {})
+            began = perf_counter()
             self._attempt(running, running.tracker.log, given, step=step, **extra)
+            self._report_slow(running, perf_counter() - began)
 
     def get(self, name: str, unwrap: bool = False) -> Any:
         """Return a started tracker, or with `unwrap` its library's object.
@@ -351,6 +357,15 @@ class Trackers:
             running.off = True
             message = f"{who} is switched off after {running.failures} failures in a row: {what}"
             warnings.warn(message, Notice, stacklevel=4)
+
+    def _report_slow(self, running: _Running, seconds: float) -> None:
+        if seconds > SLOW_S and not running.is_slow:
+            running.is_slow = True
+            message = (
+                f"The tracker {running.name!r} took {seconds:.0f} s for one log, and the run "
+                "waited for it: log more rarely, or look at what it waits for."
+            )
+            warnings.warn(message, Notice, stacklevel=3)
 
     def _report_idle(self) -> None:
         if self._chosen and not self._idle_reported:
