@@ -290,7 +290,7 @@ def half_precision_without_a_scale() -> None:
     def loss_of(model, batch):
         x, y = batch
         with torch.autocast(x.device.type, dtype=torch.float16):
-            return F.cross_entropy(model(x), y)
+            return F.cross_entropy(model(x), y)  # planted
 
     fit(Head(), Rows((8,)), loss_of=loss_of)
 
@@ -299,7 +299,7 @@ def half_precision_without_a_scale() -> None:
 def weights_in_half_precision() -> None:
     def loss_of(model, batch):
         x, y = batch
-        return F.cross_entropy(model(x.half()).float(), y)
+        return F.cross_entropy(model(x.half()).float(), y)  # planted
 
     fit(Head().half(), Rows((8,)), loss_of=loss_of)
 
@@ -314,7 +314,7 @@ def a_layer_that_nobody_calls() -> None:
     class Model(Head):
         def __init__(self):
             super().__init__()
-            self.forgotten = nn.Linear(8, 8)
+            self.forgotten = nn.Linear(8, 8)  # planted
 
     fit(Model(), Rows((8,)))
 
@@ -323,7 +323,7 @@ def a_layer_that_nobody_calls() -> None:
 def a_collator_that_cannot_travel() -> None:
     data = Rows((8,))
     together = torch.utils.data.default_collate
-    loader = DataLoader(data, 4, num_workers=2, collate_fn=lambda rows: together(rows))
+    loader = DataLoader(data, 4, num_workers=2, collate_fn=lambda rows: together(rows))  # planted
     fit(Head(), loader)
 
 
@@ -359,7 +359,7 @@ def sentences_of_every_length() -> None:
     rows = [{"input_ids": [1] * (3 + 5 * n % 97), "labels": n % 4} for n in range(200)]
     with tempfile.TemporaryDirectory() as folder:
         args = TrainingArguments(folder, max_steps=5, per_device_train_batch_size=4)
-        Trainer(Model(), args, data_collator=Padding(), train_dataset=rows).train()
+        Trainer(Model(), args, data_collator=Padding(), train_dataset=rows).train()  # planted
 
 
 @planted("disk", CUDA)
@@ -380,7 +380,7 @@ def a_checkpoint_larger_than_the_disk() -> None:
         accelerator = Accelerator(project_dir=folder)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         loader = DataLoader(Rows((8,)), batch_size=4)
-        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+        model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # planted
         for batch in loader:
             accelerator.backward(classify(model, batch))
             optimizer.step()

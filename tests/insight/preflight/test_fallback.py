@@ -48,3 +48,16 @@ def test_on_a_mac_the_variable_may_be_our_own(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "1")
     monkeypatch.setattr("sys.platform", "darwin")
     assert not fallback.is_on(["no_such_file.py"])
+
+
+@pytest.mark.parametrize(
+    ("value", "torch_first", "is_on"),
+    [("1", True, True), ("0", False, False), (None, False, True), (None, True, False)],
+)
+def test_this_process_is_told_by_its_variable_or_by_what_it_imported_first(
+    value: str | None, torch_first: bool, is_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is not None:
+        monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", value)
+    monkeypatch.setattr("anytrain.core.environment._torch_came_first", torch_first)
+    assert fallback.is_on_here() is is_on

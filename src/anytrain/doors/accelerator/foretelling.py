@@ -34,6 +34,7 @@ class Foretelling:
         batch: Any,
         targets: str | Sequence[str] = (),
         *,
+        num_processes: int | None = None,
         quick: bool = False,
         thorough: bool = False,
     ) -> Report:
@@ -44,6 +45,7 @@ class Foretelling:
         no weight moves. What `accelerator.step(loss_fn)` returns is such a function. Print the
         report, or ask it for `as_json()` or `as_html()`. A quick one does not look for the
         largest batch, a thorough one looks for it with bf16 and activation checkpointing, too.
+        `num_processes` says how many will train together; without it, as many as do now.
         """
         if not self._run.models or not self._run.optimizers:
             raise WrongOrder(
@@ -57,6 +59,7 @@ class Foretelling:
                 target, lambda: _taken(self, step_fn, batch), setting
             ),
             parse_targets(words),
+            num_processes=num_processes or self.num_processes,
             quick=quick,
             thorough=thorough,
         )

@@ -13,6 +13,7 @@ from anytrain.insight.preflight.run import preflight_of
 from anytrain.insight.preflight.targets import parse_targets
 from anytrain.insight.preflight.trace import trace_call
 from anytrain.insight.preflight.watching import watching
+from anytrain.insight.preflight.words import size
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
@@ -22,19 +23,26 @@ class Foretelling:
     """What a Trainer can say of its training before it begins."""
 
     def preflight(
-        self: Any, targets: str | Sequence[str] = (), *, quick: bool = False, thorough: bool = False
+        self: Any,
+        targets: str | Sequence[str] = (),
+        *,
+        num_processes: int | None = None,
+        quick: bool = False,
+        thorough: bool = False,
     ) -> Report:
         """Return what awaits this training on targets such as "mps:16GB"; without any, here.
 
         Two steps and one batch of evaluation are traced in a copy of this process: nothing is
         trained or written, and the Trainer stays as it is. Print the report, or ask it for
         `as_json()` or `as_html()`. A quick one does not look for the largest batch,
-        a thorough one looks for it with bf16 and activation checkpointing, too.
+        a thorough one looks for it with bf16 and activation checkpointing, too. `num_processes`
+        says how many will train together; without it, as many as do now.
         """
         words = (targets,) if isinstance(targets, str) else tuple(targets)
         return preflight_of(
             lambda target, setting: trace_call(target, lambda: _rehearsed(self), setting),
             parse_targets(words),
+            num_processes=num_processes or self.args.world_size,
             quick=quick,
             thorough=thorough,
         )
@@ -60,7 +68,7 @@ def _missed(told: Mapping[str, Any] | None, batch_size: int) -> str:
     """Say what a preflight had foretold of a memory that is full, if one was made."""
     if told is None:
         return ""
-    needed = f"{int(told['needed_bytes']) / 2**30:.2f} GiB"
+    needed = size(int(told["needed_bytes"]))
     if told.get("fits") is None:
         return f"; a preflight had foretold {needed}"
     right = "fits" if told["fits"] else "does not fit"

@@ -15,6 +15,7 @@ from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Held, Trace
 
 MOST = 2**16
+"""A batch larger than any that somebody trains with."""
 _MOST_PROOFS = 4
 
 
@@ -45,6 +46,8 @@ class Fit:
     """At the largest size; at one sample where none fits."""
     is_proven: bool
     """Whether a trace at that very size bears it out."""
+    most: int = MOST
+    """Where the search ends: the data have no more for a batch."""
 
 
 def between(first: Trace, second: Trace, batch_size: int) -> Trace | None:
@@ -95,9 +98,11 @@ def _are_alike(one: Held, two: Held) -> bool:
 class _Search:
     """The search for one setting's largest batch."""
 
-    def __init__(self, trace_at: TraceAt, target: Target, limit: Limit, wanted: Setting) -> None:
+    def __init__(
+        self, trace_at: TraceAt, target: Target, limit: Limit, wanted: Setting, most: int
+    ) -> None:
         self._trace_at, self._target, self._limit = trace_at, target, limit
-        self._wanted = wanted
+        self._wanted, self._most = wanted, most
         self._traces: dict[int, Trace] = {}
 
     def trace(self, batch_size: int) -> Trace:
@@ -161,8 +166,9 @@ class _Search:
             return self._fits(told or self._by_peak(first, second, size))
 
         good, bad = 0, 1
-        while bad <= MOST and fits(bad):
+        while bad <= self._most and fits(bad):
             good, bad = bad, 2 * bad
+        bad = min(bad, self._most + 1)
         while bad - good > 1:
             middle = (good + bad) // 2
             good, bad = (middle, bad) if fits(middle) else (good, middle)
@@ -187,16 +193,17 @@ def largest_batch(
     *,
     accumulation: int = 1,
     limit: Limit | None = None,
+    most: int = MOST,
 ) -> Fit | None:
     """Return the largest micro-batch that fits the target; None where its memory is not known.
 
     `trace_at` traces the run in another setting. `wanted` is the one that was asked for, whose
-    batch size times the accumulation is the effective batch.
+    batch size times the accumulation is the effective batch. None larger than `most` is found.
     """
     limit = limit or limit_of(target)
     if limit is None:
         return None
-    search = _Search(trace_at, target, limit, wanted)
+    search = _Search(trace_at, target, limit, wanted, most)
     largest, is_proven = search.largest()
     micro = dividing(wanted.batch_size * accumulation, largest)
     return Fit(
@@ -206,6 +213,7 @@ def largest_batch(
         accumulation=wanted.batch_size * accumulation // micro if micro else 0,
         forecast=search.foretell(max(largest, 1)),
         is_proven=is_proven,
+        most=most,
     )
 
 

@@ -26,8 +26,6 @@ from typing import Any, Protocol
 
 import torch
 
-LARGE = 2**18
-"""Elements from which a float tensor that is made on the CPU, and not from data, is claimed."""
 META = torch.device("meta")
 NOT_KNOWN = object()
 

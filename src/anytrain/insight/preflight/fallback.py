@@ -34,6 +34,12 @@ def is_on(command: Sequence[str]) -> bool:
     return next(_loads_torch_after_us(tree), False)
 
 
+def is_on_here() -> bool:
+    """Tell it of this process, were it started on a Mac."""
+    told = environment.variable(environment.MPS_FALLBACK)
+    return not environment.torch_came_first() if told is None else told not in ("", "0")
+
+
 def _loads_torch_after_us(tree: ast.Module) -> Iterator[bool]:
     """Yield at each import that decides whether anytrain comes first."""
     for statement in tree.body:

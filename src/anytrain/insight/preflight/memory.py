@@ -84,6 +84,8 @@ class Forecast:
     limit: Limit | None
     fits: bool | None
     """None where nobody said how much memory there is."""
+    length: int = 0
+    """How long its batch is, where it is as long as the data's longest; 0 where it came first."""
     records: bool | None = None
     """Whether there is room to record the step too; None where steps are not recorded."""
 
@@ -167,6 +169,7 @@ def _forecast(
         needed_bytes=needed,
         limit=limit,
         fits=None if limit is None else needed <= limit.usable_bytes,
+        length=job.length,
     )
 
 

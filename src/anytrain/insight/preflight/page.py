@@ -10,14 +10,14 @@ from anytrain.insight.pages.charts import area
 from anytrain.insight.pages.page import Markup, document, joined, table, tag
 from anytrain.insight.preflight.findings import SEVERITIES, Finding, Place
 from anytrain.insight.preflight.printed import (
-    by_module,
+    large_modules,
     largest_rows,
     memory_line,
     shorter,
-    size,
     time_lines,
 )
 from anytrain.insight.preflight.report import Outlook, Report
+from anytrain.insight.preflight.words import size
 
 _AROUND = 3
 _MODULES = 12
@@ -72,7 +72,7 @@ def _outlook(outlook: Outlook) -> Iterator[str]:
         yield tag("h3", "Largest batch")
         effective = outlook.job.batch_size * outlook.job.accumulation
         yield table(
-            ("setting", "largest batch", f"to keep {effective}", "memory then"),
+            ("setting", "largest batch", f"to keep {effective:,}", "memory then"),
             largest_rows(outlook),
         )
     if outlook.time is not None:
@@ -130,7 +130,7 @@ def _memory(outlook: Outlook) -> Iterator[str]:
         ("part", "size", "how", "why"),
         [(part.name, size(part.num_bytes), part.how, part.why) for part in ordered],
     )
-    modules = list(by_module(found.activations_by_module).items())[:_MODULES]
+    modules = large_modules(found)[:_MODULES]
     if modules:
         yield tag("h3", "Activations by module")
         yield table(("module", "size"), [(name, size(n)) for name, n in modules])

@@ -86,6 +86,10 @@ class Places:
             return spot
         return self._by_number.get(node._sequence_nr(), NOWHERE)
 
+    def maker(self) -> Spot:
+        """Return the line that makes a module just now."""
+        return ("", *self._frame(sys._getframe(1), is_backward=False))
+
     def _frame(
         self, frame: FrameType | None, *, is_backward: bool
     ) -> tuple[CodeType | None, int, bool]:
@@ -115,6 +119,18 @@ class Places:
             return Place(module=module, is_ours=ours)
         text = linecache.getline(code.co_filename, line).strip()
         return Place(module, code.co_filename, line, code.co_name, text, ours)
+
+
+def users_place() -> Place | None:
+    """Return the line that runs now and is neither torch's, ours nor Python's own, if any is."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_inside(frame.f_code.co_filename):
+        frame = frame.f_back
+    if frame is None:
+        return None
+    code, line = frame.f_code, frame.f_lineno
+    text = linecache.getline(code.co_filename, line).strip()
+    return Place("", code.co_filename, line, code.co_name, text)
 
 
 def is_inside(name: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -14,10 +14,15 @@ from rich.text import Text
 
 from anytrain.insight.preflight.findings import Finding, Place
 from anytrain.insight.preflight.report import Outlook, Report
+from anytrain.insight.preflight.words import plain, seconds, size
+
+if TYPE_CHECKING:
+    from anytrain.insight.preflight.memory import Forecast
 
 STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _WIDTH = 100
 _MODULES = 5
+_FEW = 0.01
 
 
 def text(report: Report, width: int = _WIDTH) -> str:
@@ -82,19 +87,6 @@ def shorter(place: Place) -> str:
     return str(Place(place.module, file, place.line))
 
 
-def size(num_bytes: int) -> str:
-    """Return a size in words.
-
-    >>> size(3 * 2**29), size(5 * 2**20), size(2**10)
-    ('1.50 GiB', '5.0 MiB', '1.0 KiB')
-    """
-    if num_bytes >= 2**30:
-        return f"{num_bytes / 2**30:.2f} GiB"
-    if num_bytes >= 2**20:
-        return f"{num_bytes / 2**20:.1f} MiB"
-    return f"{num_bytes / 2**10:.1f} KiB"
-
-
 def _memory(outlook: Outlook) -> RenderableType | None:
     found = outlook.memory
     if found is None:
@@ -104,11 +96,21 @@ def _memory(outlook: Outlook) -> RenderableType | None:
     for part in sorted(found.parts, key=lambda each: (each.how == "margin", -each.num_bytes)):
         table.add_row(part.name, size(part.num_bytes), part.how, part.why)
     rows: list[RenderableType] = [Text(f"Memory: {memory_line(outlook)}"), table]
-    modules = list(by_module(found.activations_by_module).items())
+    modules = large_modules(found)
     if modules:
         listed = ", ".join(f"{name} {size(n)}" for name, n in modules[:_MODULES])
         rows.append(Text(f"Activations: {listed}"))
     return Group(*rows)
+
+
+def large_modules(found: Forecast) -> list[tuple[str, int]]:
+    """Return the modules whose activations the peak holds, the largest first; none if they are few.
+
+    Where a batch is small, the peak is in the optimizer's update, when they are gone.
+    """
+    if sum(found.activations_by_module.values()) < _FEW * found.peak_bytes:
+        return []
+    return list(by_module(found.activations_by_module).items())
 
 
 def memory_line(outlook: Outlook) -> str:
@@ -117,7 +119,7 @@ def memory_line(outlook: Outlook) -> str:
     if found is None:
         return ""
     told = (
-        f"peak {size(found.peak_bytes)} with a batch of {found.batch_size}; "
+        f"peak {size(found.peak_bytes)} with a batch of {found.batch_size}{_shape(found)}; "
         f"{size(found.needed_bytes)} taken from the device"
     )
     if found.limit is None:
@@ -125,6 +127,13 @@ def memory_line(outlook: Outlook) -> str:
     thumb = ", a rule of thumb" if found.limit.is_rule_of_thumb else ""
     usable = f"{size(found.limit.usable_bytes)} of {size(found.limit.whole_bytes)}"
     return f"{told}, of {usable} usable ({found.limit.because}{thumb})."
+
+
+def _shape(found: Forecast) -> str:
+    """Say for which batch it holds: others may be longer."""
+    if found.length:
+        return f" as long as the longest sample ({found.length})"
+    return ", of the shape of the run's first one"
 
 
 def by_module(activations: dict[str, int], depth: int = 3) -> dict[str, int]:
@@ -150,7 +159,9 @@ def largest_rows(outlook: Outlook) -> list[tuple[str, str, str, str]]:
         keeps = f"{fit.micro_batch} x {fit.accumulation}" if fit.micro_batch else "-"
         largest = "none fits"
         if fit.largest:
-            largest = f"{MOST} or more" if fit.largest >= MOST else str(fit.largest)
+            largest = f"{fit.largest:,}"
+        if fit.largest >= fit.most:
+            largest += " or more" if fit.most == MOST else " (all of the data)"
         words = in_words(fit.setting)
         rows.append((words, largest, keeps, size(fit.forecast.needed_bytes)))
     return rows
@@ -161,7 +172,7 @@ def _largest(outlook: Outlook) -> RenderableType | None:
     if not rows:
         return None
     effective = outlook.job.batch_size * outlook.job.accumulation
-    table = Table("setting", "largest batch", f"to keep {effective}", "memory then")
+    table = Table("setting", "largest batch", f"to keep {effective:,}", "memory then")
     for row in rows:
         table.add_row(*row)
     return table
@@ -173,20 +184,11 @@ def time_lines(outlook: Outlook) -> list[str]:
     for found in (outlook.time, outlook.recorded_time):
         if found is not None:
             bound = ", the device waits for the host" if found.is_host_bound else ""
-            rate = f"{found.samples_per_s:.0f} samples/s{bound}"
-            lines.append(f"Step: about {seconds(found.step_s)} ({rate}). {found.assumption}")
+            rate = f"{plain(found.samples_per_s)} samples/s{bound}"
+            which = " with the longest samples" if outlook.job.length else ""
+            told = f"Step: about {seconds(found.step_s)}{which} ({rate})."
+            lines.append(f"{told} {found.assumption}")
     return lines
-
-
-def seconds(value: float) -> str:
-    """Return a time in words.
-
-    >>> seconds(0.0123), seconds(2.5), seconds(0.00004)
-    ('12 ms', '2.5 s', '0.04 ms')
-    """
-    if value >= 1:
-        return f"{value:.1f} s"
-    return f"{value * 1e3:.2g} ms"
 
 
 def _time(outlook: Outlook) -> RenderableType | None:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import cache
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import nn
@@ -52,6 +53,8 @@ class Recorder:
         self.models: list[nn.Module] = []
         self.optimizers: list[torch.optim.Optimizer] = []
         self.unused: tuple[str, ...] = ()
+        self._makers: WeakKeyDictionary[nn.Module, Spot] = WeakKeyDictionary()
+        """The lines at which modules with parameters of their own were made."""
         self.recomputed: dict[str, None] = {}
         self.draws: dict[Spot, None] = {}
         self.notes: dict[str, None] = {}
@@ -137,6 +140,7 @@ class Recorder:
         """Hear of modules and optimizers while the block runs."""
         with ExitStack() as stack:
             for handle in (
+                module_hooks.register_module_parameter_registration_hook(self._made),
                 module_hooks.register_module_forward_pre_hook(self._enter),
                 module_hooks.register_module_forward_hook(self._leave_module, always_call=True),
                 optimizer_hooks.register_optimizer_step_pre_hook(self._before_update),
@@ -144,6 +148,10 @@ class Recorder:
             ):
                 stack.callback(handle.remove)
             yield
+
+    def _made(self, module: nn.Module, name: str, parameter: Any) -> None:
+        if module not in self._makers:
+            self._makers[module] = self.places.maker()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if self.places.depth:
@@ -283,10 +291,20 @@ class Recorder:
             "num_trainable": sum(p.numel() for p in trainable),
             "optimizer": type(self.optimizers[0]).__name__ if self.optimizers else "",
             "unused_parameters": self.unused,
+            "unused_place": self._maker_of(self.unused[0]) if self.unused else None,
             "checkpointed_modules": tuple(self.recomputed),
             "draws_in_checkpointed": tuple(map(self.places.place, self.draws)),
             "checkpoint_bytes": saved,
         }
+
+    def _maker_of(self, parameter: str) -> Place | None:
+        """Return where the module of a parameter was made; None where nobody saw it."""
+        path = parameter.rpartition(".")[0]
+        for model in self.models:
+            spot = self._makers.get(dict(model.named_modules()).get(path, model))
+            if spot is not None and spot[1] is not None:
+                return replace(Places.place(spot), module=path)
+        return None
 
 
 def _branches(ops: tuple[Op, ...]) -> Iterator[str]:

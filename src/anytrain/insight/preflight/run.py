@@ -7,12 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from anytrain.insight.preflight import checks, memory, rates, time
-from anytrain.insight.preflight.batches import Fit, Setting, largest_batch
+from anytrain.insight.preflight.batches import MOST, Fit, Setting, largest_batch
 from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.report import Outlook, Report, keep
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.tpu_compile import Compiled, Compiler, NotCompiled
 from anytrain.insight.preflight.traced import Job, Trace
+from anytrain.insight.preflight.words import size
 
 if TYPE_CHECKING:
     from anytrain.insight.preflight.rates import Rates
@@ -36,14 +37,23 @@ def preflight(
     A quick one does not look for the largest batch, which takes more traces; a thorough one looks
     for it with bf16 and with activation checkpointing, too, though the run fits as it is.
     """
-    from anytrain.insight.preflight.trace import trace_run
+    from anytrain.insight.preflight.trace import trace_run, variables
+    from anytrain.insight.preflight.warm import Warm
 
-    def tracing(target: Target, setting: Setting | None) -> Trace:
-        trace = trace_run(target, command, setting=setting)
-        return replace(trace, job=replace(trace.job, world_size=num_processes))
+    with Warm(variables()) as warm:
 
-    words = tuple(command)
-    return preflight_of(tracing, targets, words, quick=quick, thorough=thorough, say=say)
+        def tracing(target: Target, setting: Setting | None) -> Trace:
+            return trace_run(target, command, setting, warm=warm)
+
+        return preflight_of(
+            tracing,
+            targets,
+            tuple(command),
+            num_processes=num_processes,
+            quick=quick,
+            thorough=thorough,
+            say=say,
+        )
 
 
 def preflight_of(
@@ -51,18 +61,18 @@ def preflight_of(
     targets: Sequence[Target],
     command: tuple[str, ...] = (),
     *,
+    num_processes: int = 1,
     quick: bool = False,
     thorough: bool = False,
     say: Say = lambda text: None,
 ) -> Report:
     """Return what awaits a run that `tracing` traces; keep its forecast in the run's folder."""
-    once, compiler = _Once(tracing), Compiler(command, say)
+    once, compiler = _Once(tracing, num_processes, say), Compiler(command, say)
     found = []
     for target in targets:
-        say(f"tracing the run on {target.name}")
         outlook = _outlook(once, target, compiler)
         if not quick and not any(each.kind == "trace" for each in outlook.findings):
-            outlook = replace(outlook, fits=_largest(once, target, outlook.job, thorough, say))
+            outlook = replace(outlook, fits=_largest(once, target, outlook.job, thorough))
         found.append(outlook)
     report = Report(command, tuple(found))
     keep(report)
@@ -72,16 +82,33 @@ def preflight_of(
 class _Once:
     """Trace each kind of device once in each setting: memory and torch's version change nothing."""
 
-    def __init__(self, tracing: Tracing) -> None:
-        self._tracing = tracing
+    def __init__(self, tracing: Tracing, num_processes: int, say: Say) -> None:
+        self._tracing, self._num_processes, self._say = tracing, num_processes, say
         self._known: dict[tuple[str, int, Setting | None], Trace] = {}
 
     def __call__(self, target: Target, setting: Setting | None) -> Trace:
         """Return the trace, a new one if need be."""
         key = (target.kind, target.num_devices, setting)
         if key not in self._known:
-            self._known[key] = self._tracing(target, setting)
+            self._known[key] = self._traced(target, setting)
         return self._known[key]
+
+    def _traced(self, target: Target, setting: Setting | None) -> Trace:
+        own = self._known.get((target.kind, target.num_devices, None))
+        what = "the run"
+        if setting is not None:
+            # Where a setting checkpoints, every block does; in the run itself it may be fewer.
+            if own is not None and setting == _own(own.job) and not setting.is_checkpointed:
+                return own
+            what = f"a batch of {setting.batch_size} in {in_words(setting)}"
+        self._say(f"{target.name}: tracing {what}")
+        trace = self._tracing(target, setting)
+        return replace(trace, job=replace(trace.job, world_size=self._num_processes))
+
+
+def _own(job: Job) -> Setting:
+    """Return the setting that a run has by itself."""
+    return Setting(job.batch_size, job.precision, bool(job.checkpointed_modules))
 
 
 def _outlook(tracing: Tracing, target: Target, compiler: Compiler) -> Outlook:
@@ -132,14 +159,14 @@ def _too_large(
         return compiled.findings()
     if forecast.fits is not False or forecast.limit is None:
         return []
-    needed, usable = (f"{n / 2**30:.2f} GiB" for n in (forecast.needed_bytes,
-                                                        forecast.limit.usable_bytes))  # fmt: skip
+    needed, usable = size(forecast.needed_bytes), size(forecast.limit.usable_bytes)
     return [
         Finding(
             "memory",
             "error",
             f"The step needs {needed} and may use {usable} of this device.",
-            why=f"A batch of {forecast.batch_size} was traced; usable is {forecast.limit.because}.",
+            why=f"A batch of {forecast.batch_size} was traced{_shaped(forecast)}; usable is "
+            f"{forecast.limit.because}.",
             fix="Take a smaller batch and accumulate, bf16, or activation checkpointing; "
             "auto_find_batch_size=True splits a batch that does not fit and keeps what a step "
             "learns from.",
@@ -148,9 +175,11 @@ def _too_large(
     ]
 
 
-def _largest(
-    tracing: Tracing, target: Target, job: Job, thorough: bool, say: Say
-) -> tuple[Fit, ...]:
+def _shaped(forecast: memory.Forecast) -> str:
+    return f", {forecast.length} long as the longest of the data" if forecast.length else ""
+
+
+def _largest(tracing: Tracing, target: Target, job: Job, thorough: bool) -> tuple[Fit, ...]:
     """Return the largest batch as asked for, with bf16, and with activation checkpointing.
 
     Each takes some traces more: the last two are looked at where the batch does not fit as asked
@@ -158,7 +187,7 @@ def _largest(
     """
     if target.memory_bytes is None or not job.batch_size:
         return ()
-    own = Setting(job.batch_size, job.precision, bool(job.checkpointed_modules))
+    own = _own(job)
     wanted = [own]
     if job.precision == "no":
         wanted.append(Setting(job.batch_size, "bf16", own.is_checkpointed))
@@ -166,7 +195,6 @@ def _largest(
         wanted.append(Setting(job.batch_size, wanted[-1].precision, True))
     found = []
     for setting in wanted:
-        say(f"looking for the largest batch on {target.name}: {in_words(setting)}")
         fit = _fit(tracing, target, job, setting)
         if fit is not None:
             found.append(fit)
@@ -188,9 +216,18 @@ def _fit(tracing: Tracing, target: Target, job: Job, setting: Setting) -> Fit | 
         return seen
 
     try:
-        return largest_batch(trace_at, target, setting, accumulation=job.accumulation)
+        return largest_batch(
+            trace_at, target, setting, accumulation=job.accumulation, most=_most(job)
+        )
     except Impossible:
         return None
+
+
+def _most(job: Job) -> int:
+    """Return the largest batch that the data can fill in each process."""
+    if not job.num_samples:
+        return MOST
+    return min(max(job.num_samples // job.world_size, 1), MOST)
 
 
 def in_words(setting: Setting) -> str:

@@ -7,14 +7,11 @@ left out: nothing of the real run is touched.
 
 from __future__ import annotations
 
-import runpy
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 from unittest import mock
@@ -22,6 +19,9 @@ from unittest import mock
 import torch
 from torch.utils.data import DataLoader
 
+from anytrain.engine.data.grouped import quick_lengths
+from anytrain.engine.data.packing import Packed
+from anytrain.engine.data.seeded import load
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.recording import trackers
 from anytrain.insight.preflight import fallback, weights
@@ -29,7 +29,7 @@ from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.claimed import Device
 from anytrain.insight.preflight.claims import claimed
 from anytrain.insight.preflight.findings import Place
-from anytrain.insight.preflight.places import is_inside
+from anytrain.insight.preflight.places import is_inside, users_place
 from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave, Recorder
 from anytrain.insight.preflight.settings import checkpoint, planned, sized
 from anytrain.insight.preflight.standin import device_of, stand_in
@@ -37,6 +37,7 @@ from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Trace
 from anytrain.insight.preflight.watching import Watch, watch
 from anytrain.insight.preflight.workers import handover_trouble
+from anytrain.insight.program import run_program
 from anytrain.machine.backends import probe
 
 MAX_BATCHES = 64
@@ -45,7 +46,7 @@ MAX_BATCHES = 64
 
 def trace_script(target: Target, command: Sequence[str], setting: Setting | None = None) -> Trace:
     """Run a script, or a module after "-m", with its arguments; return what was seen."""
-    trace = trace_here(target, lambda: run_command(list(command)), setting)
+    trace = trace_here(target, lambda: run_program(command), setting)
     return replace(trace, job=replace(trace.job, mps_fallback=fallback.is_on(command)))
 
 
@@ -84,19 +85,6 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
         return recorder.trace(own.job, failure, place)
 
 
-def run_command(command: list[str]) -> None:
-    """Run a script, or a module after "-m", as if it were this program."""
-    module = command[0] == "-m"
-    name, *rest = command[1:] if module else command
-    if module:
-        sys.argv = [name, *rest]
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-        return
-    sys.argv = [name, *rest]
-    sys.path.insert(0, str(Path(name).resolve().parent))
-    runpy.run_path(name, run_name="__main__")
-
-
 # -- where a run is cut short -------------------------------------------------------------------
 
 
@@ -106,6 +94,7 @@ def bounded(own: Watch) -> Iterator[None]:
     with ExitStack() as stack:
         for holder, name, changed in (
             (PreparedLoader, "walk_from", _short_walk(own)),
+            (PreparedLoader, "_batches", _longest_batches(own)),
             (DataLoader, "__init__", _own_process(own)),
             (trackers.Trackers, "start", lambda *args, **kwargs: None),
             (torch, "save", _unless_trained(own, torch.save)),
@@ -151,8 +140,52 @@ def loader_facts(loader: Any) -> dict[str, Any]:
     size = getattr(loader, "batch_size", None)
     if size is None:
         size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    facts = {"batch_size": int(size or 0)}
-    return {**facts, **vars(loader).get("_asked_workers", {})}
+    try:
+        number = len(loader.dataset)
+    except (TypeError, AttributeError):  # a stream
+        number = 0
+    facts = {"batch_size": int(size or 0), "num_samples": number}
+    return {**facts, **vars(loader).get("_asked", {})}
+
+
+def _longest_batches(own: Watch) -> Callable[..., Iterator[Any]]:
+    """Return batches of the longest samples in the place of those that come first.
+
+    The longest batch takes the most memory, wherever in an epoch it comes.
+    """
+    batches_of = PreparedLoader._batches
+
+    def batches(loader: PreparedLoader, base: DataLoader[Any]) -> Iterator[Any]:
+        length, samples = longest_samples(loader)
+        own.tell(length=length)
+        found = None
+        for batch in batches_of(loader, base):
+            if samples and found is None:
+                tickets = loader.walk.tickets
+                drawn = samples if tickets is None else tickets.draw(samples)
+                found = load(base.dataset, base.collate_fn, drawn)
+            yield batch if found is None else found
+
+    return batches
+
+
+def longest_samples(loader: Any) -> tuple[int, list[int]]:
+    """Return the greatest length and a batch of such samples; 0 and none where nobody knows.
+
+    The last one is the shortest of all: batches with padding have a mask, which takes memory too.
+    """
+    size = getattr(loader.batch_sampler, "batch_size", None)
+    if not size or isinstance(loader.collate_fn, Packed):  # a row of all tokens has no longest
+        return 0, []
+    try:
+        lengths = quick_lengths(loader.dataset) or []
+    except (TypeError, AttributeError):  # a stream
+        lengths = []
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    if not order:
+        return 0, []
+    most = order[:size]
+    return lengths[order[0]], [*most[:-1], order[-1]]
 
 
 def _own_process(own: Watch) -> Callable[..., None]:
@@ -167,7 +200,11 @@ def _own_process(own: Watch) -> Callable[..., None]:
             kwargs.pop(name, None)
         kwargs.pop("multiprocessing_context", None)
         construct(self, dataset, *args, **kwargs)
-        self.__dict__["_asked_workers"] = {"loader_workers": number, "worker_trouble": trouble}
+        self.__dict__["_asked"] = {
+            "loader_workers": number,
+            "worker_trouble": trouble,
+            "loader_place": users_place(),
+        }
 
     return init
 

@@ -26,7 +26,6 @@ _VIEWS = frozenset(
 """What starts no kernel."""
 _READS_ROWS = frozenset(("embedding", "index_select", "gather", "index", "_embedding_bag"))
 _HALVES = ("bfloat16", "float16")
-_NO_STEP = ("make", "evaluate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +58,13 @@ def estimate(
     flops = moved = kernels = 0
     seconds: dict[Phase, float] = {}
     for op in trace.ops:
-        if op.phase in _NO_STEP or _is_view(op):
+        if not op.is_in_step or _is_view(op):
             continue
         seconds[op.phase] = seconds.get(op.phase, 0.0) + _seconds(op, rates, allows_tf32)
         flops, moved, kernels = flops + op.flops, moved + _traffic(op), kernels + op.calls
     host = 0.0 if is_recorded else rates.host_op_s * _num_issued(trace.ops)
     device = sum(seconds.values())
-    waits = sum(op.calls for op in trace.ops if op.host_read and op.phase not in _NO_STEP)
+    waits = sum(op.calls for op in trace.ops if op.host_read and op.is_in_step)
     step = device + host if waits > 1 else max(device, host)
     samples = trace.job.batch_size * trace.job.accumulation
     return Duration(
@@ -94,9 +93,7 @@ def _assumption(rates: Rates, *, is_recorded: bool) -> str:
 
 def _num_issued(ops: Iterable[Op]) -> int:
     """Return how many operations the host issues: views cost it time too, though little."""
-    return sum(
-        op.calls // 4 if _is_view(op) else op.calls for op in ops if op.phase not in _NO_STEP
-    )
+    return sum(op.calls // 4 if _is_view(op) else op.calls for op in ops if op.is_in_step)
 
 
 def _is_view(op: Op) -> bool:

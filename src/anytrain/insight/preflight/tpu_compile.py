@@ -24,6 +24,7 @@ from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.targets import CHIPS, GIB, Target
 from anytrain.insight.preflight.tpu import environment, start
 from anytrain.insight.preflight.tpu.graphs import Built, Graph, Taken
+from anytrain.insight.preflight.words import counted, seconds, size
 
 Say = Callable[[str], None]
 _EXHAUSTED = "RESOURCE_EXHAUSTED"
@@ -79,16 +80,17 @@ class Compiled:
         if self.num_chips > 1:
             chips, each = f"{self.num_chips} chips of ", " on each"
         named = zip(_PARTS, (getattr(self, f"{part}_bytes") for part in _PARTS), strict=True)
-        parts = ", ".join(f"{_PARTS[name]} {_size(size)}" for name, size in named if size)
+        parts = ", ".join(f"{_PARTS[name]} {_size(held)}" for name, held in named if held)
         lines = [
             f"Compiled by libtpu for {chips}{self.chip}: {self.precision}, a batch of "
             f"{self.batch_size}{each}. It {'fits' if self.fits else 'does not fit'}.",
             f"A chip needs {_size(self.needed_bytes)} of {_size(self.usable_bytes)}"
             f"{f': {parts}' if parts else ''}.",
-            f"Compiling took {self.compile_s:.1f} s here, in {_counted(self.num_graphs, 'graph')}.",
+            f"Compiling took {seconds(self.compile_s)} here, in "
+            f"{counted(self.num_graphs, 'graph')}.",
         ]
         if self.num_exchanges:
-            lines.append(f"Its chips meet in {_counted(self.num_exchanges, 'exchange')} a step.")
+            lines.append(f"Its chips meet in {counted(self.num_exchanges, 'exchange')} a step.")
         return "\n".join(lines)
 
     def findings(self) -> tuple[Finding, ...]:
@@ -236,7 +238,6 @@ def _told(target: Target, taken: Taken, built: list[Built]) -> Compiled | NotCom
     """Return what the graphs need together; they run one after another."""
     refused = next((each for each in built if each.failure), None)
     usable = _usable(target)
-    seconds = sum(each.seconds for each in built)
     facts: dict[str, Any] = {
         "chip": target.chip,
         "topology": target.topology,
@@ -245,7 +246,7 @@ def _told(target: Target, taken: Taken, built: list[Built]) -> Compiled | NotCom
         "precision": "float32" if taken.precision == "no" else taken.precision,
         "num_graphs": len(taken.graphs),
         "trace_s": taken.seconds,
-        "compile_s": seconds,
+        "compile_s": sum(each.seconds for each in built),
         "num_exchanges": sum(each.num_exchanges for each in built),
     }
     if refused is not None:
@@ -291,13 +292,4 @@ def _refusal(built: Built, facts: dict[str, Any]) -> Compiled | NotCompiled:
 
 
 def _size(num_bytes: int | None) -> str:
-    if num_bytes is None:
-        return "more than there is"
-    for unit, name in ((2**30, "GiB"), (2**20, "MiB")):
-        if num_bytes >= unit:
-            return f"{num_bytes / unit:.2f} {name}"
-    return f"{num_bytes / 2**10:.1f} KiB"
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
+    return "more than there is" if num_bytes is None else size(num_bytes)

@@ -19,11 +19,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from anytrain.insight.preflight import fallback
 from anytrain.insight.preflight.batches import Setting
-from anytrain.insight.preflight.child import REQUEST, RESULT, leave
+from anytrain.insight.preflight.child import LOG, REQUEST, RESULT, be_copy, leave
 from anytrain.insight.preflight.findings import Place
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Held, Job, Trace
+from anytrain.insight.preflight.warm import Warm
 
 # transformers loads by threads, which have no claimed device; dynamo would compile the watching.
 VARIABLES = {
@@ -45,36 +47,45 @@ def trace_run(
     command: Sequence[str],
     setting: Setting | None = None,
     timeout_s: float | None = None,
+    warm: Warm | None = None,
 ) -> Trace:
-    """Run a script (or "-m" and a module) with its arguments on the target; return its trace."""
+    """Run a script (or "-m" and a module) with its arguments on the target; return its trace.
+
+    With a warm process it runs in a copy of that one, without a limit of time.
+    """
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / REQUEST).write_bytes(pickle.dumps((target, tuple(command), setting)))
-        log = Path(folder) / "output.txt"
-        with log.open("wb") as out:
+        log = Path(folder) / LOG
+        code = None if warm is None else warm.run(folder)
+        if code is None:
             try:
-                code = subprocess.run(
-                    [sys.executable, "-m", "anytrain.insight.preflight.child", folder],
-                    stdin=subprocess.DEVNULL,
-                    stdout=out,
-                    stderr=subprocess.STDOUT,
-                    env=_environment(),
-                    timeout=timeout_s,
-                    check=False,
-                ).returncode
+                code = _run_afresh(folder, log, timeout_s)
             except subprocess.TimeoutExpired:
                 return _failed(f"the script was not through after {timeout_s:.0f} s", log)
         return _result(folder, code, log)
 
 
+def _run_afresh(folder: str, log: Path, timeout_s: float | None) -> int:
+    with log.open("wb") as out:
+        return subprocess.run(
+            [sys.executable, "-m", "anytrain.insight.preflight.child", folder],
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env=variables(),
+            timeout=timeout_s,
+            check=False,
+        ).returncode
+
+
 def trace_call(target: Target, work: Callable[[], Any], setting: Setting | None = None) -> Trace:
     """Do some work of this process on the target, in a copy of the process; return its trace."""
     with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder) / "output.txt"
         child = os.fork()
         if child == 0:
-            _be_copy(folder, log, lambda: _trace_here(target, work, setting))
+            be_copy(folder, lambda: leave(folder, lambda: _trace_here(target, work, setting)))
         _, status = os.waitpid(child, 0)
-        return _result(folder, os.waitstatus_to_exitcode(status), log)
+        return _result(folder, os.waitstatus_to_exitcode(status), Path(folder) / LOG)
 
 
 def _trace_here(target: Target, work: Callable[[], Any], setting: Setting | None) -> Trace:
@@ -82,23 +93,14 @@ def _trace_here(target: Target, work: Callable[[], Any], setting: Setting | None
 
     from anytrain.insight.preflight.script import trace_here
 
+    os.environ.update(VARIABLES)  # noqa: TID251  the copy's own
     torch.set_num_threads(1)  # the pool's threads are not in the copy
-    return trace_here(target, work, setting)
+    trace = trace_here(target, work, setting)
+    return replace(trace, job=replace(trace.job, mps_fallback=fallback.is_on_here()))
 
 
-def _be_copy(folder: str, log: Path, work: Callable[[], Any]) -> None:
-    """Do the work in a fork, and never return from it."""
-    try:
-        with log.open("wb") as out:
-            os.dup2(out.fileno(), 1)
-            os.dup2(out.fileno(), 2)
-        os.environ.update(VARIABLES)  # noqa: TID251  the copy's own
-        leave(folder, work)
-    finally:
-        os._exit(1)
-
-
-def _environment() -> dict[str, str]:
+def variables() -> dict[str, str]:
+    """Return the environment of a process that traces."""
     return {**os.environ, **VARIABLES}  # noqa: TID251  a child gets what this process has
 
 

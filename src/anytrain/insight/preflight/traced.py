@@ -45,6 +45,11 @@ class Op:
     is_dynamic: bool = False
     """Whether the shape of its result depends on values."""
 
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a training step calls it, and not the making of a model or an evaluation."""
+        return self.phase not in ("make", "evaluate")
+
 
 class Moment(NamedTuple):
     """How much memory was held at one point of the step."""
@@ -78,22 +83,32 @@ class Job:
 
     precision: str = "no"
     batch_size: int = 0
+    length: int = 0
+    """How long the longest samples are, if a batch of them was traced; 0 if it was the first."""
+    num_samples: int = 0
+    """How many the data set has; 0 where it cannot tell."""
     accumulation: int = 1
     world_size: int = 1
     num_parameters: int = 0
     num_trainable: int = 0
     optimizer: str = ""
     loader_workers: int = 0
+    loader_place: Place | None = None
+    """Where the training's loader was made."""
     worker_trouble: str = ""
     """Why the loader's parts cannot be handed to a worker; empty where they can."""
     unused_parameters: tuple[str, ...] = ()
     """Trainable parameters that got no gradient."""
+    unused_place: Place | None = None
+    """Where the module of the first one was made."""
     checkpointed_modules: tuple[str, ...] = ()
     """Modules whose activations are computed again in backward."""
     draws_in_checkpointed: tuple[Place, ...] = ()
     """Where random numbers are drawn inside of them."""
     scales_gradients: bool = False
     output_dir: str = ""
+    output_place: Place | None = None
+    """Where it was said."""
     checkpoint_bytes: int = 0
     lengths: tuple[int, ...] = ()
     """The samples' own lengths, where the data set could tell; for counting shapes."""

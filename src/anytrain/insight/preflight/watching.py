@@ -35,7 +35,11 @@ class Watch:
         return is_first
 
     def tell(self, **facts: Any) -> None:
-        """Take down what the run says of itself; what was said first stays."""
+        """Take down what the run says of itself, and where; what was said first stays."""
+        if facts.get("output_dir") and "output_dir" not in self.facts:
+            from anytrain.insight.preflight.places import users_place  # loads torch
+
+            facts["output_place"] = users_place()
         self.facts = {**facts, **self.facts}
 
     def leave(self) -> None:

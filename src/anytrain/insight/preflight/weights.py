@@ -13,21 +13,11 @@ from unittest import mock
 
 import torch
 
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-}
+from anytrain.engine.checkpoint.tensors import DTYPES
+from anytrain.insight.preflight.claims import LARGE
+
 _SMALL = 2**12
+"""Elements below which a tensor is read."""
 
 
 class _Slice:
@@ -48,17 +38,14 @@ class _Slice:
 
     def whole(self) -> torch.Tensor:
         """Return it: a small one as it is, another without data."""
-        shape, dtype = self.get_shape(), _DTYPES.get(self.get_dtype())
+        shape, dtype = self.get_shape(), DTYPES.get(self.get_dtype())
         if dtype is None or not dtype.is_floating_point or math.prod(shape) < _SMALL:
             found: torch.Tensor = self._file.get_tensor(self._name)
             return found
-        return torch.empty(_LEAST, dtype=dtype).new_empty(shape)
+        return torch.empty(LARGE, dtype=dtype).new_empty(shape)  # like one without data
 
     def __getitem__(self, index: Any) -> torch.Tensor:
         return self.whole()[index]
-
-
-_LEAST = 2**16
 
 
 class _File:

@@ -7,11 +7,8 @@ to a folder that is removed.
 
 from __future__ import annotations
 
-import runpy
-import sys
 import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -20,6 +17,7 @@ from torch import nn
 
 from anytrain.core.errors import BadInput
 from anytrain.insight.preflight.watching import Watch, watch, watching
+from anytrain.insight.program import run_program
 from anytrain.insight.proofs.parity import Parity, compare, loss_of_output
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -55,7 +53,7 @@ def compare_script(command: Sequence[str], precision: str | None = None) -> Pari
         try:
             # Not a hook: those for all modules are not told the arguments that have names.
             with mock.patch.object(nn.Module, "__call__", _taking_over(precision)):
-                _run(list(command))
+                run_program(command)
         except _Compared as done:
             return done.parity
         except SystemExit as end:
@@ -109,14 +107,3 @@ def _precision_of(model: nn.Module) -> str:
     if not torch.is_autocast_enabled(kind):
         return "no"
     return _NAMES.get(torch.get_autocast_dtype(kind), "no")
-
-
-def _run(command: list[str]) -> None:
-    is_module = command[0] == "-m"
-    name, *rest = command[1:] if is_module else command
-    sys.argv = [name, *rest]
-    if is_module:
-        runpy.run_module(name, run_name="__main__", alter_sys=True)
-        return
-    sys.path.insert(0, str(Path(name).resolve().parent))
-    runpy.run_path(name, run_name="__main__")

@@ -66,9 +66,18 @@ def test_the_fallback_makes_it_a_warning_that_names_its_price() -> None:
     ins, outs = [facts(4, 4), facts(4)], [facts(4, 4)]
     (found,) = lacks(shaped("_linalg_eigh", ins, outs, calls=2), mps_fallback=True)
     assert found.severity == "warning"
-    assert "2 round trips to the host in a step, each with 2 tensors copied there and 1 back" in (
+    assert "2 round trips to the host in a training step, with 2 tensors copied there and 1" in (
         found.why
     )
+
+
+def test_a_step_of_training_and_one_of_evaluation_are_counted_apart() -> None:
+    (found,) = lacks(op("_linalg_eigh"), op("_linalg_eigh", phase="evaluate"))
+    assert found.per_step == 1
+    assert "one round trip to the host in a training step and one round trip" in found.why
+    wide = shaped("linspace", [], [facts(8, dtype="float64")])
+    (found,) = dtypes.check(trace(wide, replace(wide, phase="evaluate")), OLD)
+    assert found.per_step == 1
 
 
 def test_without_the_fallback_the_error_says_what_it_would_do() -> None:

@@ -33,7 +33,7 @@ def _wide(trace: Trace, target: Target) -> Iterator[Finding]:
         if dtype and not op.place.is_ours and not _is_tolerance(op, decomposed.get(op.place, 0)):
             line = Place("", op.place.file, op.place.line) if op.place.file else op.place
             first, kind, calls = seen.get(line, (op, dtype, 0))
-            seen[line] = (first, kind, calls + op.calls)
+            seen[line] = (first, kind, calls + (op.calls if op.is_in_step else 0))
     in_forward = any(op.phase != "backward" for op, _, _ in seen.values())
     for op, dtype, calls in seen.values():
         if target.kind != "mps":
@@ -74,7 +74,7 @@ def _refused(op: Op, dtype: str, calls: int) -> Finding:
         fix=f"Say dtype=torch.{_WIDE[dtype]} (numpy arrays and Python's own floats are float64 "
         "unless converted), or keep this tensor on the CPU.",
         place=op.place,
-        per_step=0 if op.phase in ("evaluate", "make") else calls,
+        per_step=calls,
     )
 
 
@@ -102,7 +102,7 @@ def _slow(op: Op, dtype: str, calls: int, target: Target) -> Finding:
         "twice the memory.",
         fix=f"Say dtype=torch.{_WIDE[dtype]}.",
         place=op.place,
-        per_step=0 if op.phase in ("evaluate", "make") else calls,
+        per_step=calls,
     )
 
 

@@ -32,6 +32,16 @@ class _Met:
     name: str
     """The operation that is looked up, which the traced one may hide."""
     calls: int = 0
+    """In a training step."""
+    evaluated: int = 0
+    """In an evaluation step."""
+
+    def met(self, op: Op) -> None:
+        """Count an operation's calls."""
+        if op.is_in_step:
+            self.calls += op.calls
+        elif op.phase == "evaluate":
+            self.evaluated += op.calls
 
 
 def check(trace: Trace, target: Target) -> Iterator[Finding]:
@@ -46,11 +56,11 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
             continue
         name, line = _hidden(op, table), _line(op.place)
         if _status(name, table) in ("missing", "sent to the cpu"):
-            missing.setdefault((name, line), _Met(op, name)).calls += op.calls
+            missing.setdefault((name, line), _Met(op, name)).met(op)
             continue
         for condition in conditions.failing(op):
             key = (condition, name, line)
-            doubtful.setdefault(key, _Met(op, name)).calls += op.calls
+            doubtful.setdefault(key, _Met(op, name)).met(op)
     for met in missing.values():
         yield _without_kernel(met, table, trace.job.mps_fallback)
     for (condition, _, _), met in doubtful.items():
@@ -107,7 +117,7 @@ def _without_kernel(met: _Met, table: kernels.KernelTable, fallback: bool) -> Fi
         why=why if lost else f"{why} {_price(met)}",
         fix=_fix(met, runs=severity == "warning", flag_helps=not lost),
         place=met.op.place,
-        per_step=0 if met.op.phase == "evaluate" else met.calls,
+        per_step=met.calls,
     )
 
 
@@ -128,11 +138,14 @@ def _not_rescued(met: _Met, table: kernels.KernelTable) -> str:
 def _price(met: _Met) -> str:
     ins = sum(t.device == "mps" for t in met.op.inputs)
     outs = sum(t.device == "mps" for t in met.op.outputs)
-    step = "an evaluation step" if met.op.phase == "evaluate" else "a step"
+    steps = ((met.calls, "a training step"), (met.evaluated, "an evaluation step"))
+    trips = " and ".join(f"{_trips(number)} in {step}" for number, step in steps if number)
     copies = f"{ins} tensor{'' if ins == 1 else 's'} copied there and {outs} back"
-    trips = "one round trip" if met.calls == 1 else f"{met.calls} round trips"
-    each = "with" if met.calls == 1 else "each with"
-    return f"That costs {trips} to the host in {step}, {each} {copies}, while the GPU waits."
+    return f"That costs {trips or 'a round trip'}, with {copies} each time, while the GPU waits."
+
+
+def _trips(number: int) -> str:
+    return "one round trip to the host" if number == 1 else f"{number} round trips to the host"
 
 
 def _fix(met: _Met, runs: bool, flag_helps: bool) -> str:
@@ -152,6 +165,6 @@ def _may_fail(met: _Met, condition: conditions.Condition) -> Finding:
         why=f"{condition.why} {_FLAG} does not help: there is a kernel, and it refuses.",
         fix=condition.fix,
         place=met.op.place,
-        per_step=0 if met.op.phase == "evaluate" else met.calls,
+        per_step=met.calls,
         certain=False,
     )

@@ -74,6 +74,7 @@ def _counted(job: Job, target: Target) -> Iterator[Finding]:
         why=f"The samples have from {min(job.lengths)} to {max(job.lengths)} tokens, and "
         f"{_EACH[target.kind]}.",
         fix=fix,
+        place=job.loader_place,
     )
 
 

@@ -27,6 +27,7 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
             why="DistributedDataParallel waits for every gradient, and fails at the second step.",
             fix="Pass find_unused_parameters=True (ddp_find_unused_parameters), call "
             "requires_grad_(False) on them, or take them out of the model.",
+            place=trace.job.unused_place,
         )
     else:
         yield Finding(
@@ -36,4 +37,5 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
             why="The loss does not depend on them: they are held in memory and never change. In "
             "several processes this is an error, unless find_unused_parameters is on.",
             fix="Call requires_grad_(False) on them, take them out, or let the loss use them.",
+            place=trace.job.unused_place,
         )

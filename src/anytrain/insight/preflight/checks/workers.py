@@ -26,5 +26,6 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
         "and with Python 3.14 on Linux, they begin anew, and it fails.",
         fix="Define the data set, the collator and what they use at the top of a module: no "
         "lambda, no function in a function, no open file; or pass num_workers=0.",
+        place=job.loader_place,
         certain=on_mac,
     )

@@ -21,11 +21,12 @@ from anytrain.engine.prepared.optimizer import place_state
 from anytrain.insight.preflight import weights
 from anytrain.insight.preflight.child import REQUEST, leave
 from anytrain.insight.preflight.recorder import Leave
-from anytrain.insight.preflight.script import bounded, run_command, words
+from anytrain.insight.preflight.script import bounded, words
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.tpu.graphs import Taken
 from anytrain.insight.preflight.tpu.lazy import Cuts, LazyTpu, Unread
 from anytrain.insight.preflight.watching import Watch, watch
+from anytrain.insight.program import run_program
 from anytrain.machine.backends import probe
 
 
@@ -55,7 +56,7 @@ def take(target: Target, command: Sequence[str]) -> Taken:
         stack.enter_context(weights.unread())
         stack.enter_context(Unread())
         try:
-            run_command(list(command))
+            run_program(command)
         except Leave:
             pass
         except BaseException as error:  # noqa: BLE001  whatever ends a script is what it shows
