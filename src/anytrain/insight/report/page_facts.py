@@ -90,7 +90,8 @@ def _is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:
     if name not in defaults:
         return False
     default = defaults[name]
-    return bool(default == value) or (default in (None, "") and value in (None, "", [], {}, False))
+    is_nothing = value is False or value in (None, "", [], {})
+    return bool(default == value) or (default in (None, "") and is_nothing)
 
 
 def _data(start: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:

@@ -11,9 +11,9 @@ from anytrain.insight.pages.page import Content, Markup, joined, table, tag
 from anytrain.insight.report.page_curves import Figures, counted
 from anytrain.insight.report.page_section import Section, section
 from anytrain.insight.report.page_values import finite, mapping, moment, text, whole
-from anytrain.insight.report.why import tell
 
 _LOOKS = {"finished": "good", "running": "note", "failed": "error", "killed": "error"}
+_TRAINING = ("data", "transfer", "step", "wait", "other")
 _CLOCKED = ("_runtime", "_per_second", "_preparation_time")
 
 
@@ -127,16 +127,17 @@ def _progress(run: Run, life: Life) -> Iterator[tuple[str, Content, str]]:
 
 
 def _machine(life: Life) -> Iterator[tuple[str, Content, str]]:
-    told = tell(life)
-    device, precision = text(told["device"] or "?"), life.choice("precision")[0]
+    precision = life.choice("precision")[0]
     world = whole(life.began.get("world_size")) or 1
-    yield "device", device, f"{world} processes" if world > 1 else ""
+    yield "device", text(life.began.get("device", "?")), f"{world} processes" if world > 1 else ""
     if precision:
         yield "precision", "float32" if precision == "no" else precision, ""
-    rate = finite(told["samples_per_second"])
-    if rate:
+    samples = finite(life.began.get("samples_per_step"))
+    training = sum(life.seconds.get(name, 0.0) for name in _TRAINING)
+    if samples and training > 0:
+        rate = life.num_steps * samples / training
         yield "throughput", f"{number(round(rate, 1))} samples/s", "between batches"
-    peak = finite(told["peak_bytes"])
+    peak = finite(life.last.get("peak_bytes"))
     if peak:
         yield "highest memory", number(peak, "bytes"), ""
 

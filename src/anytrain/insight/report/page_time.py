@@ -111,12 +111,10 @@ def plan(run: Run) -> Section | None:
     chosen = mapping(start.get("plan")) or mapping(life.began.get("plan") if life else None)
     rows = []
     for name, choice in chosen.items():
-        value, because = (life.choice(name) if life else ("", "")) if life else ("", "")
+        value, because = life.choice(name) if life else ("", "")
         told = mapping(choice)
-        rows.append(
-            (name, tag("code", value or text(told.get("value"))), because or text(told["because"])
-             if "because" in told else because)
-        )  # fmt: skip
+        value = value or text(told.get("value", ""))
+        rows.append((name, tag("code", value), because or text(told.get("because", ""))))
     content = []
     if rows:
         caption = "What was decided when the run began, as it stood at the end"
@@ -134,7 +132,10 @@ def plan(run: Run) -> Section | None:
 
 
 def _verdict(life: Life) -> Markup:
-    finding = judge(life)
+    try:
+        finding = judge(life)
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # the record is damaged
+        return Markup("")
     if finding is None:
         return tag("p", "Nothing takes more than its due.")
     said = f"{finding.share:.0%} {MEANING[finding.name]}. "

@@ -1,0 +1,218 @@
+"""The report of a run, made from its record alone."""
+
+from __future__ import annotations
+
+import base64
+import copy
+import hashlib
+import json
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from anytrain.cli.main import app
+from anytrain.core.errors import BadInput
+from anytrain.core.records import open_run
+from anytrain.insight.pages import curves
+from anytrain.insight.pages.curves import Chart, Series, thin, told
+from anytrain.insight.report.page import page
+from anytrain.insight.report.page_curves import charts_of, history
+from written_runs import write_run
+
+EVIL = "</script><img src=x onerror=alert(1)>\u2028'\"&lt;"
+
+
+@pytest.fixture
+def run_folder(tmp_path: Path) -> Path:
+    return write_run(tmp_path / "run")
+
+
+def by_name(charts: list[Chart]) -> dict[str, Chart]:
+    return {chart.name: chart for chart in charts}
+
+
+def embedded(text: str) -> dict[str, Any]:
+    found = re.search(r'<script type="application/json"[^>]*>(.*?)</script>', text, re.S)
+    assert found
+    charts = json.loads(found[1])["charts"]
+    return {chart["name"]: chart for chart in charts}
+
+
+def test_every_kind_of_record_has_its_section(run_folder: Path) -> None:
+    text = page(open_run(run_folder))
+    sections = re.findall(r'<section id="(\w+)"', text)
+    assert sections == [
+        "summary", "curves", "evaluation", "time", "shapes", "checkpoints", "warnings", "figures",
+        "plan", "arguments", "surroundings", "reproduce",
+    ]  # fmt: skip
+    for words in (
+        "The run finished at step 400",
+        "It was started 2 times",
+        "waiting for the next batch",
+        "news is slow.",
+        "at step 200, 4 times",
+        "automatic: news",
+        "pip install anytrain==0.1.0",
+        "python train.py --name news",
+        "changes that were not committed",
+        "The seed was 7",
+    ):
+        assert words in text, words
+
+
+def test_training_and_evaluation_share_a_chart_with_the_starts_marked(run_folder: Path) -> None:
+    run = open_run(run_folder)
+    charts = by_name(charts_of(run))
+    loss = charts["figure loss"]
+    assert [series.name for series in loss.series] == ["train", "eval"]
+    assert list(loss.marks) == [(200.0, "start 2")]
+    assert loss.series[1].points == history(run, "eval_loss")
+    steps = [x for x, _ in loss.series[0].points]
+    assert steps == sorted(set(steps)), "what the first life did beyond its kill is told once"
+    assert {"figure learning_rate", "figure grad_norm", "figure accuracy"} <= set(charts)
+    assert {"machine rate", "machine memory"} <= set(charts)
+    assert charts["machine memory"].unit == "bytes"
+
+
+def test_a_value_that_is_no_number_is_a_gap_and_is_told(run_folder: Path) -> None:
+    norm = by_name(charts_of(open_run(run_folder)))["figure grad_norm"]
+    (series,) = told([norm])["charts"][0]["series"]
+    assert series["y"][series["x"].index(5)] is None
+    assert "Not finite: 1 of 390." in norm.summary
+
+
+def test_throughput_is_steps_by_the_time_between_lines(run_folder: Path) -> None:
+    rate = by_name(charts_of(open_run(run_folder)))["machine rate"]
+    # 220 steps of 32 samples in 40 s, then 200.
+    assert [y for _, y in rate.series[0].points][:1] == [pytest.approx(176.0)]
+    assert [y for _, y in rate.series[0].points][-1:] == [pytest.approx(160.0)]
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_extremes() -> None:
+    points = [(float(n), float(random.Random(n).random())) for n in range(100_000)]
+    points[54_321], points[77_777] = (54_321.0, 9.0), (77_777.0, -9.0)
+    kept = thin(points)
+    assert len(kept) <= curves.MOST_POINTS
+    assert {points[0], points[-1], points[54_321], points[77_777]} <= set(kept)
+    assert kept == sorted(kept)
+
+
+def test_thinning_keeps_gaps_that_are_all_there_is() -> None:
+    kept = thin([(float(n), None if n > 50 else 1.0) for n in range(100)], most=20)
+    assert kept[0] == (0.0, 1.0)
+    assert kept[-1] == (99.0, None)
+
+
+def test_only_the_pages_own_scripts_and_styles_may_run(run_folder: Path) -> None:
+    text = page(open_run(run_folder))
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert policy
+    assert "default-src 'none'" in policy[1]
+    assert "unsafe" not in policy[1]
+    for kind in ("script", "style"):
+        for each in re.findall(rf"<{kind}>(.*?)</{kind}>", text, re.S):
+            digest = base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()
+            assert f"'sha256-{digest}'" in policy[1]
+    assert " style=" not in text
+    assert not re.findall(r"\son\w+=", re.sub(r"<script>.*?</script>", "", text, flags=re.S))
+
+
+def test_html_in_any_text_of_a_run_is_text(tmp_path: Path) -> None:
+    text = page(open_run(write_run(tmp_path / "run", EVIL)))
+    assert "<img" not in text
+    assert "\u2028" not in re.findall(r"<script[^>]*>.*?</script>", text, re.S)[0]
+    assert embedded(text)[f"figure {EVIL}"]["title"] == EVIL
+
+
+def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "lo')
+    text = page(open_run(tmp_path))
+    assert "How the run ended is not known" in text
+    assert "No figure was logged twice yet." in text
+
+
+def test_a_killed_run_is_known_up_to_its_last_line(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    sheet = folder / "timesheet.jsonl"
+    lines = sheet.read_text().splitlines()[:-3]
+    sheet.write_text("\n".join(lines).replace("host-news", __import__("socket").gethostname()))
+    log = folder / "metrics.jsonl"
+    log.write_bytes(log.read_bytes()[:-30])
+    text = page(open_run(folder))
+    assert "The run was killed" in text
+    assert "It is known up to step 400" in text
+
+
+def test_arguments_that_were_chosen_come_first(run_folder: Path) -> None:
+    given = {"learning_rate": 5e-5, "seed": 42, "warmup_ratio": 0.0}
+    text = page(open_run(run_folder), given)
+    chosen, _, rest = text.partition("The 1 that are as by default")
+    assert "learning_rate" in chosen.partition('id="arguments"')[2]
+    assert "<code>3e-05</code>" in chosen
+    assert "warmup_ratio" in rest
+
+
+def damaged(value: Any, rng: random.Random) -> Any:
+    """Return the value with something in it that does not belong there."""
+    if isinstance(value, dict) and value and rng.random() < 0.8:
+        key = rng.choice(list(value))
+        return {**value, key: damaged(value[key], rng)}
+    if isinstance(value, list) and value and rng.random() < 0.8:
+        place = rng.randrange(len(value))
+        return [*value[:place], damaged(value[place], rng), *value[place + 1 :]]
+    return rng.choice([None, [], {}, "x", -1, 1e308, True, [[1]], {"a": {}}, "NaN", 10**30])
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_no_damage_to_a_record_stops_its_report(run_folder: Path, seed: int) -> None:
+    rng = random.Random(seed)
+    for path in sorted(run_folder.glob("*.json*")):
+        lines = path.read_text().splitlines()
+        for _ in range(3):
+            place = rng.randrange(len(lines))
+            lines[place] = json.dumps(damaged(copy.deepcopy(json.loads(lines[place])), rng))
+        path.write_text("\n".join(lines))
+    assert "<h1>" in page(open_run(run_folder))
+
+
+def test_the_command_writes_one_file_and_loads_no_torch(run_folder: Path) -> None:
+    code = (
+        "import sys; from anytrain.cli.report import report; from pathlib import Path;"
+        f"report(Path({str(run_folder)!r}), None, False); sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert Path(done.stdout.strip()) == run_folder / "report.html"
+    assert (run_folder / "report.html").stat().st_size < 1_000_000
+
+
+def test_the_command_writes_where_it_is_told_and_says_why_it_cannot(run_folder: Path) -> None:
+    made = run_folder / "elsewhere" / "mine.html"
+    assert CliRunner().invoke(app, ["report", str(run_folder), "-o", str(made)]).exit_code == 0
+    assert made.is_file()
+    (run_folder / "taken").mkdir()
+    failed = CliRunner().invoke(app, ["report", str(run_folder), "-o", str(run_folder / "taken")])
+    assert failed.exit_code == 2
+    assert "Cannot write the report" in failed.output
+    nothing = CliRunner().invoke(app, ["report", str(run_folder / "taken")])
+    assert "no record of a run" in nothing.output
+
+
+def test_without_the_charts_package_the_error_says_what_to_install(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(BadInput, match=r"pip install 'anytrain\[report\]'"):
+        page(open_run(run_folder))
+
+
+def test_a_chart_says_in_words_what_it_shows() -> None:
+    chart = Chart("a", "A", [Series("one", [(1, 4.0), (2, 1.0), (3, 2.0)])])
+    assert chart.summary == "from 4 to 2; lowest 1 at step 2, highest 4 at step 1."
+    assert Chart("a", "A", [Series("one", [(7, 4.0)])]).summary == "4 at step 7."
+    assert Chart("a", "A", [Series("one", [(7, None)])]).summary == "no finite value."
