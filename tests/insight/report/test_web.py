@@ -135,8 +135,21 @@ def test_news_come_as_soon_as_they_are_there_and_charts_only_when_they_changed(
     assert after["state"]["events"] == ["notice: something"]
 
 
-def test_a_page_from_an_earlier_server_gets_everything_again(server: Server) -> None:
-    assert "charts" in news(server, 10**9)
+def test_a_page_of_an_earlier_server_gets_everything_again(server: Server, record: Record) -> None:
+    before = news(server, 0)["version"]
+    record.train(range(31, 51))
+    later = Source(record.folder)
+    assert "charts" in later.after(before) and "charts" in later.after(10**15 - 1)
+
+
+def test_a_server_that_closes_keeps_nobody_waiting(record: Record) -> None:
+    source = Source(record.folder)
+    version = source.after(0)["version"]
+    waiting = threading.Thread(target=source.after, args=(version, 60.0))
+    waiting.start()
+    source.close()
+    waiting.join(timeout=20)
+    assert not waiting.is_alive()
 
 
 def test_without_news_the_answer_comes_all_the_same(record: Record) -> None:
@@ -148,7 +161,7 @@ def test_without_news_the_answer_comes_all_the_same(record: Record) -> None:
 def test_before_there_is_a_record_the_page_waits_for_it(tmp_path: Path) -> None:
     source = Source(tmp_path / "run")
     first = source.after(0)
-    assert first["state"]["kind"] == "waiting" and "charts" not in first
+    assert first["state"]["kind"] == "waiting" and first["charts"] == []
     assert "Waiting for the record" in source.page()
     later = Record(tmp_path / "run")
     later.begin()

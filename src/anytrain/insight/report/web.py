@@ -58,7 +58,9 @@ class Source:
         self.interval_s = _LEAST_S
         self._watch: watch.Watch | None = None
         self._news = threading.Condition()
-        self._version = self._charts_version = 0
+        # By the clock, so that a page of an earlier server knows nothing of this one's.
+        self._version = self._charts_version = time.time_ns() // 1_000_000
+        self._is_closed = False
         self._state: dict[str, Any] = {}
         self._charts: list[curves.Chart] = []
         self.look()
@@ -84,9 +86,9 @@ class Source:
         After `hold_s` seconds without news only the version is returned.
         """
         with self._news:
-            if since > self._version:  # of a server that was here before
+            if since > self._version:  # the clock was set back meanwhile
                 since = 0
-            self._news.wait_for(lambda: self._version > since, timeout=hold_s)
+            self._news.wait_for(lambda: self._version > since or self._is_closed, timeout=hold_s)
             found: dict[str, Any] = {"version": self._version}
             if self._version > since:
                 found["state"] = self._state
@@ -98,6 +100,12 @@ class Source:
         with self._news:
             now, charts = {"version": self._version, "state": self._state}, self._charts
         return page(now, charts)
+
+    def close(self) -> None:
+        """Let nobody wait any longer."""
+        with self._news:
+            self._is_closed = True
+            self._news.notify_all()
 
     def _read(self) -> bool:
         if self.run is None:
@@ -237,6 +245,7 @@ def serve(
                 say(f"{watch.ending(source.run)} The page stays until you leave.")
             was_over = is_over
     finally:
+        source.close()
         server.shutdown()
         server.server_close()
 
