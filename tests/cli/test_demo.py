@@ -36,6 +36,11 @@ def test_it_learns_shows_it_and_leaves_its_results(tmp_path: Path) -> None:
     assert "anytrain[text]" in told
     assert "\x1b" not in told, "colours and bars are for terminals"
     SameMeaning().load_state_dict(load_file(tmp_path / "runs/demo/model.safetensors"))
+    showed = json.loads((tmp_path / "runs/demo/evaluation.json").read_text())
+    assert showed["classes"] == ["different", "same"]
+    right = sum(showed["confusion"][number][number] for number in range(2))
+    assert right / 1000 == history[-1]
+    assert {"sentence1", "sentence2"} == set(showed["worst"][0]["inputs"])
 
 
 @pytest.mark.full

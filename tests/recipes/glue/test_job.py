@@ -52,6 +52,13 @@ def test_a_task_is_learnt_from_files_and_leaves_what_run_glue_leaves(
     assert said[0] == ["index", "prediction"]
     assert [row[0] for row in said[1:]] == [str(index) for index in range(7)]
     assert {row[1] for row in said[1:]} <= {"equivalent", "not_equivalent"}
+    found = _json(out / "evaluation.json")
+    assert found["classes"] == ["not_equivalent", "equivalent"]
+    right = sum(found["confusion"][number][number] for number in range(2))
+    assert right / 40 == pytest.approx(results["eval_accuracy"])
+    for sample in found["worst"]:
+        row = pairs(40, seed=2)[sample["index"]]
+        assert sample["inputs"] == {name: row[name] for name in ("sentence1", "sentence2")}
     shown = capsys.readouterr().out
     assert f"{results['eval_f1']:.4f}" in shown
     assert f'pipeline("text-classification", "{out}")' in shown
@@ -115,6 +122,12 @@ def test_numbers_are_predicted_where_labels_have_a_point(tmp_path: Path, tiny: P
     assert config["problem_type"] == "regression"
     said = _predictions(out / "predict_results.txt")
     assert all(len(row[1].partition(".")[2]) == 3 for row in said[1:])
+    found = _json(out / "evaluation.json")
+    assert (found["kind"], len(found["points"])) == ("regression", 24)
+    for sample in found["worst"]:
+        row = rows[sample["index"]]
+        assert sample["label"] == row["label"]
+        assert sample["inputs"]["sentence2"] == row["sentence2"]
 
 
 def test_mnli_is_evaluated_and_predicted_on_both_sets(tmp_path: Path, tiny: Path) -> None:
@@ -135,6 +148,10 @@ def test_mnli_is_evaluated_and_predicted_on_both_sets(tmp_path: Path, tiny: Path
     assert {"eval_accuracy", "eval_accuracy_mm"} <= set(results)
     assert len(_predictions(tmp_path / "out/predict_results_mnli.txt")) == 25
     assert len(_predictions(tmp_path / "out/predict_results_mnli-mm.txt")) == 7
+    assert _json(tmp_path / "out/evaluation.json")["num_samples"] == 24
+    second_set = _json(tmp_path / "out/evaluation-mnli-mm.json")
+    assert (second_set["num_samples"], second_set["split"]) == (6, "mnli-mm")
+    assert sorted(second_set["classes"]) == sorted(names)
 
 
 def test_a_folder_in_use_is_refused_before_a_model_is_loaded(
