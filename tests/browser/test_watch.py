@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 NASTY = "</script><img src=x onerror=alert(1)>"
+IS_TOO_WIDE = """Object.values(anytrain.plots).some(
+    (plot) => plot.width > plot.root.closest('figure').clientWidth)"""
 POINTS = "Object.values(anytrain.plots['figure loss']?.data[1] ?? []).length"
 
 
@@ -103,6 +105,7 @@ def test_points_arrive_on_a_run_in_progress_without_a_reload(
         assert page.evaluate("window.isTheSame") and loads == []
         assert page.title() == "run: finished"
         assert page.locator("#count").text_content() == "step 120 of 120 (100 %)"
+        assert not page.evaluate(IS_TOO_WIDE) and not scrolls_sideways(page)
         screenshot(page, "watch-finished")
         assert_asks_only(seen, server)
 
@@ -129,6 +132,8 @@ def test_two_tabs_follow_at_once_and_keep_their_zoom(browser: Browser, record: R
         record.train(range(101, 201))
         for seen in (first, second):
             await_points(seen.page, 20)
+            told = seen.page.locator("figure[data-chart='figure loss'] .u-legend").text_content()
+            assert "200" in (told or "")  # the last step, where nobody points
         scale = first.page.evaluate("anytrain.plots['figure loss'].scales.x")
         assert (scale["min"], scale["max"]) == (20, 40)
         screenshot(second.page, "watch-dark")

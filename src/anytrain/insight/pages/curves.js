@@ -161,6 +161,7 @@
         draw: [(plot) => drawMarks(plot, figures[chart.name].chart.marks)],
         ready: [showLast],
         setCursor: [(plot) => plot.cursor.idx == null && showLast(plot)],
+        setData: [(plot) => plot.cursor.idx == null && showLast(plot)],
       },
     };
   }

@@ -88,10 +88,20 @@
     section("events", state.events?.length);
   }
 
+  // A chart that arrives makes others narrower: those that had a row to themselves.
+  function fit() {
+    for (const plot of Object.values(anytrain.plots)) {
+      const width = plot.root.parentElement.clientWidth;
+      if (width !== plot.width) plot.setSize({ width, height: plot.height });
+    }
+  }
+
   function take(news) {
     since = news.version;
     if (news.state) show(news.state);
-    if (news.charts) anytrain.update(news);
+    if (!news.charts) return;
+    anytrain.update(news);
+    fit();
   }
 
   function lost(why) {

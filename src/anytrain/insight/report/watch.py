@@ -361,7 +361,7 @@ def position(run: Run) -> int:
 def memory(run: Run) -> dict[str, int]:
     """Return the memory that the run last said it uses, by place."""
     last = run.lives[-1].last if run.lives else {}
-    amounts = {"memory": last.get("memory_bytes"), "peak": last.get("peak_bytes")}
+    amounts = {"memory": last.get("used_bytes"), "peak": last.get("peak_bytes")}
     found = {name: _whole(value) for name, value in amounts.items()}
     return {name: value for name, value in found.items() if value}
 
