@@ -49,8 +49,10 @@ def test_a_script_is_judged_for_each_target(tmp_path: Path, script: str) -> None
     told, page = tmp_path / "told.json", tmp_path / "page.html"
     words = ["--quick", "--target", "mps:16GB", "--target", "cuda:24GB", "--json", str(told)]
     words += ["--html", str(page), "--fail-on", "warning"]
+    words += ["--", "torchrun", "--nproc_per_node=2"]
     ran = anytrain("preflight", *words, script, "no", str(tmp_path), code=1)
-    assert "mps:16GB: runs, fits" in ran.stdout
+    assert "2 processes cannot train together on mps" in ran.stdout
+    assert "cuda:24GB: runs, fits" in ran.stdout
     assert "print(loss.item())" in ran.stdout
     found = json.loads(told.read_text())["targets"]
     assert [each["target"]["name"] for each in found] == ["mps:16GB", "cuda:24GB"]

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import typer
 
+from anytrain.cli import launched
 from anytrain.core.errors import BadInput
 
-COMMAND = typer.Argument(help="Python file that trains (or -m MODULE), and its own options.")
+COMMAND = typer.Argument(
+    help="Python file that trains (or -m MODULE), and its own options; `anytrain launch` or "
+    "torchrun may stand before it."
+)
 TARGET = typer.Option(
     None,
     "--target",
@@ -18,7 +22,16 @@ TARGET = typer.Option(
 )
 JSON = typer.Option(None, "--json", help="Write everything as JSON to a file; - prints it.")
 HTML = typer.Option(None, "--html", help="Write one page that needs nothing else.")
-PROCESSES = typer.Option(1, "--num_processes", "-n", min=1, help="How many will train together.")
+PROCESSES = typer.Option(
+    None,
+    "--num_processes",
+    "--num-processes",
+    "-n",
+    min=1,
+    help="How many will train together: what fails in several processes alone is told too. "
+    "Without it, as many as the launcher before the script starts, or one.",
+    show_default=False,
+)
 QUICK = typer.Option(False, "--quick", help="Leave out the search for the largest batch.")
 THOROUGH = typer.Option(
     False,
@@ -44,7 +57,7 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
     json_file: str | None = JSON,
     html_file: Path | None = HTML,
     fail_on: Grave | None = FAIL_ON,
-    num_processes: int = PROCESSES,
+    num_processes: int | None = PROCESSES,
     quick: bool = QUICK,
     thorough: bool = THOROUGH,
 ) -> None:
@@ -56,14 +69,16 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
 
     Exits with 0, or with 1 where --fail-on says so.
     """
-    check_command(command)
+    started = launched.read(command)
+    check_command(started.command)
+    from anytrain.insight.preflight.run import Start
     from anytrain.insight.preflight.tell import Ways, tell
 
     report = tell(
-        command,
+        started.command,
         target or (),
         Ways(json_file, html_file),
-        num_processes=num_processes,
+        Start(num_processes or started.options.num_processes or 1, started.variables),
         quick=quick,
         thorough=thorough,
     )

@@ -11,7 +11,7 @@ import pytest
 
 from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.targets import parse_target
-from anytrain.insight.preflight.trace import trace_run, variables
+from anytrain.insight.preflight.trace import trace_run
 from anytrain.insight.preflight.warm import Warm
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="macOS traces in new processes")
@@ -50,7 +50,7 @@ TARGET = parse_target("mps:16GB")
 
 @pytest.fixture(scope="module")
 def warm() -> Iterator[Warm]:
-    with Warm(variables()) as found:
+    with Warm() as found:
         yield found
 
 
@@ -79,17 +79,19 @@ def test_a_copy_that_dies_takes_nobody_with_it(tmp_path: Path, warm: Warm) -> No
     assert trace_run(TARGET, written(tmp_path), Setting(2), warm=warm).job.batch_size == 2
 
 
+@pytest.mark.full
 def test_modules_wait_for_a_script_that_sets_variables(tmp_path: Path) -> None:
     command = written(tmp_path, "import os; os.environ['HF_HOME'] = '/somewhere'")
-    with Warm(variables()) as warm:
+    with Warm() as warm:
         for _ in range(2):
             assert not trace_run(TARGET, command, warm=warm).failure
     assert (tmp_path / "seen.txt").read_text().split() == ["False", "False"]
 
 
+@pytest.mark.full
 def test_where_nobody_can_make_copies_a_new_process_is_started(tmp_path: Path) -> None:
-    with Warm({"PATH": "", "PYTHONPATH": "", "PYTHONHOME": "/nowhere"}) as broken:
-        assert not trace_run(TARGET, written(tmp_path), warm=broken).failure
+    with Warm(serves=False) as cold:
+        assert not trace_run(TARGET, written(tmp_path), warm=cold).failure
 
 
 def test_the_longest_batch_is_the_one_that_is_traced(tmp_path: Path, warm: Warm) -> None:

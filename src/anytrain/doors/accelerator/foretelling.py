@@ -14,7 +14,7 @@ from anytrain.engine.step.split import num_rows
 from anytrain.engine.tree import map_tensors
 from anytrain.insight.preflight.recorder import NUM_UPDATES
 from anytrain.insight.preflight.report import Report
-from anytrain.insight.preflight.run import preflight_of
+from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.settings import sized
 from anytrain.insight.preflight.targets import parse_targets
 from anytrain.insight.preflight.trace import trace_call
@@ -59,7 +59,7 @@ class Foretelling:
                 target, lambda: _taken(self, step_fn, batch), setting
             ),
             parse_targets(words),
-            num_processes=num_processes or self.num_processes,
+            start=Start(num_processes or self.num_processes),
             quick=quick,
             thorough=thorough,
         )

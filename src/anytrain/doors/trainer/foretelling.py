@@ -9,7 +9,7 @@ from anytrain.doors.trainer import preparing, rehearsing
 from anytrain.engine.prepared.model import move
 from anytrain.engine.prepared.optimizer import follow
 from anytrain.insight.preflight.report import Report, foretold
-from anytrain.insight.preflight.run import preflight_of
+from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import parse_targets
 from anytrain.insight.preflight.trace import trace_call
 from anytrain.insight.preflight.watching import watching
@@ -42,7 +42,7 @@ class Foretelling:
         return preflight_of(
             lambda target, setting: trace_call(target, lambda: _rehearsed(self), setting),
             parse_targets(words),
-            num_processes=num_processes or self.args.world_size,
+            start=Start(num_processes or self.args.world_size),
             quick=quick,
             thorough=thorough,
         )

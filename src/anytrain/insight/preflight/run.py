@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from anytrain.insight.preflight import checks, memory, rates, time
@@ -23,11 +23,20 @@ Tracing = Callable[[Target, Setting | None], Trace]
 Say = Callable[[str], None]
 
 
+@dataclass(frozen=True, slots=True)
+class Start:
+    """How a launcher will start the run."""
+
+    num_processes: int = 1
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What it tells each process by its environment."""
+
+
 def preflight(
     command: Sequence[str],
     targets: Sequence[Target],
+    start: Start = Start(),
     *,
-    num_processes: int = 1,
     quick: bool = False,
     thorough: bool = False,
     say: Say = lambda text: None,
@@ -37,10 +46,10 @@ def preflight(
     A quick one does not look for the largest batch, which takes more traces; a thorough one looks
     for it with bf16 and with activation checkpointing, too, though the run fits as it is.
     """
-    from anytrain.insight.preflight.trace import trace_run, variables
+    from anytrain.insight.preflight.trace import trace_run
     from anytrain.insight.preflight.warm import Warm
 
-    with Warm(variables()) as warm:
+    with Warm(start.variables) as warm:
 
         def tracing(target: Target, setting: Setting | None) -> Trace:
             return trace_run(target, command, setting, warm=warm)
@@ -49,7 +58,7 @@ def preflight(
             tracing,
             targets,
             tuple(command),
-            num_processes=num_processes,
+            start,
             quick=quick,
             thorough=thorough,
             say=say,
@@ -60,14 +69,15 @@ def preflight_of(
     tracing: Tracing,
     targets: Sequence[Target],
     command: tuple[str, ...] = (),
+    start: Start = Start(),
     *,
-    num_processes: int = 1,
     quick: bool = False,
     thorough: bool = False,
     say: Say = lambda text: None,
 ) -> Report:
     """Return what awaits a run that `tracing` traces; keep its forecast in the run's folder."""
-    once, compiler = _Once(tracing, num_processes, say), Compiler(command, say)
+    once = _Once(tracing, start.num_processes, say)
+    compiler = Compiler(command, say, start.variables)
     found = []
     for target in targets:
         outlook = _outlook(once, target, compiler)

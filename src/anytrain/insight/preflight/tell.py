@@ -11,7 +11,7 @@ from rich.console import Console
 
 from anytrain.insight.preflight import printed
 from anytrain.insight.preflight.report import Report
-from anytrain.insight.preflight.run import preflight
+from anytrain.insight.preflight.run import Start, preflight
 from anytrain.insight.preflight.targets import parse_targets
 
 
@@ -28,8 +28,8 @@ def tell(
     command: Sequence[str],
     targets: Sequence[str] = (),
     ways: Ways = Ways(),
+    start: Start = Start(),
     *,
-    num_processes: int = 1,
     quick: bool = False,
     thorough: bool = False,
 ) -> Report:
@@ -38,7 +38,7 @@ def tell(
     report = preflight(
         command,
         parse_targets(tuple(targets)),
-        num_processes=num_processes,
+        start,
         quick=quick,
         thorough=thorough,
         say=lambda text: aside.print(f"anytrain: {text}", style="dim"),

@@ -17,6 +17,7 @@ import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from anytrain.insight.preflight.child import REQUEST, RESULT
@@ -131,8 +132,13 @@ class NotCompiled:
 class Compiler:
     """A command's steps, each taken once for as many chips, and compiled for any."""
 
-    def __init__(self, command: Sequence[str], say: Say = lambda text: None) -> None:
-        self._command, self._say = tuple(command), say
+    def __init__(
+        self,
+        command: Sequence[str],
+        say: Say = lambda text: None,
+        variables: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self._command, self._say, self._variables = tuple(command), say, dict(variables)
         self._taken: dict[int, Taken] = {}
 
     def compile(self, target: Target) -> Compiled | NotCompiled:
@@ -143,7 +149,7 @@ class Compiler:
         count = target.num_devices
         if count not in self._taken:
             self._say("taking the training step as a graph, with torch_xla")
-            self._taken[count] = _take(target, self._command)
+            self._taken[count] = _take(target, self._command, self._variables)
         taken = self._taken[count]
         if taken.failure:
             return NotCompiled(
@@ -178,10 +184,10 @@ def _has(name: str) -> bool:
     return environment.folder(name).is_dir()
 
 
-def _take(target: Target, command: tuple[str, ...]) -> Taken:
+def _take(target: Target, command: tuple[str, ...], variables: Mapping[str, str]) -> Taken:
     from anytrain.insight.preflight.tpu.variables import GRAPH
 
-    result = _child("graph", (target, command), GRAPH)
+    result = _child("graph", (target, command), {**variables, **GRAPH})
     return result if isinstance(result, Taken) else Taken((), failure=str(result))
 
 
@@ -195,7 +201,8 @@ def _build(target: Target, graphs: tuple[Graph, ...]) -> list[Built]:
 
 def _child(module: str, request: Any, variables: Mapping[str, str]) -> Any:
     """Return what a module makes of a request in the other environment, or why it made nothing."""
-    from anytrain.insight.preflight.trace import VARIABLES, last_words
+    from anytrain.insight.preflight.trace import last_words
+    from anytrain.insight.preflight.warm import VARIABLES
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / REQUEST).write_bytes(pickle.dumps(request))

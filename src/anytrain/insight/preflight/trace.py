@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,16 +25,8 @@ from anytrain.insight.preflight.child import LOG, REQUEST, RESULT, be_copy, leav
 from anytrain.insight.preflight.findings import Place
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Held, Job, Trace
-from anytrain.insight.preflight.warm import Warm
+from anytrain.insight.preflight.warm import VARIABLES, Warm
 
-# transformers loads by threads, which have no claimed device; dynamo would compile the watching.
-VARIABLES = {
-    "HF_DEACTIVATE_ASYNC_LOAD": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "WANDB_MODE": "disabled",
-    "TOKENIZERS_PARALLELISM": "false",
-    "ANYTRAIN_STEP": "eager",
-}
 _LAST_LINES = 12
 # What faulthandler writes when a process is ended from below Python.
 _FATAL = "Fatal Python error"
@@ -53,26 +45,29 @@ def trace_run(
 
     With a warm process it runs in a copy of that one, without a limit of time.
     """
+    warm = warm or Warm(serves=False)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / REQUEST).write_bytes(pickle.dumps((target, tuple(command), setting)))
         log = Path(folder) / LOG
-        code = None if warm is None else warm.run(folder)
+        code = warm.run(folder)
         if code is None:
             try:
-                code = _run_afresh(folder, log, timeout_s)
+                code = _run_afresh(folder, log, warm.variables, timeout_s)
             except subprocess.TimeoutExpired:
                 return _failed(f"the script was not through after {timeout_s:.0f} s", log)
         return _result(folder, code, log)
 
 
-def _run_afresh(folder: str, log: Path, timeout_s: float | None) -> int:
+def _run_afresh(
+    folder: str, log: Path, variables: Mapping[str, str], timeout_s: float | None
+) -> int:
     with log.open("wb") as out:
         return subprocess.run(
             [sys.executable, "-m", "anytrain.insight.preflight.child", folder],
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env=variables(),
+            env=variables,
             timeout=timeout_s,
             check=False,
         ).returncode
@@ -97,11 +92,6 @@ def _trace_here(target: Target, work: Callable[[], Any], setting: Setting | None
     torch.set_num_threads(1)  # the pool's threads are not in the copy
     trace = trace_here(target, work, setting)
     return replace(trace, job=replace(trace.job, mps_fallback=fallback.is_on_here()))
-
-
-def variables() -> dict[str, str]:
-    """Return the environment of a process that traces."""
-    return {**os.environ, **VARIABLES}  # noqa: TID251  a child gets what this process has
 
 
 def _result(folder: str, code: int, log: Path) -> Trace:

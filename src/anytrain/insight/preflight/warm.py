@@ -12,16 +12,28 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import suppress
-from types import TracebackType
+from types import MappingProxyType, TracebackType
+
+# transformers loads by threads, which have no claimed device; dynamo would compile the watching.
+VARIABLES = {
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+    "ANYTRAIN_STEP": "eager",
+}
 
 
 class Warm:
     """A process that runs requests in copies of itself, started when it is first needed."""
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
+    def __init__(
+        self, variables: Mapping[str, str] = MappingProxyType({}), *, serves: bool = True
+    ) -> None:
         # macOS: a copy of a process that has talked to the system's frameworks may be ended.
-        self._serves = hasattr(os, "fork") and sys.platform != "darwin"
-        self._variables = dict(variables)
+        self._serves = serves and hasattr(os, "fork") and sys.platform != "darwin"
+        # A child gets what this process has, what a launcher would add, and what tracing needs.
+        self.variables = {**os.environ, **variables, **VARIABLES}  # noqa: TID251  a child's
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, folder: str) -> int | None:
@@ -44,7 +56,7 @@ class Warm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env=self._variables,
+            env=self.variables,
             text=True,
             start_new_session=True,  # so that a copy at work can be ended with it
         )

@@ -19,7 +19,8 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     listed = ", ".join(names[:_NAMED]) + more
     number = f"{len(names)} parameter{'' if len(names) == 1 else 's'}"
-    if trace.job.world_size > 1 and not trace.job.finds_unused:
+    waits = trace.job.world_size > 1 and target.kind != "mps"  # which trains in one process only
+    if waits and not trace.job.finds_unused:
         yield Finding(
             "unused",
             "error",
