@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from anytrain.engine.metrics import Accuracy, Collected, LossMean, Pearson
+from anytrain.engine.recording.verdicts import Verdicts
 from anytrain.engine.step.diagnose import find
 from anytrain.machine.parallel.world import Solo
 
@@ -51,6 +52,32 @@ def test_scores_and_losses_wait_for_no_more_than_the_batch_before() -> None:
     assert accuracy.compute() == {"accuracy": 0.75}
     assert pearson.compute() == {"pearson": pytest.approx(1.0)}
     assert mean.value(Solo()) == 2.0
+
+
+@pytest.mark.parametrize("shape", [(8, 3), (8, 16, 3), (8,)])
+def test_verdicts_wait_for_nothing_and_are_those_of_the_host(shape: tuple[int, ...]) -> None:
+    draw = torch.Generator().manual_seed(0)
+    scores = torch.randn(shape, generator=draw)
+    labels = torch.randint(0, 3, shape[:-1] or shape, generator=draw)
+    labels = labels if shape[:-1] else labels.float()
+    looking = Verdicts()
+    on_device = scores.cuda(), labels.cuda()
+
+    def look() -> None:
+        looking.look(*on_device)
+        looking.end_batch(5)
+
+    look()
+    assert does_not_wait(look)
+    on_host = Verdicts()
+    for _ in range(2):
+        on_host.look(scores, labels)
+        on_host.end_batch(5)
+    shares = [looking.share(), on_host.share()]
+    assert looking.failure is None
+    assert shares[0] is not None and shares[1] is not None
+    torch.testing.assert_close(*(torch.from_numpy(share.rows) for share in shares))
+    assert str(shares[0].table) == str(shares[1].table)
 
 
 def test_a_buffer_that_the_device_overwrites_is_collected_as_it_was() -> None:
