@@ -41,6 +41,8 @@ def test_it_learns_shows_it_and_leaves_its_results(tmp_path: Path) -> None:
     right = sum(showed["confusion"][number][number] for number in range(2))
     assert right / 1000 == history[-1]
     assert {"sentence1", "sentence2"} == set(showed["worst"][0]["inputs"])
+    assert "Report: runs/demo/report.html" in told
+    assert "<title>" in (tmp_path / "runs/demo/report.html").read_text()
 
 
 @pytest.mark.full

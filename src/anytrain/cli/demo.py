@@ -88,6 +88,19 @@ def _conclude(console: Console, finished: Finished, output: Path, took_s: float)
         f"\nResults: {output}/result.json, the model in model.safetensors, every number in "
         "metrics.jsonl"
     )
+    if not console.quiet:  # one process of several
+        console.print(_report(output))
     console.print("Next:")
     for command, what in _NEXT:
         console.print(f"  {command}\n      {what}")
+
+
+def _report(output: Path) -> str:
+    """Write the run's report; return where it is, or how to get one."""
+    from anytrain.cli.report import write
+    from anytrain.core.errors import BadInput
+
+    try:
+        return f"Report: {write(output)}, to open in a browser"
+    except BadInput:  # what draws its charts is an extra
+        return f"Report: pip install 'anytrain[report]', then anytrain report {output}"

@@ -20,6 +20,16 @@ def report(run: Path = RUN, output: Path | None = OUTPUT, opens: bool = OPEN) ->
 
     It is one file that needs no network. The run may be over, going on, or killed.
     """
+    path = write(run, output)
+    typer.echo(path)
+    if opens:
+        import webbrowser
+
+        webbrowser.open(path.resolve().as_uri())
+
+
+def write(run: Path, output: Path | None = None) -> Path:
+    """Write the report of the run in a folder; return where it is."""
     from anytrain.core.errors import BadInput
     from anytrain.core.records import open_run
     from anytrain.insight.report.page import page
@@ -33,11 +43,7 @@ def report(run: Path = RUN, output: Path | None = OUTPUT, opens: bool = OPEN) ->
         raise BadInput(
             f"Cannot write the report to {path}.", why=f"{error}.", fix="pass -o with another file."
         ) from None
-    typer.echo(path)
-    if opens:
-        import webbrowser
-
-        webbrowser.open(path.resolve().as_uri())
+    return path
 
 
 def _defaults() -> dict[str, Any]:

@@ -111,7 +111,7 @@ def _trainer(settings: Settings, folder: Path, dev: list[Pair]) -> Trainer:
         eval_strategy="epoch",
         save_strategy="epoch",
         save_total_limit=1,
-        logging_steps=125,
+        logging_steps=50,
         per_device_eval_batch_size=250,
         seed=settings.seed,
     )
