@@ -147,9 +147,9 @@ def number(value: float, unit: str = "") -> str:
     """
     if unit == "bytes":
         return _bytes(value)
-    if unit == "seconds":
+    if unit == "seconds" and abs(value) < 1e9:
         return _seconds(value)
-    if value == int(value) and abs(value) < 1e9:
+    if abs(value) < 1e9 and value == int(value):
         return f"{int(value):,}"
     return f"{value:,.1f}" if 1000 <= abs(value) < 1e9 else f"{value:.4g}"
 
