@@ -222,6 +222,8 @@ def _in_words(series: Series, chart: Chart, *, alone: bool) -> str:
     if len(known) == 1:
         return f"{before}{number(known[0], unit)} at {across} {number(places[0])}.{missing}"
     low, high = min(known), max(known)
+    if low == high:
+        return f"{before}{number(low, unit)} throughout.{missing}"
     way = f"from {number(known[0], unit)} to {number(known[-1], unit)}"
     return (
         f"{before}{way if chart.kind == 'line' else f'{len(known)} {chart.kind}'}; "

@@ -64,9 +64,7 @@ def every_figure(known: Figures) -> Section | None:
 
 def _last_words(run: Run, life: Life | None) -> str:
     heard = None if life is None else life.heard
-    step = None if life is None else whole(life.last.get("step"))
-    known = max((finite(entry.get("step")) or 0 for entry in run.metrics), default=0)
-    upto = f"step {number(max(step or 0, known))}"
+    upto = f"step {number(_last_step(run))}"
     when = f" ({moment(heard)})" if heard is not None else ""
     if run.state == "finished":
         return f"The run finished at {upto}{when}."
@@ -86,6 +84,13 @@ def _last_words(run: Run, life: Life | None) -> str:
     host = "" if life is None else text(life.began.get("host", "another host"))
     where = f" It ran on {host}, and only that host knows whether it still does." if host else ""
     return f"How the run ended is not known; it was last heard of at {upto}{when}.{where}"
+
+
+def _last_step(run: Run) -> float:
+    """Return the last step that is known of: a kill may leave the log ahead of the timesheet."""
+    logged = (finite(entry.get("step")) for entry in run.metrics[-100:])
+    timed = (finite(life.last.get("step")) for life in run.lives[-1:])
+    return max((step for step in (*logged, *timed) if step is not None), default=0.0)
 
 
 def _error(life: Life | None) -> str:
@@ -109,17 +114,16 @@ def _tiles(run: Run, known: Figures) -> Iterator[tuple[str, Content, str]]:
 
 def _losses(known: Figures) -> Iterator[tuple[str, Content, str]]:
     if values := _finite(known.curves.get("loss") or known.curves.get("train_loss") or []):
-        yield "training loss", number(values[-1]), f"first {number(values[0])}"
+        first = f"first {number(values[0])}" if len(values) > 1 else ""
+        yield "training loss", number(values[-1]), first
     elif values := _finite(known.ends.get("train_loss", [])):
         yield "training loss", number(values[-1]), "mean of the run"
 
 
 def _progress(run: Run, life: Life) -> Iterator[tuple[str, Content, str]]:
-    step, most = whole(life.last.get("step")), whole(life.began.get("max_steps"))
-    if step is not None:
-        epoch = finite(life.last.get("epoch"))
-        of = f" of {most:,}" if most else ""
-        yield "steps", f"{step:,}{of}", "" if epoch is None else f"epoch {epoch:.4g}"
+    most, epoch = whole(life.began.get("max_steps")), finite(life.last.get("epoch"))
+    of = f" of {most:,}" if most else ""
+    yield "steps", f"{number(_last_step(run))}{of}", "" if epoch is None else f"epoch {epoch:.4g}"
     spent = sum(sum(each.seconds.values()) for each, _ in counted(run))
     if spent:
         start = sum(each.seconds.get("start", 0.0) for each, _ in counted(run))
