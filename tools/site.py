@@ -18,6 +18,7 @@ from anytrain.recipes.glue import options
 ROOT = Path(__file__).parents[1]
 COMMANDS = "<!-- every command, put in when the site is built -->"
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
+_NAME = re.compile(r"<td[^>]*><code>[\w.]+</code>")
 _taken: set[str] = set()
 
 
@@ -33,7 +34,8 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Return a page that nobody has translated as what it is: English, left to right."""
+    """Return a page whose tables break names at their dots; untranslated ones as English."""
+    html = _NAME.sub(lambda found: found[0].replace(".", ".<wbr>"), html)
     return f'<div lang="en" dir="ltr">{html}</div>' if _stands_in(page.file) else html
 
 
@@ -97,7 +99,7 @@ def _told(command: Any, name: str) -> list[str]:
     if name == "anytrain glue":  # it reads its options by itself
         parts.append(f"```text\n{options.text(name)}```")
     if rows:
-        parts.append("| | |\n|---|---|\n" + "\n".join(rows))
+        parts.append("| option | what it does |\n|---|---|\n" + "\n".join(rows))
     return parts
 
 

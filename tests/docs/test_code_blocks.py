@@ -23,7 +23,7 @@ from sybil import Example, Sybil
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
-from launching import run_command
+from launching import child_environment, run_command
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -54,7 +54,8 @@ def run_bash(example: Example) -> None:
 
 def interrupt(words: list[str]) -> None:
     """Start a training, press Ctrl-C when it has logged something, and expect it to end well."""
-    started = subprocess.Popen([sys.executable, *words[1:]], stderr=subprocess.PIPE, text=True)
+    command, env = [sys.executable, *words[1:]], child_environment()
+    started = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
     try:
         while not any(file.stat().st_size for file in Path.cwd().glob("runs/*/metrics.jsonl")):
             assert started.poll() is None, "it ended before anybody could stop it"
