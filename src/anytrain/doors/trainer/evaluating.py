@@ -185,13 +185,7 @@ class Evaluating(Data):
             model.train(self.is_in_train)
             if self.is_in_train:
                 set_mode(self.optimizer, is_training=True)
-        start = f"{metric_key_prefix}_"
-        named = {} if loss is None else {f"{start}loss": loss}
-        for name, value in denumpify_detensorize(metrics).items():
-            if name.startswith(start):
-                named.setdefault(name, value)
-            else:
-                named[start + name] = value
+        named = _prefixed(denumpify_detensorize(metrics), loss, f"{metric_key_prefix}_")
         return EvalLoopOutput(predictions, labels, named, num_samples)
 
     def prediction_step(
@@ -399,6 +393,17 @@ class Scores:
         """Let go of files that predictions were put in; arrays handed out stay valid."""
         for collected in self._kept:
             collected.close()
+
+
+def _prefixed(metrics: Mapping[str, Any], loss: float | None, start: str) -> dict[str, Any]:
+    """Return the loss and the metrics, each under a name that begins as said."""
+    named: dict[str, Any] = {} if loss is None else {f"{start}loss": loss}
+    for name, value in metrics.items():
+        if name.startswith(start):
+            named.setdefault(name, value)
+        else:
+            named[start + name] = value
+    return named
 
 
 def _named(found: Any) -> dict[str, Any]:
