@@ -101,6 +101,14 @@ def test_once_prints_how_a_run_stands_without_torch(endless: Path) -> None:
     assert re.match(r"time  \w+ \d+%", said[3])
 
 
+def test_it_leaves_when_nobody_reads_its_lines_any_more(endless: Path) -> None:
+    watching = start(*WATCH, endless)
+    assert watching.stdout is not None
+    watching.stdout.readline()
+    watching.stdout.close()
+    assert watching.wait(timeout=60) == 0
+
+
 def test_once_refuses_a_folder_without_a_record(tmp_path: Path) -> None:
     done = run_command([*WATCH, tmp_path, "--once"], check=False)
     assert done.returncode == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import sys
 import time
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 RUN = typer.Argument(help="A run's output_dir; an Accelerator's project_dir.")
 ONCE = typer.Option(False, "--once", help="Print how the run stands now, and leave.")
 WAIT = typer.Option(
-    10.0, "--wait", min=0, help="Seconds to wait for a run that died to be started again."
+    60.0, "--wait", min=0, help="Seconds to wait for a run that died to be started again."
 )
 WEB = typer.Option(False, "--web", help="Show it as a page on this machine, 127.0.0.1.")
 PORT = typer.Option(None, "--port", min=0, max=65535, help="The page's port; a free one otherwise.")
@@ -69,6 +70,7 @@ def _follow(folder: Path, linger_s: float) -> None:
 
     with _keys() as wait:
         ended_well = follow(folder, _view, wait, _say, linger_s)
+    _let_go()
     if not ended_well:
         raise typer.Exit(1)
 
@@ -82,6 +84,14 @@ def _view(clock: Clock) -> View:
 
 def _say(text: str) -> None:
     typer.echo(text)
+
+
+def _let_go() -> None:
+    """Give up what was not read, where whoever read this has left: `anytrain watch RUN | head`."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
@@ -110,8 +120,6 @@ def _sleep(seconds: float) -> bool:
 
 
 def _until_q(seconds: float) -> bool:
-    import os
-
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
     return bool(ready) and os.read(sys.stdin.fileno(), 64).lower().startswith(b"q")
 

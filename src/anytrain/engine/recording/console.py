@@ -258,7 +258,8 @@ class Plain(Followed):
     ) -> None:
         super().__init__(clock)
         self._stream = stream
-        self._broken = False
+        self.is_broken = False
+        """Whether what it writes to has gone away."""
 
     def tell(self, entry: Entry) -> None:
         """Write the entry as a line; outside a training the caller has the figures."""
@@ -295,13 +296,13 @@ class Plain(Followed):
         stream = sys.stdout if self._stream is None else self._stream
         encoding = getattr(stream, "encoding", None) or "utf-8"
         shown = line.encode(encoding, "replace").decode(encoding)
-        if self._broken:
+        if self.is_broken:
             return
         try:
             stream.write(shown + "\n")
             stream.flush()
         except (OSError, ValueError) as error:  # nobody reads any more, or the file was closed
-            self._broken = True
+            self.is_broken = True
             warnings.warn(
                 f"Progress is no longer shown: {error}. Training goes on.", Notice, stacklevel=2
             )

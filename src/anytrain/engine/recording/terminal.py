@@ -48,7 +48,8 @@ class Terminal(Followed):
         self._console: RichConsole | None = None
         self._aside: list[Above] = []
         self._lock = threading.RLock()
-        self._broken = False
+        self.is_broken = False
+        """Whether what it writes to has gone away."""
 
     def begin(self, course: Course) -> None:
         """Start showing a training."""
@@ -159,7 +160,7 @@ class Terminal(Followed):
         return told
 
     def _start(self) -> None:
-        if self._console is not None or self._broken:
+        if self._console is not None or self.is_broken:
             return
         stream, width = self._given
         self._console = RichConsole(
@@ -180,7 +181,7 @@ class Terminal(Followed):
                 stream.write(text)
                 stream.flush()
         except OSError as error:
-            self._broken, self._console = True, None
+            self.is_broken, self._console = True, None
             self.let_go()
             warnings.warn(
                 f"Progress is no longer shown: {error}. Training goes on.", Notice, stacklevel=2

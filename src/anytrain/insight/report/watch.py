@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import BadInput, Notice
 from anytrain.core.records import Run, open_run
 from anytrain.engine.recording.console import Course, Followed, Plain
 from anytrain.engine.recording.shown import Entry, Summary, duration, entry
@@ -32,6 +33,8 @@ _WELL = ("finished", "ended", "stopped")
 
 class Silent(Followed):
     """A view that shows nothing: it knows how the run stands, for others to show."""
+
+    is_broken = False
 
     def say(self, text: str) -> None:
         """Say nothing."""
@@ -207,21 +210,31 @@ def follow(
     if run is None:
         return True
     watch = Watch(run, view)
-    try:
-        while True:
+    with warnings.catch_warnings():
+        # That nobody reads any more is no news to a watcher: it leaves.
+        warnings.simplefilter("ignore", Notice)
+        try:
+            if _to_the_end(watch, wait, linger_s):
+                watch.view.end(summary(watch))
+                return run.state in _WELL
+            return True
+        finally:
+            watch.view.close()
+
+
+def _to_the_end(watch: Watch, wait: Wait, linger_s: float) -> bool:
+    """Tell a run to its end; return whether that came before somebody left."""
+    while not watch.view.is_broken:
+        watch.look()
+        if watch.is_over:
+            watch.run.refresh()  # its end may have been read before its last entry
             watch.look()
-            if watch.is_over:
-                run.refresh()  # its end may have been read before its last entry
-                watch.look()
-                if run.state in _WELL[:2] or not _is_back(watch, wait, linger_s):
-                    break
-            elif wait(_LOOK_S):
+            if watch.run.state in _WELL[:2] or not _is_back(watch, wait, linger_s):
                 return True
-            run.refresh()
-        watch.view.end(summary(watch))
-        return run.state in _WELL
-    finally:
-        watch.view.close()
+        elif wait(_LOOK_S):
+            return False
+        watch.run.refresh()
+    return False
 
 
 def await_steps(folder: Path, wait: Wait, say: Callable[[str], None]) -> Run | None:
