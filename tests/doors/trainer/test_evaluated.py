@@ -195,7 +195,8 @@ def test_tokens_are_decoded_where_there_is_no_text(tmp_path: Path) -> None:
     tags, model = twins.tagged(6), twins.bert("TokenClassification")
     build(tmp_path, model=model, eval_dataset=tags, processing_class=Words()).evaluate()
     for sample in read(tmp_path)["worst"]:
-        assert sample["word"] == f"w{tags[sample['index']]['input_ids'][sample['token']]}"
+        word = tags[sample["index"]]["input_ids"][sample["token"]]
+        assert sample["inputs"]["token"] == f"w{word}"
 
 
 class Linear(nn.Module):

@@ -127,7 +127,7 @@ def _add_inputs(found: dict[str, Any], dataset: Any, tokenizer: Any) -> None:
     for sample, looked in known:
         sample["inputs"] = looked.inputs
         word = token(looked.row, sample["token"], tokenizer) if "token" in sample else None
-        sample |= {} if word is None else {"word": word}
+        sample["inputs"] |= {} if word is None else {"token": word}
 
 
 def _differs(held: Any, seen: Any, names: Sequence[str]) -> bool:

@@ -41,6 +41,9 @@ def figures(shown: Share, names: Sequence[str] = ()) -> dict[str, Any]:
     else:
         found = _classes(shown, names)
     notes = found.pop("notes", [])
+    if found["num_undecided"]:
+        what = "Tokens" if shown.kind == "tokens" else "Samples"
+        notes.append(f"{what} whose score is no number count as wrong: {found['num_undecided']:,}.")
     if shown.is_cut:
         notes.append(f"Only the first {MOST_ROWS:,} samples of each process are counted.")
     return {**found, **({"note": " ".join(notes)} if notes else {})}
