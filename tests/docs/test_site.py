@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import anytrain
 from anytrain.cli import main
 from launching import run_command
 
@@ -53,6 +54,17 @@ def test_every_command_is_there_with_its_options(site: Path) -> None:
     assert "--kills" in page
     assert "--max_seq_length" in page
     assert "anytrain checkpoint prune" in page
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    pages = "".join(page.read_text("utf-8") for page in (site / "reference").glob("*.html"))
+    missing = [
+        name
+        for name in anytrain.__all__
+        if name != "__version__" and not re.search(rf'id="anytrain\.[\w.]+\.{name}"', pages)
+    ]
+    assert missing == []
+    assert "<blockquote>" not in pages  # an example in a docstring that was taken for a quotation
 
 
 def test_the_search_knows_pages_once_and_works_from_a_disk(site: Path) -> None:
