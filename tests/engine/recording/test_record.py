@@ -42,6 +42,16 @@ def test_a_recipes_settings_stay_in_the_file_and_it_leaves_the_starts_there(tmp_
     assert (found["state"], found["settings"], len(found["starts"])) == ("finished", settings, 1)
 
 
+def test_a_run_that_is_restarted_for_ever_keeps_the_newest_starts(tmp_path: Path) -> None:
+    starts = [{"pid": number} for number in range(500)]
+    (tmp_path / records.RUN).write_text(json.dumps({"starts": starts}))
+    record = Record(tmp_path)
+    record.begin({})
+    record.end()
+    found = records.open_run(tmp_path).starts
+    assert (len(found), found[0], found[-1]["pid"]) == (200, {"pid": 301}, os.getpid())
+
+
 def test_a_damaged_file_is_begun_anew(tmp_path: Path) -> None:
     (tmp_path / records.RUN).write_text('{"starts": [{"pid"')
     record = Record(tmp_path)

@@ -14,6 +14,9 @@ from anytrain.engine.recording.disk import Disk
 from anytrain.engine.recording.events import Events
 from anytrain.engine.recording.journal import Journal
 
+_MOST_STARTS = 200
+"""A run that is restarted for ever keeps the newest: 7 kB each."""
+
 
 class Record:
     """One run's record; only the main rank's writes. Nothing that fails here stops the run."""
@@ -86,7 +89,13 @@ class Record:
         earlier = starts if is_new else [one for one in starts if not self._is_this(one)]
         name = self._name or kept.get("name") or self.folder.resolve().name
         self._disk.replace(
-            path, {**kept, "format": FORMAT, "name": name, "starts": [*earlier, self._start]}
+            path,
+            {
+                **kept,
+                "format": FORMAT,
+                "name": name,
+                "starts": [*earlier, self._start][-_MOST_STARTS:],
+            },
         )
 
     def _is_this(self, start: Any) -> bool:
