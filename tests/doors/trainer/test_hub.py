@@ -207,6 +207,24 @@ def test_saves_are_pushed_as_the_strategy_says(
     assert not list((tmp_path / "tiny").glob(".hub-*"))
 
 
+def test_rows_of_the_data_and_names_of_the_host_stay_here(tmp_path: Path, hub: LocalHub) -> None:
+    made = trainer(
+        tmp_path, push_to_hub=True, hub_strategy="every_save", save_strategy="steps", save_steps=1
+    )
+    made.evaluate()
+    made.evaluate(rows(4), metric_key_prefix="eval_dev")
+    for name in ("run.json", "events.jsonl"):
+        (tmp_path / "tiny" / name).write_text("{}")
+    assert (tmp_path / "tiny/evaluation-dev.json").exists()
+    made.train()
+    made.push_to_hub()
+    private = ("evaluation", "run.json", "events.jsonl")
+    assert len(hub.commits) > 1
+    for commit in hub.commits:
+        assert "metrics.jsonl" in commit.files
+        assert not [name for name in commit.files if name.startswith(private)]
+
+
 def test_nothing_is_pushed_at_saves_when_only_the_end_counts(tmp_path: Path, hub: LocalHub) -> None:
     made = trainer(tmp_path, push_to_hub=True, hub_strategy="end", save_strategy="epoch")
     made.train()

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 
 CARD_NAME = "README.md"
 LAST_CHECKPOINT = "last-checkpoint"
-_NOT_PUSHED = ["_*", ".*", "*/.*", f"{PREFIX_CHECKPOINT_DIR}-*", "run-*"]
+# Rows of the data, and the host's names and paths: they are nobody's but the user's.
+_PRIVATE = ["evaluation.json", "evaluation-*.json", "run.json", "events.jsonl"]
+_NOT_PUSHED = ["_*", ".*", "*/.*", f"{PREFIX_CHECKPOINT_DIR}-*", "run-*", *_PRIVATE]
 _STAGED = ".hub-"
 _TEXTS = (".json", ".jsonl", ".md")
 
@@ -281,6 +284,8 @@ def _stage(checkpoint: Path, output: Path, within: str | None) -> Path:
         files.link_tree(checkpoint, staged / within, sorted([*contents.files, MANIFEST]))
     for text in output.iterdir():
         beside = staged / text.name
+        if any(fnmatch(text.name, name) for name in _PRIVATE):
+            continue
         if text.is_file() and text.suffix in _TEXTS and not beside.exists():
             shutil.copyfile(text, beside)  # a copy: logs grow while they are read
     return staged
