@@ -158,6 +158,18 @@ def test_arguments_that_were_chosen_come_first(run_folder: Path) -> None:
     assert "warmup_ratio" in rest
 
 
+def test_a_checkpoint_is_kept_best_or_removed_as_the_last_event_says(tmp_path: Path) -> None:
+    words = [
+        ("checkpoint", "a/checkpoint-1"), ("best", "checkpoint-1"), ("checkpoint", "checkpoint-2"),
+        ("best", "checkpoint-2"), ("removed", "checkpoint-1"), ("checkpoint", "checkpoint-3"),
+        ("removed", "checkpoint-4"), ("checkpoint", "checkpoint-4"),
+    ]  # fmt: skip
+    events = "".join(f"{json.dumps({'kind': kind, 'path': path})}\n" for kind, path in words)
+    text = page(open_run(write_run(tmp_path / "run", events_jsonl=events)))
+    rows = re.findall(r"checkpoint-(\d)</code>.*?<td>(\w+)</td></tr>", text)
+    assert rows == [("1", "removed"), ("2", "best"), ("3", "kept"), ("4", "kept")]
+
+
 def damaged(value: Any, rng: random.Random) -> Any:
     """Return the value with something in it that does not belong there."""
     if isinstance(value, dict) and value and rng.random() < 0.8:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import PurePath
 from typing import Any
 
 from anytrain.core.clock import NAMES
@@ -70,32 +71,38 @@ def shapes(run: Run) -> Section | None:
 
 def checkpoints(run: Run) -> Section | None:
     """Return what was saved, and what is still there."""
-    removed = {text(event.get("path")) for event in run.events if event.get("kind") == "removed"}
-    best = [text(event.get("path")) for event in run.events if event.get("kind") == "best"]
-    rows = []
+    rows: dict[str, tuple[Markup | str, ...]] = {}
+    states: dict[str, str] = {}
     for event in run.events:
-        if event.get("kind") != "checkpoint":
-            continue
-        path = text(event.get("path"))
-        size, spent = finite(event.get("bytes")), finite(event.get("seconds"))
-        state = "removed" if path in removed else "best" if path in best[-1:] else "kept"
-        rows.append(
-            (
-                tag("code", path),
-                text(event.get("step", "")),
-                "" if size is None else number(size, "bytes"),
-                "" if spent is None else number(spent, "seconds"),
-                moment(event.get("time")),
-                state,
-            )
-        )
+        # Folders move, names do not.
+        kind, name = event.get("kind"), PurePath(text(event.get("path"))).name
+        if kind == "checkpoint":
+            rows.pop(name, None)  # a later start has saved it again
+            rows[name], states[name] = _saved(event), "kept"
+        elif kind == "removed":
+            states[name] = "removed"
+        elif kind == "best":
+            states = {each: "kept" if was == "best" else was for each, was in states.items()}
+            states[name] = "best"
     if not rows:
         return None
     head = ("checkpoint", "step", "size", "took", "when", "state")
+    told = [(*row, states[name]) for name, row in rows.items()]
     return section(
         "checkpoints",
         "Checkpoints",
-        [table(head, rows, caption="In the order they were saved", numbers=(1, 2, 3))],
+        [table(head, told, caption="In the order they were saved", numbers=(1, 2, 3))],
+    )
+
+
+def _saved(event: dict[str, Any]) -> tuple[Markup | str, ...]:
+    size, spent = finite(event.get("bytes")), finite(event.get("seconds"))
+    return (
+        tag("code", text(event.get("path"))),
+        text(event.get("step", "")),
+        "" if size is None else number(size, "bytes"),
+        "" if spent is None else number(spent, "seconds"),
+        moment(event.get("time")),
     )
 
 
@@ -119,11 +126,12 @@ def plan(run: Run) -> Section | None:
     if rows:
         caption = "What was decided when the run began, as it stood at the end"
         content.append(table(("choice", "value", "because"), rows, caption=caption))
-    revisions = [
+    # Each start learns anew; what it says again is told once.
+    revisions = dict.fromkeys(
         (text(each.get("choice")), text(each.get("step", "")), tag("code", text(each.get("value"))),
          text(each.get("because")))
         for life in run.lives for each in life.revisions
-    ]  # fmt: skip
+    )  # fmt: skip
     if revisions:
         head = ("choice", "at step", "became", "because")
         caption = "What was learnt on the way"
