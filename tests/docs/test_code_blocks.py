@@ -1,10 +1,10 @@
 """Every code block of the README and the docs runs.
 
 A python block that starts with `# name.py` is saved under that name, and run as a script unless a
-bash block of the page does so; the others run one after another, as a page is read. In bash blocks,
-`anytrain` and `python` lines run in the folder of those scripts, and one whose comment says Ctrl-C
-is interrupted once it trains; `make` lines are checked for their target, and a line that starts
-with another program has to be on the list of those that are not run.
+`python name.py` line of the page does so; the others run one after another, as a page is read. In
+bash blocks, `anytrain` and `python` lines run in the folder of those scripts, and one whose comment
+says Ctrl-C is interrupted once it trains; `make` lines are checked for their target, and a line
+that starts with another program has to be on the list of those that are not run.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def run_python(example: Example) -> None:
         _in_process(example)
         return
     Path(named[1]).write_text(example.parsed, encoding="utf-8")
-    if not re.search(rf"^(?:python|anytrain) .*\b{named[1]}", example.document.text, re.MULTILINE):
+    if not re.search(rf"^python {named[1]}", example.document.text, re.MULTILINE):
         run_command([sys.executable, named[1]], cwd=Path.cwd())
 
 
