@@ -77,6 +77,24 @@ def test_two_runs_hear_the_same_until_each_of_them_rests(tmp_path: Path) -> None
     assert [text for text, _ in told(other)] == ["first", "second"]
 
 
+def test_a_library_that_wraps_how_warnings_are_shown_does_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (Events(tmp_path / n / records.EVENTS, step=lambda: 0) for n in "ab")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        one.listen()
+        inner = warnings.showwarning
+        monkeypatch.setattr(warnings, "showwarning", lambda *given: inner(*given))
+        other.listen()
+        warnings.warn("once", UserWarning, stacklevel=1)
+        other.rest()
+        one.rest()
+        monkeypatch.undo()
+    assert len(seen) == 1
+    assert told(one) == told(other) == [("once", None)]
+
+
 def test_what_a_forked_worker_says_is_its_own(events: Events) -> None:
     with warnings.catch_warnings(record=True):
         warnings.simplefilter("always")

@@ -18,8 +18,9 @@ _MOST_TEXTS = 500
 _LONGEST = 4_000
 _Show = Callable[..., None]
 _listening: weakref.WeakSet[Events] = weakref.WeakSet()
-_before: list[_Show] = []
-"""How warnings were shown before somebody listened."""
+_ours: list[tuple[_Show, _Show]] = []
+"""What shows warnings while somebody listens, and what showed them before."""
+_thread = threading.local()
 
 
 class Events:
@@ -48,14 +49,15 @@ class Events:
         self._process = os.getpid()
         _listening.add(self)
         if not _is_installed():
-            _before[:] = [warnings.showwarning]
-            warnings.showwarning = _show
+            before = warnings.showwarning
+            _ours[:] = [(_telling(before), before)]
+            warnings.showwarning = _ours[0][0]
 
     def rest(self) -> None:
         """Listen no more; say how often each warning came that came more than once."""
         _listening.discard(self)
         if not _listening and _is_installed():
-            warnings.showwarning = _before[0]
+            warnings.showwarning = _ours.pop()[1]
         for (category, text), count in self._counts.items():
             if count > 1:
                 self.tell("notice", text=text, category=category, count=count)
@@ -76,22 +78,31 @@ class Events:
 
 
 def _is_installed() -> bool:
-    return warnings.showwarning is _show
+    return bool(_ours) and warnings.showwarning is _ours[0][0]
 
 
-def _show(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: TextIO | None = None,
-    line: str | None = None,
-) -> None:
-    """Show a warning as it was shown before, and let every record know.
+def _telling(before: _Show) -> _Show:
+    """Return what shows a warning as it was shown before, and lets every record know.
 
-    Where somebody else has put a function of their own in this one's place, theirs counts; it
-    comes back when theirs goes.
+    Somebody else may put a function of their own in its place, around it or instead of it: then
+    theirs counts, and what they pass on is told once.
     """
-    _before[0](message, category, filename, lineno, file, line)
-    for events in list(_listening):
-        events.hear(category.__name__, str(message))
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        is_inside, _thread.is_showing = getattr(_thread, "is_showing", False), True
+        try:
+            before(message, category, filename, lineno, file, line)
+            if not is_inside:
+                for events in list(_listening):
+                    events.hear(category.__name__, str(message))
+        finally:
+            _thread.is_showing = is_inside
+
+    return show
