@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,17 +20,13 @@ from torch import nn
 from anytrain.core.errors import BadInput, BadType
 from anytrain.engine.prepared.model import move, restore_forward
 from anytrain.engine.tree import leaves, map_tensors
+from anytrain.insight.preflight.words import plain
 from anytrain.insight.proofs.draws import SameDraws
-from anytrain.insight.proofs.taps import Book, Spot, Taps
+from anytrain.insight.proofs.measures import Measure, Measures, unlike_calls
+from anytrain.insight.proofs.rounding import UNITS, Rounded
+from anytrain.insight.proofs.taps import Taps
 
 LossFunction = Callable[[nn.Module, Any], torch.Tensor]
-# The largest difference that sums in another order make, as a share of the largest value, with
-# some room: float32 adds a few thousand terms, the others round each factor.
-TOLERANCES = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 6e-2}
-_GRADIENTS_MORE = 4.0
-"""Gradients pass through two such sums, of terms that cancel."""
-_LEAST = 1e-3
-"""Gradients below this share of the model's largest are held against that share."""
 # float16 has no gradients below 6e-8: both sides' losses are scaled, as a run's is.
 _SCALE = {"float16": 4096.0}
 _DTYPES = {
@@ -42,6 +38,14 @@ _DTYPES = {
     "float16": torch.float16,
 }
 _SEED = 0
+FLOAT32 = 1e-4
+"""What sums of a few thousand terms in another order make, as a share of the largest value."""
+_GRADIENTS_MORE = 4.0
+"""Gradients pass through two such sums, of terms that cancel."""
+TIMES_ROUNDING = 4.0
+"""Two roundings of one computation differ by chance, and a device may round sums on the way."""
+LEAST_ROUNDINGS = 4.0
+"""Roundings of the largest value that are always allowed: its factors' and its own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +61,20 @@ class Departure:
     error: float
     """The largest difference as a share of the largest value; infinite for NaN."""
     tolerance: float
+    rounding: float | None = None
+    """What rounding to the format makes there by itself; None in float32, which is not rounded."""
     is_gradient: bool = False
 
     def __str__(self) -> str:
         name = f"{self.module} ({self.kind})" if self.module else f"the model ({self.kind})"
-        size = "is not finite" if math.isinf(self.error) else f"is off by {self.error:.2g}"
-        return f"{name}: {self.what} {size}, {self.tolerance:.2g} is allowed"
+        size = "is not finite" if math.isinf(self.error) else f"is off by {_share(self.error)}"
+        alone = "" if self.rounding is None else f", rounding makes {_share(self.rounding)}"
+        return f"{name}: {self.what} {size}, {_share(self.tolerance)} is allowed{alone}"
+
+
+def _share(value: float) -> str:
+    """Return a share of one as a percentage."""
+    return f"{plain(100 * value)} %"
 
 
 @dataclass(slots=True)
@@ -72,10 +84,10 @@ class Parity:
     device: str
     dtype: str
     num_modules: int
-    num_compared: int = 0
-    """Tensors: outputs and gradients."""
     departures: list[Departure] = field(default_factory=list)
     """In the order in which they came: forward, then backward."""
+    compared: list[Departure] = field(default_factory=list)
+    """All that was held against the CPU, whether it departs or not."""
     worst: Departure | None = None
     """The largest error in units of its tolerance, whether it departs or not."""
     loss: float = math.nan
@@ -83,6 +95,11 @@ class Parity:
     reference_loss: float = math.nan
     unlike_calls: list[str] = field(default_factory=list)
     """Modules that one side calls more often than the other."""
+
+    @property
+    def num_compared(self) -> int:
+        """How many tensors were held against the CPU: inputs, outputs and gradients."""
+        return len(self.compared)
 
     @property
     def is_equal(self) -> bool:
@@ -129,20 +146,66 @@ def compare(
     what the model is called with: a mapping by name, a tuple in order, else one argument.
     `loss_fn(model, batch)` returns the loss; without it the output's own `loss` counts, or where
     there is none a fixed random weighting of the outputs, whose gradients tell as much. A dtype
-    other than "no" runs the device's forward under autocast.
+    other than "no" runs the device's forward under autocast; what is allowed then is measured: a
+    third step, on the CPU, rounds each result in float32 to that format.
     """
     where = _device(device)
     name = str(_dtype(dtype)).removeprefix("torch.")
     loss_of = loss_fn or _own_loss
     reference = _Side(_copied(model, torch.device("cpu"), whole=True), batch, loss_of, name)
     subject = _Side(_copied(model, where, whole=False), batch, loss_of, name, autocast=True)
-    taken = reference.run(Taps())
+    taken = reference.run(Taps()).book
     free = _loss_alone(model, where, subject)
-    found = subject.run(Taps(taken.book))
+    found = subject.run(Taps(taken)).book
     parity = Parity(str(where), name, sum(1 for _ in model.modules()))
     parity.loss, parity.reference_loss = free, reference.loss
-    _judge(parity, model, reference, subject, taken.book, found.book)
+    parity.unlike_calls = unlike_calls(taken, found)
+    measured = Measures(reference.model, taken)
+    allowed = _allowances(model, batch, loss_of, measured, _computes_in(name, where))
+    for each in measured.against(subject.model, found):
+        _judge(parity, each, *allowed(each))
     return parity
+
+
+def _allowances(
+    model: nn.Module, batch: Any, loss_of: LossFunction, measured: Measures, name: str
+) -> Callable[[Measure], tuple[float, float | None]]:
+    """Return what tells how far off a tensor may be, and how far rounding alone takes it."""
+    if name == "float32":
+        return lambda each: (FLOAT32 * (_GRADIENTS_MORE if each.is_gradient else 1.0), None)
+    rounded = Rounded(name)
+    side = _Side(_copied(model, torch.device("cpu"), whole=True), batch, loss_of, name)
+    for parameter in side.model.parameters():
+        rounded.narrow(parameter.data)
+    with rounded:
+        book = side.run(Taps(measured.book)).book
+    alone: dict[str, float] = {}
+    for each in measured.against(side.model, book):
+        alone[each.group] = max(alone.get(each.group, 0.0), each.error)
+
+    def allowed(each: Measure) -> tuple[float, float]:
+        known = alone.get(each.group, 0.0)
+        return max(TIMES_ROUNDING * known, LEAST_ROUNDINGS * UNITS[name]), known
+
+    return allowed
+
+
+def _judge(parity: Parity, each: Measure, allowed: float, alone: float | None) -> None:
+    met = Departure(each.module, each.kind, each.what, each.error, allowed, alone, each.is_gradient)
+    parity.compared.append(met)
+    if each.error > allowed:
+        parity.departures.append(met)
+    worst = parity.worst
+    if worst is None or each.error / allowed > worst.error / worst.tolerance:
+        parity.worst = met
+
+
+def _computes_in(name: str, device: torch.device) -> str:
+    """Return the format that decides what is allowed: products may be narrower on CUDA."""
+    if name != "float32":
+        return name
+    narrow = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
+    return "tf32" if narrow else "float32"
 
 
 class _Side:
@@ -215,131 +278,6 @@ def _copied(model: nn.Module, device: torch.device, *, whole: bool) -> nn.Module
     found.zero_grad(set_to_none=True)
     move(found, device)
     return found.float() if whole else found
-
-
-# -- what is held against what ----------------------------------------------------------------
-
-
-def _judge(
-    parity: Parity,
-    model: nn.Module,
-    reference: _Side,
-    subject: _Side,
-    taken: Book,
-    found: Book,
-) -> None:
-    kinds = {name: type(module).__name__ for name, module in model.named_modules()}
-    allowed = TOLERANCES[_computes_in(parity, subject.device)]
-    parity.unlike_calls = _unlike_calls(taken, found)
-    scale = max((_size(g) for g in taken.gradients.values()), default=0.0)
-    for spot, value in found.values.items():
-        if spot in taken.values and (spot.module or spot.end == "output"):
-            module, what = _value_in_words(spot)
-            _hold(parity, kinds, module, what, value, taken.values[spot], allowed)
-    bound = allowed * _GRADIENTS_MORE
-    for spot, grad in found.gradients.items():
-        if spot in taken.gradients:
-            module, what = _in_words(spot, kinds)
-            floor = scale * _LEAST
-            _hold(parity, kinds, module, what, grad, taken.gradients[spot], bound, floor)
-    for name, what, own, other, floor in _of_parameters(reference.model, subject.model, scale):
-        _hold(parity, kinds, name, what, own, other, bound, floor)
-
-
-def _hold(  # noqa: PLR0913  two tensors, their place, and what is allowed there
-    parity: Parity,
-    kinds: Mapping[str, str],
-    module: str,
-    what: str,
-    own: torch.Tensor,
-    other: torch.Tensor,
-    allowed: float,
-    floor: float = 0.0,
-) -> None:
-    """Compare two tensors, and note how they do."""
-    error = _error(own, other, floor)
-    if error is None:
-        return
-    parity.num_compared += 1
-    is_gradient = "gradient" in what
-    met = Departure(module, kinds.get(module, "module"), what, error, allowed, is_gradient)
-    if error > allowed:
-        parity.departures.append(met)
-    worst = parity.worst
-    if worst is None or error / allowed > worst.error / worst.tolerance:
-        parity.worst = met
-
-
-def _error(own: torch.Tensor, other: torch.Tensor, floor: float) -> float | None:
-    """Return the largest difference as a share of the largest value; None where nothing is told."""
-    if own.shape != other.shape:
-        return math.inf
-    told = other.isfinite() & (other.abs() < torch.finfo(torch.float16).max)  # no masks' -inf
-    if not bool(told.any()):
-        return None
-    own, other = own[told], other[told]
-    if not bool(own.isfinite().all()):
-        return math.inf
-    difference = float((own - other).abs().max())
-    largest = max(float(other.abs().max()), floor)
-    return difference / largest if largest else (math.inf if difference else 0.0)
-
-
-def _of_parameters(
-    reference: nn.Module, subject: nn.Module, scale: float
-) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor, float]]:
-    """Yield both gradients of each parameter, the last module's first.
-
-    A bias whose gradient is zero but for rounding is held against its module's weight.
-    """
-    other_modules = dict(reference.named_modules())
-    for name, module in reversed(list(subject.named_modules())):
-        pairs = [
-            (key, own.grad, other_modules[name]._parameters[key].grad)
-            for key, own in module._parameters.items()
-            if own is not None and own.grad is not None
-        ]
-        known = [(k, a, b) for k, a, b in pairs if b is not None]
-        floor = max([_size(b) for _, _, b in known], default=0.0)
-        for key, own, other in known:
-            wide = own.detach().to("cpu", torch.float32)
-            least = max(floor, scale * _LEAST)
-            yield name, f"the gradient of its {key}", wide, other.detach(), least
-
-
-def _size(tensor: torch.Tensor) -> float:
-    finite = tensor[tensor.isfinite()]
-    return float(finite.abs().max()) if finite.numel() else 0.0
-
-
-def _value_in_words(spot: Spot) -> tuple[str, str]:
-    if spot.end == "output":
-        return spot.module, "its output"
-    # What goes into a module was computed between modules, by the one that calls it.
-    return spot.module.rpartition(".")[0], f"what it gives to {spot.module}"
-
-
-def _in_words(spot: Spot, kinds: Mapping[str, str]) -> tuple[str, str]:
-    if spot.end == "input":
-        return spot.module, "the gradient of its input"
-    # What comes back to a module's output was computed by whoever used it.
-    parent = spot.module.rpartition(".")[0]
-    if not spot.module:
-        return "", "the gradient of its output, by the loss function"
-    return parent, f"the gradient of what it makes of {spot.module}'s output"
-
-
-def _unlike_calls(taken: Book, found: Book) -> list[str]:
-    calls = [{(s.module, s.call) for s in book.values} for book in (taken, found)]
-    return sorted({name or "the model" for name, _ in calls[0] ^ calls[1]})
-
-
-def _computes_in(parity: Parity, device: torch.device) -> str:
-    """Return the format that decides the tolerance: float32 products may be narrower on CUDA."""
-    if parity.dtype != "float32":
-        return parity.dtype
-    narrow = device.type == "cuda" and torch.get_float32_matmul_precision() != "highest"
-    return "tf32" if narrow else "float32"
 
 
 # -- what was given ---------------------------------------------------------------------------

@@ -1,0 +1,137 @@
+"""Measure how far one run of a model is from another, tensor by tensor.
+
+Inputs and outputs of every module are measured, their gradients, and those of the parameters.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from anytrain.insight.proofs.taps import Book, Spot
+
+_LEAST = 1e-3
+"""Gradients below this share of the model's largest are held against that share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """How far one tensor is off."""
+
+    module: str
+    """The path of the module that made it; empty for the model itself."""
+    kind: str
+    """That module's class."""
+    what: str
+    """Which tensor: "its output", "the gradient of its input"."""
+    error: float
+    """The largest difference as a share of the largest value; infinite for NaN."""
+    is_gradient: bool
+
+    @property
+    def group(self) -> str:
+        """A name that the same tensor of repeated blocks shares.
+
+        >>> Measure("layer.3.query", "Linear", "its output", 0.0, False).group
+        'layer.*.query its output'
+        """
+        return re.sub(r"\b\d+\b", "*", f"{self.module} {self.what}")
+
+
+class Measures:
+    """One run, to hold others against."""
+
+    def __init__(self, model: nn.Module, book: Book) -> None:
+        self._model, self.book = model, book
+        self._kinds = {name: type(module).__name__ for name, module in model.named_modules()}
+        self._largest = max((_size(g) for g in book.gradients.values()), default=0.0)
+
+    def against(self, model: nn.Module, book: Book) -> Iterator[Measure]:
+        """Yield how far each tensor of another run is off, forward first."""
+        floor = self._largest * _LEAST
+        for spot, value in book.values.items():
+            if spot in self.book.values and (spot.module or spot.end == "output"):
+                yield from self._measure(*_value_in_words(spot), value, self.book.values[spot])
+        for spot, grad in book.gradients.items():
+            if spot in self.book.gradients:
+                other = self.book.gradients[spot]
+                yield from self._measure(*_gradient_in_words(spot), grad, other, floor)
+        for name, what, own, other, least in _of_parameters(self._model, model):
+            yield from self._measure(name, what, own, other, max(least, floor))
+
+    def _measure(
+        self, module: str, what: str, own: torch.Tensor, other: torch.Tensor, floor: float = 0.0
+    ) -> Iterator[Measure]:
+        error = _error(own, other, floor)
+        if error is not None:
+            kind = self._kinds.get(module, "module")
+            yield Measure(module, kind, what, error, "gradient" in what)
+
+
+def unlike_calls(taken: Book, found: Book) -> list[str]:
+    """Return the modules that one run calls more often than the other."""
+    calls = [{(s.module, s.call) for s in book.values} for book in (taken, found)]
+    return sorted({name or "the model" for name, _ in calls[0] ^ calls[1]})
+
+
+def _error(own: torch.Tensor, other: torch.Tensor, floor: float) -> float | None:
+    """Return the largest difference as a share of the largest value; None where nothing is told."""
+    if own.shape != other.shape:
+        return math.inf
+    told = other.isfinite() & (other.abs() < torch.finfo(torch.float16).max)  # no masks' -inf
+    if not bool(told.any()):
+        return None
+    own, other = own[told], other[told]
+    if not bool(own.isfinite().all()):
+        return math.inf
+    difference = float((own - other).abs().max())
+    largest = max(float(other.abs().max()), floor)
+    return difference / largest if largest else (math.inf if difference else 0.0)
+
+
+def _of_parameters(
+    reference: nn.Module, subject: nn.Module
+) -> Iterator[tuple[str, str, torch.Tensor, torch.Tensor, float]]:
+    """Yield both gradients of each parameter, the last module's first.
+
+    A bias whose gradient is zero but for rounding is held against its module's weight.
+    """
+    other_modules = dict(reference.named_modules())
+    for name, module in reversed(list(subject.named_modules())):
+        pairs = [
+            (key, own.grad, other_modules[name]._parameters[key].grad)
+            for key, own in module._parameters.items()
+            if own is not None and own.grad is not None
+        ]
+        known = [(k, a, b) for k, a, b in pairs if b is not None]
+        floor = max([_size(b) for _, _, b in known], default=0.0)
+        for key, own, other in known:
+            wide = own.detach().to("cpu", torch.float32)
+            yield name, f"the gradient of its {key}", wide, other.detach(), floor
+
+
+def _size(tensor: torch.Tensor) -> float:
+    finite = tensor[tensor.isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def _value_in_words(spot: Spot) -> tuple[str, str]:
+    if spot.end == "output":
+        return spot.module, "its output"
+    # What goes into a module was computed between modules, by the one that calls it.
+    return spot.module.rpartition(".")[0], f"what it gives to {spot.module}"
+
+
+def _gradient_in_words(spot: Spot) -> tuple[str, str]:
+    if spot.end == "input":
+        return spot.module, "the gradient of its input"
+    # What comes back to a module's output was computed by whoever used it.
+    parent = spot.module.rpartition(".")[0]
+    if not spot.module:
+        return "", "the gradient of its output, by the loss function"
+    return parent, f"the gradient of what it makes of {spot.module}'s output"
