@@ -27,7 +27,7 @@ class Case:
     target: str = ""
     file: str = ""
     line: int = 0
-    """Where the defect is; 0 where it is no matter of a line."""
+    """Where the defect is; 0 where it is no matter of a line: so many processes are asked for."""
     num_processes: int = 1
     targets: tuple[str, ...] = ("mps:16GB", "cuda:24GB", "tpu:v5e")
     """Where a clean training is tried."""
