@@ -71,7 +71,7 @@ def test_every_module_can_be_imported_first() -> None:
         importlib.import_module(name)
     print(len(names))
     """
-    assert int(run_script(script).stdout) > 10
+    assert int(run_script(script, timeout=280).stdout) > 10  # 45 s of a quiet core
 
 
 @pytest.fixture(scope="module")
