@@ -51,6 +51,15 @@ def test_the_largest_batch_is_found_from_two_traces_and_proven_by_a_third(limit_
     assert fit.forecast.fits
 
 
+def test_no_batch_is_larger_than_the_data() -> None:
+    limit = capped(2000 * MIB)
+    most = largest_by_trying(limit.usable_bytes, Tracer())
+    for cap in (most - 7, most, most + 7):
+        fit = largest_batch(Tracer(), CUDA, Setting(4), limit=limit, most=cap)
+        assert fit is not None
+        assert (fit.largest, fit.is_proven) == (min(cap, most), True)
+
+
 def test_where_memory_bends_the_last_word_is_a_traces() -> None:
     limit = 1500 * MIB
     fit = largest_batch(Tracer(bent_from=20), CUDA, Setting(4), limit=capped(limit))

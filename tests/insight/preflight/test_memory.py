@@ -86,7 +86,6 @@ def test_a_guess_about_cudnn_is_a_margin_and_decides_nothing() -> None:
     trace, target = dataclasses.replace(plain, held=held), parse_target("cuda:h200")
     told, without = forecast(trace, target), forecast(plain, target)
     assert told.peak_bytes == without.peak_bytes
-    assert told.margin_bytes > without.margin_bytes
     assert "cuDNN" in {p.name for p in told.parts if p.how == "margin"}
 
 

@@ -12,7 +12,7 @@ from anytrain.insight.preflight import memory
 from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.findings import Finding, Place
 from anytrain.insight.preflight.report import FILE, Outlook, Report, foretold, keep
-from anytrain.insight.preflight.run import preflight_of
+from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import Target, parse_target
 from anytrain.insight.preflight.traced import Trace
 from made_traces import CUDA, LINE, MPS, op, trace
@@ -96,6 +96,20 @@ def test_the_text_names_line_reason_and_way_out() -> None:
     assert "of 24.00 GiB" in text
 
 
+def test_a_batch_that_takes_all_of_the_data_says_so() -> None:
+    def tracing(target: Target, setting: Setting | None) -> Trace:
+        size = 8 if setting is None else setting.batch_size
+        made = trace(op(), batch_size=size, num_samples=40, length=59)
+        return memory.replace(made, held=memory.replace(made.held, peak_bytes=size * 2**20))
+
+    text = str(preflight_of(tracing, [parse_target("mps:16GB")]))
+    assert "40 (all of the data)" in text
+    assert "a batch of 8 as long as the longest sample (59)" in " ".join(text.split())
+    started = preflight_of(tracing, [parse_target("mps:16GB")], start=Start(2))
+    assert "20 (all of the data)" in str(started)
+    assert "2 processes cannot train together on mps" in str(started)
+
+
 class _Page(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
@@ -126,7 +140,7 @@ def test_the_page_stands_alone_and_escapes_everything() -> None:
     assert all(link.startswith("#") for link in page.links)
     assert "&lt;script&gt;alert(1)" in html
     assert "svg" in page.tags
-    assert "prefers-color-scheme:dark" in html
+    assert "prefers-color-scheme: dark" in html
     assert "width=device-width" in html
 
 
@@ -175,8 +189,15 @@ def test_the_largest_batch_is_looked_for_in_each_setting(precision: str) -> None
         held = memory.replace(made.held, peak_bytes=peak, by_owner={"activations": peak})
         return memory.replace(made, held=held)
 
-    (outlook,) = preflight_of(tracing, [parse_target("mps:16GB")]).outlooks
+    said: list[str] = []
+    (outlook,) = preflight_of(tracing, [parse_target("mps:16GB")], say=said.append).outlooks
     assert [fit.setting.precision for fit in outlook.fits] == [precision]
+    assert Setting(8, precision) not in seen  # the run itself has shown it
+    word = "float32" if precision == "no" else precision
+    assert said[:2] == [
+        "mps:16GB: tracing the run",
+        f"mps:16GB: tracing a batch of 16 in {word}",
+    ]
     (outlook,) = preflight_of(tracing, [parse_target("mps:16GB")], thorough=True).outlooks
     words = [(f.setting.precision, f.setting.is_checkpointed) for f in outlook.fits]
     assert words == [("no", False), ("bf16", False), ("bf16", True)][precision == "bf16" :]

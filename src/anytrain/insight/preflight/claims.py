@@ -210,7 +210,7 @@ class Claims(TorchFunctionMode):
         return self.answers.readable(tensor)
 
     def _tolist(self, tensor: Tensor) -> Any:
-        return self._read(tensor, "tolist").tolist()
+        return self._read(tensor, "to cpu").tolist()
 
     def _numpy(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
         if not tensor.is_meta:

@@ -89,11 +89,6 @@ class Forecast:
     records: bool | None = None
     """Whether there is room to record the step too; None where steps are not recorded."""
 
-    @property
-    def margin_bytes(self) -> int:
-        """What was added for things that cannot be counted."""
-        return sum(part.num_bytes for part in self.parts if part.how == "margin")
-
 
 def limit_of(target: Target) -> Limit | None:
     """Return what a run may use of the target's memory; None where nobody said how much it has.

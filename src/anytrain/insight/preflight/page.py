@@ -60,7 +60,8 @@ def _verdict(outlook: Outlook) -> Markup:
 def _outlook(outlook: Outlook) -> Iterator[str]:
     yield tag("h2", f"{outlook.target.name}: ", _verdict(outlook))
     told = f"torch {outlook.target.torch_version}, {outlook.job.num_parameters:,} parameters, "
-    told += f"batch of {outlook.job.batch_size}, precision {outlook.job.precision}"
+    precision = "float32" if outlook.job.precision == "no" else outlook.job.precision
+    told += f"batch of {outlook.job.batch_size:,}, {precision}"
     yield tag("p", told, class_="dim")
     for finding in outlook.findings:
         yield _finding(finding)

@@ -41,11 +41,6 @@ class Part:
     num_tensors: int = 0
     differences: list[Difference] = field(default_factory=list)
 
-    @property
-    def num_different(self) -> int:
-        """How many values differ."""
-        return len(self.differences)
-
 
 def compare_checkpoints(one: Loaded, other: Loaded) -> list[Part]:
     """Return every part of two checkpoints compared: models, then parts, then the ranks' own."""

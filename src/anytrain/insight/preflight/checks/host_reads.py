@@ -22,6 +22,7 @@ _READS = {
     "unique": "The number of different values decides a shape (unique)",
     "bincount": "The largest value decides a shape (bincount)",
     "equal": "Two tensors are compared as a whole (torch.equal)",
+    "print": "A tensor is printed, or put into a text",
 }
 _WHY = {
     "cuda": "The device has to finish before the host goes on, and a step with such a wait cannot "
@@ -77,7 +78,7 @@ def _finding(line: _Met, target: Target, is_evaluation: bool) -> Finding:
     read = line.first.host_read
     severity: Severity = "note" if is_evaluation or target.kind == "mps" else "warning"
     step = "an evaluation step" if is_evaluation else "a training step"
-    why = f"{_READS.get(read, read)}. {_WHY[target.kind]}"
+    why = f"{_READS[read]}. {_WHY[target.kind]}"
     if line.changes_shape and target.kind in ("tpu", "xla"):
         why += " The result has another shape whenever the values are others, and each new shape "
         why += "is compiled."

@@ -139,13 +139,12 @@ def _price(met: _Met) -> str:
     ins = sum(t.device == "mps" for t in met.op.inputs)
     outs = sum(t.device == "mps" for t in met.op.outputs)
     steps = ((met.calls, "a training step"), (met.evaluated, "an evaluation step"))
-    trips = " and ".join(f"{_trips(number)} in {step}" for number, step in steps if number)
+    often = " and ".join(f"{number} in {step}" for number, step in steps if number)
     copies = f"{ins} tensor{'' if ins == 1 else 's'} copied there and {outs} back"
-    return f"That costs {trips or 'a round trip'}, with {copies} each time, while the GPU waits."
-
-
-def _trips(number: int) -> str:
-    return "one round trip to the host" if number == 1 else f"{number} round trips to the host"
+    return (
+        f"Each call is a round trip to the host ({often or 'as the model is made'}), with "
+        f"{copies}, while the GPU waits."
+    )
 
 
 def _fix(met: _Met, runs: bool, flag_helps: bool) -> str:
