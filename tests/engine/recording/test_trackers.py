@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import random
 import shutil
 import time
 import warnings
@@ -10,6 +11,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -441,6 +443,40 @@ def test_an_interrupt_inside_a_tracker_is_not_swallowed() -> None:
         run.log({"loss": 1.0})
 
 
+def states() -> list[Any]:
+    """Return how the generators stand that a training may draw from."""
+    numpys = np.random.get_state()
+    return [random.getstate(), numpys[1].tolist(), *numpys[2:], torch.get_rng_state().tolist()]
+
+
+class Drawing(Listed):
+    """Draw from every generator, wherever it is called."""
+
+    def draw(self, *args: Any, **kwargs: Any) -> None:
+        random.random()
+        np.random.rand()
+        torch.rand(1)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.draw()
+
+    start = store_init_configuration = log = finish = go_on = draw
+
+
+def test_no_tracker_moves_the_generators_that_the_run_draws_from() -> None:
+    mine = Drawing()
+    run, before = Trackers([mine]), states()
+    for call in (
+        lambda: run.start("project", {"lr": 1}),
+        lambda: run.log({"loss": 1.0}, step=1),
+        lambda: run.start("another"),
+        run.finish,
+    ):
+        call()
+        assert states() == before
+
+
 def test_every_installed_library_records_one_run_together(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,7 +488,9 @@ def test_every_installed_library_records_one_run_together(
     names = [name for name in available() if name != "trackio"]
     options = {"wandb": {"mode": "offline", "dir": str(tmp_path)}}
     run = Trackers(resolve(names, tmp_path), tmp_path)
+    before = states()
     run.start("project", config={"lr": 0.1, "model": {"size": 2}}, init_kwargs=options)
+    assert states() == before
     assert [tracker.name for tracker in run] == names
     with warnings.catch_warnings():
         warnings.simplefilter("error", Notice)

@@ -1,6 +1,7 @@
 """The trackers by name, which of them a run uses, and the ones that are running.
 
-INVARIANT: a tracker that fails while the run goes on never stops it.
+INVARIANT: a tracker that fails while the run goes on never stops it, and no tracker changes the
+random numbers that the run draws.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from anytrain.engine.recording.trackers.general import (
     is_installed,
     not_installed,
 )
+from anytrain.engine.recording.trackers.generators import untouched
 from anytrain.engine.recording.trackers.jsonl import JSONLTracker
 from anytrain.engine.recording.trackers.mlflow import MLflowTracker
 from anytrain.engine.recording.trackers.tensorboard import TensorBoardTracker
@@ -222,23 +224,11 @@ class Trackers:
         if goes_on_at and self._logging_dir is not None:
             known = kept.read(self._logging_dir, project_name)
         self._has_started = bool(self._chosen)
-        for item in self._chosen:
-            name = item if isinstance(item, str) else item.name
-            given = options.get(name, {})
-            try:
-                tracker = self._build(item, project_name, given) if isinstance(item, str) else item
-                if name in known:
-                    tracker.go_on(known[name], goes_on_at or 0)
-                tracker.start()
-            except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run goes on
-                self._cannot_start(name, error, has_options=bool(given))
-                continue
-            running = _Running(name, tracker)
-            self._running.append(running)
-            if config is not None:
-                self._attempt(running, tracker.store_init_configuration, dict(config))
-        if goes_on_at is not None:
-            self._remember(project_name)
+        with untouched():
+            for item in self._chosen:
+                self._start_one(item, project_name, config, options, (known, goes_on_at or 0))
+            if goes_on_at is not None:
+                self._remember(project_name)
 
     def log(
         self,
@@ -253,15 +243,16 @@ class Trackers:
         options = log_kwargs or {}
         # Read outside of the guard: an error of the device is the run's, not a tracker's.
         plain = read(values) if any(type(t) in _OURS for t in self) else {}
-        for running in self._running:
-            if running.off:
-                continue
-            # A user's tracker gets what was logged, tensors and all, as it would elsewhere.
-            given = plain if type(running.tracker) in _OURS else dict(values)
-            extra = options.get(running.name, {})
-            began = perf_counter()
-            self._attempt(running, running.tracker.log, given, step=step, **extra)
-            self._report_slow(running, perf_counter() - began)
+        with untouched():
+            for running in self._running:
+                if running.off:
+                    continue
+                # A user's tracker gets what was logged, tensors and all, as it would elsewhere.
+                given = plain if type(running.tracker) in _OURS else dict(values)
+                extra = options.get(running.name, {})
+                began = perf_counter()
+                self._attempt(running, running.tracker.log, given, step=step, **extra)
+                self._report_slow(running, perf_counter() - began)
 
     def get(self, name: str, unwrap: bool = False) -> Any:
         """Return a started tracker, or with `unwrap` its library's object.
@@ -284,8 +275,33 @@ class Trackers:
         """Close every tracker, those that were switched off too; failures are reported."""
         ending, self._running = self._running, []
         self._has_started, self._absent = False, set()
-        for running in ending:
-            self._attempt(running, running.tracker.finish)
+        with untouched():
+            for running in ending:
+                self._attempt(running, running.tracker.finish)
+
+    def _start_one(
+        self,
+        item: str | GeneralTracker,
+        project_name: str,
+        config: Mapping[str, Any] | None,
+        options: Mapping[str, Mapping[str, Any]],
+        goes_on: tuple[Mapping[str, str], int],
+    ) -> None:
+        name = item if isinstance(item, str) else item.name
+        given = options.get(name, {})
+        known, step = goes_on
+        try:
+            tracker = self._build(item, project_name, given) if isinstance(item, str) else item
+            if name in known:
+                tracker.go_on(known[name], step)
+            tracker.start()
+        except Exception as error:  # noqa: BLE001 - whatever a tracker raises, the run goes on
+            self._cannot_start(name, error, has_options=bool(given))
+            return
+        running = _Running(name, tracker)
+        self._running.append(running)
+        if config is not None:
+            self._attempt(running, tracker.store_init_configuration, dict(config))
 
     def _build(self, name: str, project_name: str, options: Mapping[str, Any]) -> GeneralTracker:
         kind: Callable[..., GeneralTracker] = TABLE[name]
@@ -307,7 +323,7 @@ class Trackers:
             f"The tracker {name!r} cannot start, and the run goes on without it: "
             f"{type(error).__name__}: {error}"
         )
-        warnings.warn(message, Notice, stacklevel=4)
+        warnings.warn(message, Notice, stacklevel=5)
 
     def _remember(self, project_name: str) -> None:
         """Keep the trackers' runs in the logging folder, where there is one."""
