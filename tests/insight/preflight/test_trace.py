@@ -46,7 +46,9 @@ LOOP = """
     from torch.utils.data import DataLoader
     from anytrain import Accelerator
 
-    accelerator = Accelerator(mixed_precision="bf16", gradient_accumulation_steps=2)
+    accelerator = Accelerator(
+        mixed_precision="bf16", gradient_accumulation_steps=2, project_dir=sys.argv[1]
+    )
     layer = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
     model = nn.Sequential(nn.Embedding(5000, 64), layer, nn.Linear(64, 2))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -65,6 +67,7 @@ LOOP = """
                 optimizer.step()
                 optimizer.zero_grad()
             accelerator.save_state(f"{sys.argv[1]}/state")
+            accelerator.log({"loss": 1.0}, step=1)
         if accelerator.is_main_process:
             accelerator.save_model(model, f"{sys.argv[1]}/model")
         model.eval()

@@ -165,7 +165,7 @@ class Saving:
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._between = BetweenSteps()
         self._record, self._restored, self._project = None, None, (None, {})
-        if self.project_configuration.project_dir is not None:
+        if self.project_configuration.project_dir is not None and watching() is None:
             found = self._run.session
             self._between.interrupts = stop_on_signals(found, self._save_interrupted)
             self._between.timesheet = timing.timesheet(
