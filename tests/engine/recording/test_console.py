@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from anytrain.core.errors import Notice
 from anytrain.engine.recording import console as consoles
 from anytrain.engine.recording.console import (
     Course,
+    Guarded,
     Plain,
     Trail,
     in_notebook,
@@ -250,6 +252,68 @@ def test_lines_go_above_the_bars_and_the_cursor_is_never_hidden() -> None:
     assert "\r\x1b[Ja line\n\r\x1b[Jtraining" in drawn
     assert "Training done" in drawn and drawn.endswith("\r\x1b[J")
     assert "\x1b[?25l" not in drawn
+
+
+def test_a_terminal_that_knows_only_ascii_shows_the_rest_as_question_marks() -> None:
+    buffer = io.BytesIO()
+    terminal = Terminal(io.TextIOWrapper(buffer, encoding="ascii"), width=80)
+    terminal.begin(Course(total=10))
+    terminal.note(Entry(1, None, {"loss": 1.0, "précision": 0.5}))
+    terminal.say("Größe")
+    terminal.end(replace(SUMMARY, results="/home/josé/run"))
+    drawn = buffer.getvalue()
+    assert b"pr?cision 0.5" in drawn and b"Gr??e" in drawn and b"/home/jos?/run" in drawn
+    assert not terminal.is_broken
+
+
+def test_a_terminal_that_is_closed_meanwhile_is_told_of_once() -> None:
+    with own_streams() as (out, err):
+        terminal = Terminal(width=80)
+        terminal.begin(Course(total=10))
+        print("a line that is not whole", end="")
+        out.close()
+        with pytest.warns(Notice, match="no longer shown") as told:
+            terminal.note(Entry(1, None, {"loss": 1.0}))
+        terminal.end(SUMMARY)
+        assert len(told) == 1 and terminal.is_broken
+        assert (sys.stdout, sys.stderr) == (out, err)
+
+
+def test_losses_as_large_as_floats_get_are_drawn() -> None:
+    terminal = Terminal(io.StringIO(), width=80)
+    terminal.begin(Course(total=10))
+    for step, loss in enumerate([1e308, -1e308, 1.7e308, 1.7e308], 1):
+        terminal.note(Entry(step, None, {"loss": loss}))
+    assert "loss 1.7e+308 ▆▁██" in terminal.bars(79, False)[1].plain
+
+
+def test_a_display_that_fails_ends_and_the_run_goes_on() -> None:
+    def no_memory() -> dict[str, int]:
+        raise RuntimeError("no such device")
+
+    with own_streams() as (out, err):
+        guarded = Guarded(Terminal(width=80))
+        with pytest.warns(Notice, match="no longer shown: no such device") as told:
+            guarded.begin(Course(total=10, memory=no_memory))
+        guarded.advance(1)
+        guarded.note(Entry(1, None, {"loss": 1.0}))
+        guarded.end(SUMMARY)
+        guarded.close()
+        assert len(told) == 1 and (sys.stdout, sys.stderr) == (out, err)
+
+
+def test_a_print_never_meets_what_went_wrong_with_the_bars() -> None:
+    def no_shares() -> dict[str, float]:
+        raise ZeroDivisionError
+
+    with own_streams() as (out, _):
+        terminal = Terminal(width=80)
+        terminal.begin(Course(total=10))
+        terminal.course = Course(total=10, shares=no_shares)
+        with pytest.warns(Notice, match="no longer shown: ZeroDivisionError"):
+            print("a line")
+        print("another")
+        assert out.getvalue().endswith("a line\nanother\n")
 
 
 def test_a_narrow_terminal_gets_the_summary_as_lines() -> None:

@@ -11,14 +11,24 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol, TextIO
+from typing import IO, Any, Protocol, TextIO
 
 from anytrain.core.environment import in_notebook
 from anytrain.core.errors import Notice
 from anytrain.engine.recording.pace import Pace
-from anytrain.engine.recording.shown import Entry, Pairs, Summary, duration, number, rate, size
+from anytrain.engine.recording.shown import (
+    Entry,
+    Pairs,
+    Summary,
+    duration,
+    mean,
+    number,
+    rate,
+    size,
+)
 from anytrain.machine.processes import cell
 
 DeviceMemory = Callable[[], Mapping[str, int]]
@@ -117,12 +127,12 @@ class Trail:
             self._points, self._held = self.points(), []
         if len(self._points) == 2 * _MOST_LOSSES:
             pairs = zip(self._points[::2], self._points[1::2], strict=True)
-            self._points = [(late, (a + b) / 2) for (_, a), (late, b) in pairs]
+            self._points = [(late, mean([a, b])) for (_, a), (late, b) in pairs]
             self._each *= 2
 
     def points(self) -> list[tuple[int, float]]:
         """Return step and value of each point; the newest may hold fewer entries."""
-        newest = [(self._step, sum(self._held) / len(self._held))] if self._held else []
+        newest = [(self._step, mean(self._held))] if self._held else []
         return self._points + newest
 
 
@@ -294,18 +304,75 @@ class Plain(Followed):
 
     def _write(self, line: str) -> None:
         stream = sys.stdout if self._stream is None else self._stream
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        shown = line.encode(encoding, "replace").decode(encoding)
         if self.is_broken:
             return
         try:
-            stream.write(shown + "\n")
-            stream.flush()
+            put(stream, line + "\n")
         except (OSError, ValueError) as error:  # nobody reads any more, or the file was closed
             self.is_broken = True
-            warnings.warn(
-                f"Progress is no longer shown: {error}. Training goes on.", Notice, stacklevel=2
-            )
+            tell_broken(error)
+
+
+class Guarded:
+    """A console whose failures end the showing, and never the run."""
+
+    def __init__(self, console: Console) -> None:
+        self._console: Console | None = console
+
+    def begin(self, course: Course) -> None:
+        """Start showing a training."""
+        self._try("begin", course)
+
+    def advance(self, step: int) -> None:
+        """Note that `step` steps are done."""
+        self._try("advance", step)
+
+    def note(self, entry: Entry) -> None:
+        """Show an entry of the log."""
+        self._try("note", entry)
+
+    def evaluating(self, done: int, total: int | None) -> None:
+        """Note how many batches of an evaluation are done."""
+        self._try("evaluating", done, total)
+
+    def evaluated(self) -> None:
+        """Note that the evaluation is over."""
+        self._try("evaluated")
+
+    def end(self, summary: Summary) -> None:
+        """Stop showing, and say what came of it."""
+        self._try("end", summary)
+
+    def close(self) -> None:
+        """Stop showing, and leave the screen in order, whatever happened."""
+        self._try("close")
+
+    def _try(self, call: str, *args: Any) -> None:
+        if self._console is None:
+            return
+        try:
+            getattr(self._console, call)(*args)
+        except Exception as error:  # noqa: BLE001 - whatever a display raises, the run goes on
+            broken, self._console = self._console, None
+            with suppress(Exception):  # it gives standard output back
+                broken.close()
+            tell_broken(error)
+
+
+def put(stream: IO[str], text: str) -> None:
+    """Write text; what the stream's encoding lacks becomes a question mark."""
+    try:
+        stream.write(text)
+    except UnicodeEncodeError:
+        encoding = getattr(stream, "encoding", None) or "utf-8"
+        stream.write(text.encode(encoding, "replace").decode(encoding))
+    stream.flush()
+
+
+def tell_broken(error: Exception) -> None:
+    """Say that nothing more is shown."""
+    why = str(error).rstrip(".") or type(error).__name__
+    warnings.warn(f"Progress is no longer shown: {why}. Training goes on.", Notice, stacklevel=3)
 
 
 def pick() -> Console:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from anytrain.engine.recording.shown import number
+from anytrain.engine.recording.shown import mean, number
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 _ASCII_BLOCKS = " .:-=+*#"
@@ -65,7 +65,7 @@ def sparkline(points: Points, width: int, *, is_ascii: bool = False) -> str:
     marks = (_ASCII_BLOCKS if is_ascii else _BLOCKS)[1:]
     most = len(marks) - 1
     return "".join(
-        marks[most // 2 if high == low else round((y - low) / (high - low) * most)]
+        marks[most // 2 if high == low else round(_share(y, low, high) * most)]
         for y in _sampled(finite, min(width, len(finite)))
     )
 
@@ -80,7 +80,7 @@ def _labels(low: float, high: float, height: int) -> list[str]:
     labels[0], labels[-1] = number(float(high)), number(float(low))
     if height >= 5:
         # What the row's upper edge stands for.
-        labels[middle] = number(low + (high - low) * (height - middle) / height)
+        labels[middle] = number(_between(low, high, (height - middle) / height))
     return labels
 
 
@@ -88,23 +88,34 @@ def _sampled(points: Points, columns: int) -> list[float]:
     """Return one y a column: the mean of the points in it, or a straight line between others."""
     first, last = points[0][0], points[-1][0]
     if last == first:
-        return [sum(y for _, y in points) / len(points)] * columns
+        return [mean([y for _, y in points])] * columns
     held: list[list[float]] = [[] for _ in range(columns)]
     for x, y in points:
         held[round((x - first) / (last - first) * (columns - 1))].append(y)
-    known = {column: sum(ys) / len(ys) for column, ys in enumerate(held) if ys}
+    known = {column: mean(ys) for column, ys in enumerate(held) if ys}
     places = sorted(known)
     heights: list[float] = []
     for begin, end in zip(places, places[1:], strict=False):
         for column in range(begin, end):
             share = (column - begin) / (end - begin)
-            heights.append(known[begin] + share * (known[end] - known[begin]))
+            heights.append(_between(known[begin], known[end], share))
     return [*heights, known[places[-1]]]
+
+
+def _between(low: float, high: float, share: float) -> float:
+    return (1 - share) * low + share * high
+
+
+def _share(y: float, low: float, high: float) -> float:
+    """Return how far y is on the way from low to high, which may be further apart than a float."""
+    if math.isinf(high - low):
+        y, low, high = y / 4, low / 4, high / 4
+    return min(max((y - low) / (high - low), 0.0), 1.0)
 
 
 def _level(y: float, low: float, high: float, height: int) -> float:
     """Return how high the column stands, in rows; the lowest still shows."""
-    return height / 2 if high == low else (y - low) / (high - low) * height
+    return height / 2 if high == low else _share(y, low, high) * height
 
 
 def _row(levels: list[float], row: int, is_ascii: bool) -> str:

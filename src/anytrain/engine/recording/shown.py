@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,6 +137,15 @@ def number(value: Any) -> str:
     ['0.6931', '2e-05', '3', '120', 'nan', 'warm']
     """
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of values, which may be as large as floats get.
+
+    >>> mean([1e308, 1.5e308, 1.25e308])
+    1.25e+308
+    """
+    return sum(value / len(values) for value in values)
 
 
 def rate(per_second: float) -> str:

@@ -11,17 +11,16 @@ import os
 import sys
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import IO, Any, TextIO, cast
 
 from rich.console import Console as RichConsole
 from rich.table import Table
 from rich.text import Text
 
-from anytrain.core.errors import Notice
-from anytrain.engine.recording.console import Course, Followed
+from anytrain.engine.recording.console import Course, Followed, put, tell_broken
 from anytrain.engine.recording.curve import sparkline
 from anytrain.engine.recording.shown import Entry, Summary, duration, fitting, lines
 
@@ -70,11 +69,16 @@ class Terminal(Followed):
     def draw(self) -> None:
         """Draw the bars where the cursor is, and put it back there."""
         console = self._console
-        if console is not None:
+        if console is None:
+            return
+        try:
             bars = self.bars(console.width - 1, _is_ascii(console))
             shown = _styled(console, *bars).rstrip("\n")
-            back = f"\x1b[{len(bars) - 1}A\r" if len(bars) > 1 else "\r"
-            self._write(console.file, _CLEAR + (shown + back if bars else ""))
+        except Exception as error:  # noqa: BLE001 - any print draws the bars anew, and would raise
+            self._give_up(error)
+            return
+        back = f"\x1b[{len(bars) - 1}A\r" if len(bars) > 1 else "\r"
+        self._write(console.file, _CLEAR + (shown + back if bars else ""))
 
     def tell(self, entry: Entry) -> None:
         """Print the entry above the training's bar; without one, the caller has the figures."""
@@ -87,20 +91,20 @@ class Terminal(Followed):
             pairs.append(("epoch", f"{entry.epoch:.2f}"))
         told = lines([*pairs, *entry.pairs()], console.width - 1)
         style = "bold" if entry.is_evaluation else ""
-        self.above(console.file, _styled(console, Text("\n".join(told), style=style)))
+        self._print(console, Text("\n".join(told), style=style))
 
     def say(self, text: str) -> None:
         """Print a line above the bars."""
         console = self._console
         if console is not None:
-            self.above(console.file, _styled(console, Text(text, style="dim")))
+            self._print(console, Text(text, style="dim"))
 
     def end(self, summary: Summary) -> None:
         """Take the bars away and print the summary as a table."""
         super().end(summary)
         console = self._console
         if console is not None:
-            self.above(console.file, _styled(console, _ending(summary, console.width)))
+            self._print(console, _ending(summary, console.width))
         self.close()
 
     def close(self) -> None:
@@ -174,18 +178,26 @@ class Terminal(Followed):
             self._aside = [Above(self, "stdout"), Above(self, "stderr")]
         _open.add(self)
 
+    def _print(self, console: RichConsole, thing: Text | Table) -> None:
+        try:
+            text = _styled(console, thing)
+        except (OSError, ValueError) as error:  # it touches its file, which may be closed
+            self._give_up(error)
+            return
+        self.above(console.file, text)
+
     def _write(self, stream: IO[str], text: str) -> None:
         """Write, and go on without drawing where the terminal has gone away."""
         try:
             with self._lock:
-                stream.write(text)
-                stream.flush()
-        except OSError as error:
-            self.is_broken, self._console = True, None
-            self.let_go()
-            warnings.warn(
-                f"Progress is no longer shown: {error}. Training goes on.", Notice, stacklevel=2
-            )
+                put(stream, text)
+        except (OSError, ValueError) as error:  # nobody looks any more, or the file was closed
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self.is_broken, self._console = True, None
+        self.let_go()
+        tell_broken(error)
 
 
 class Above:
@@ -228,7 +240,8 @@ class Above:
         if getattr(sys, self._name) is self:
             setattr(sys, self._name, self._stream)
         if part and self._pid == os.getpid():
-            self._stream.write(f"{part}\n")
+            with suppress(OSError, ValueError):  # it may be why this steps aside
+                put(self._stream, f"{part}\n")
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
