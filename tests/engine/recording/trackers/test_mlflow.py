@@ -110,6 +110,22 @@ def test_finishing_closes_no_other_run(library: Any) -> None:
     assert library.active_run().info.run_id == outer.info.run_id
 
 
+def test_a_run_that_the_user_opened_is_logged_to_and_left_open(library: Any) -> None:
+    with library.start_run(run_name="outer") as outer:
+        library.log_param("lr", 0.5)
+        tracker = MLflowTracker("elsewhere", run_name="inner", tags={"who": "me"})
+        tracker.start()
+        tracker.store_init_configuration({"lr": 0.1, "steps": 4})
+        tracker.log({"loss": 1.0}, step=1)
+        tracker.finish()
+        assert library.active_run().info.run_id == outer.info.run_id
+        assert run_of(library, tracker).info.status == "RUNNING"
+    run = run_of(library, tracker)
+    assert (run.info.run_id, run.info.run_name) == (outer.info.run_id, "outer")
+    assert run.data.metrics == {"loss": 1.0} and run.data.tags["who"] == "me"
+    assert run.data.params == {"lr": "0.5", "steps": "4"}  # what a run has, stays
+
+
 def test_images_and_artifacts_land_in_the_logging_folder(tmp_path: Path) -> None:
     pytest.importorskip("PIL")
     note = tmp_path / "note.txt"

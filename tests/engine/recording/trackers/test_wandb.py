@@ -47,6 +47,21 @@ def test_the_project_may_be_named_in_the_options(tmp_path: Path) -> None:
     tracker.finish()
 
 
+def test_a_run_that_the_user_opened_is_logged_to_and_left_open(tmp_path: Path) -> None:
+    import wandb
+
+    with wandb.init(project="mine", mode="offline", dir=str(tmp_path)) as mine:
+        tracker = WandBTracker("project", mode="offline", dir=str(tmp_path), name="first")
+        tracker.go_on("earlier", step=3)
+        tracker.start()
+        tracker.log({"loss": 0.5}, step=1)
+        tracker.finish()
+        mine.log({"after": 1}, step=2)
+        assert tracker.tracker is mine
+    _, records = stored(tracker)
+    assert [r.get("loss", r.get("after")) for r in offline_wandb.history(records)] == [0.5, 1]
+
+
 def test_images_and_tables_are_stored_offline(tracker: WandBTracker) -> None:
     images = [np.full((4, 5, 3), shade, dtype=np.uint8) for shade in (0, 255)]
     tracker.log_images({"seen": images}, step=1)

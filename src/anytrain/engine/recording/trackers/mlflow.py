@@ -23,7 +23,8 @@ class MLflowTracker(GeneralTracker):
 
     The store is the one MLflow is set to use (`mlflow.set_tracking_uri`, or its environment
     variables). `logging_dir` is where a new experiment keeps its artifacts. An argument beats
-    MLflow's environment variable of the same meaning.
+    MLflow's environment variable of the same meaning. Inside `with mlflow.start_run():` that run
+    is logged to, and left open; `nested_run` or another `run_id` asks for a run of its own.
     """
 
     name = "mlflow"
@@ -53,6 +54,7 @@ class MLflowTracker(GeneralTracker):
             "description": description,
         }
         self._goes_on_in: str | None = None
+        self._is_users = False
         self._told: set[str] = set()
 
     @property
@@ -70,17 +72,27 @@ class MLflowTracker(GeneralTracker):
         return str(self._run_id)
 
     def start(self) -> None:
-        """Open the run, in a new experiment where none has the name."""
+        """Open the run, in a new experiment where none has the name, or take the one in use."""
         _check_store(self._mlflow.get_tracking_uri())
-        if self._goes_on_in is not None and self._is_known(self._goes_on_in):
-            self._options["run_id"] = self._goes_on_in
-        self.active_run = self._mlflow.start_run(experiment_id=self._experiment(), **self._options)
+        active = self._mlflow.active_run()
+        asked = self._options["run_id"]
+        self._is_users = (
+            active is not None and not self.nested_run and asked in (None, active.info.run_id)
+        )
+        if self._is_users:
+            self.active_run = active
+            self._mlflow.set_tags(self._tags or {})
+        else:
+            if self._goes_on_in is not None and self._is_known(self._goes_on_in):
+                self._options["run_id"] = self._goes_on_in
+            experiment = self._experiment()
+            self.active_run = self._mlflow.start_run(experiment_id=experiment, **self._options)
         self._run_id = self.active_run.info.run_id
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store the settings as parameters; those that a run has already cannot change."""
         params = [self._param(*item) for item in flatten(settings(values)).items()]
-        if self._options["run_id"] is not None:
+        if self._is_users or self._options["run_id"] is not None:
             known = self._mlflow.MlflowClient().get_run(self._run_id).data.params
             params = [(key, value) for key, value in params if key not in known]
         for first in range(0, len(params), _PARAMS_A_CALL):
@@ -120,7 +132,9 @@ class MLflowTracker(GeneralTracker):
         self._mlflow.log_artifact(local_path, artifact_path, run_id=self._run_id)
 
     def finish(self) -> None:
-        """Close the run, and no other."""
+        """Close the run, and no other: not one that was open before."""
+        if self._is_users:
+            return
         active = self._mlflow.active_run()
         if active is not None and active.info.run_id == self._run_id:
             self._mlflow.end_run()

@@ -10,7 +10,10 @@ from anytrain.engine.recording.trackers.values import read, settings
 
 
 class WandBTracker(GeneralTracker):
-    """Log to a wandb run in the project `run_name`; other arguments go to `wandb.init`."""
+    """Log to a wandb run in the project `run_name`; other arguments go to `wandb.init`.
+
+    A run that is open already is logged to, and left open; `id` or `reinit` asks for another.
+    """
 
     name = "wandb"
     requires_logging_directory = False
@@ -20,6 +23,8 @@ class WandBTracker(GeneralTracker):
         self._wandb = library("wandb", self.name)
         self.run_name = run_name
         self._options = {"project": run_name, **kwargs}
+        self._asks_for_another = "id" in kwargs or "reinit" in kwargs
+        self._is_users = False
 
     @property
     def tracker(self) -> Any:
@@ -36,8 +41,13 @@ class WandBTracker(GeneralTracker):
         return str(self.run.id)
 
     def start(self) -> None:
-        """Open the run."""
-        self.run = self._wandb.init(**self._options)
+        """Open the run, or take the one that is open."""
+        active = self._wandb.run
+        if active is not None and not self._asks_for_another:
+            self.run = active
+        else:
+            self.run = self._wandb.init(**self._options)
+        self._is_users = self.run is active
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Add to the run's config."""
@@ -66,5 +76,6 @@ class WandBTracker(GeneralTracker):
         self.run.log({table_name: table}, step=step, **kwargs)
 
     def finish(self) -> None:
-        """Close the run."""
-        self.run.finish()
+        """Close the run, unless it was open before."""
+        if not self._is_users:
+            self.run.finish()
