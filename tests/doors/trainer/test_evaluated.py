@@ -12,10 +12,11 @@ import pytest
 import torch
 from sklearn.metrics import confusion_matrix
 from torch import nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from anytrain.core.errors import Notice
 from anytrain.doors.trainer import evaluated
+from anytrain.doors.trainer.in_words import look_up
 from equivalence import twins
 from launching import launch
 
@@ -283,22 +284,66 @@ def test_a_stream_tells_places_alone(tmp_path: Path) -> None:
     assert all(w["inputs"] == {} for w in found["worst"])
 
 
+class Once(Dataset[Any]):
+    """Rows that must not be asked for again; its own words fail."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked.append(index)
+        return ROWS[index]
+
+
+class Speechless(Once):
+    """A set whose own words cannot be had."""
+
+    @property
+    def class_names(self) -> Any:
+        raise OSError("no names")
+
+    def in_words(self, index: int) -> dict[str, str]:
+        raise OSError("the disk is gone")
+
+
+@pytest.mark.parametrize("kind", [Once, Speechless])
+def test_no_row_is_asked_for_twice(tmp_path: Path, kind: type[Once]) -> None:
+    rows = kind()
+    build(tmp_path, eval_dataset=rows, compute_metrics=accuracy).evaluate()
+    assert sorted(rows.asked) == list(range(len(ROWS)))
+    worst = read(tmp_path)["worst"]
+    assert worst and all(sample["inputs"] == {} for sample in worst)
+    assert all(sample["index"] is not None for sample in worst)
+
+
+def test_parts_of_rows_in_memory_show_them(tmp_path: Path) -> None:
+    rows = [{**row, "text": f"text {n}"} for n, row in enumerate(ROWS)]
+    parts = ConcatDataset([Subset(rows, range(8, 12)), rows[:8]])  # type: ignore[arg-type]
+    build(tmp_path, eval_dataset=parts).evaluate()
+    worst = read(tmp_path)["worst"]
+    assert len(worst) > 2
+    for sample in worst:
+        assert sample["inputs"] == {"text": f"text {(sample['index'] + 8) % 12}"}
+    assert look_up(Subset(Once(), [1]), [0]) == {}
+    assert look_up(ConcatDataset([Once(), Once()]), [0]) == {}
+
+
+def test_a_transform_of_a_table_is_not_run(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    table = datasets.Dataset.from_list([{"text": f"text {n}", "labels": 0} for n in range(4)])
+    asked: list[Any] = []
+    found = look_up(table.with_transform(asked.append).select([2, 3]), [1])
+    assert found[1].inputs == {"text": "text 3"}
+    assert not asked
+
+
 def test_what_goes_wrong_is_one_notice(tmp_path: Path) -> None:
-    class Once(Dataset[Any]):
-        def __init__(self) -> None:
-            self.asked: set[int] = set()
-
-        def __len__(self) -> int:
-            return len(ROWS)
-
-        def __getitem__(self, index: int) -> Any:
-            if index in self.asked:
-                raise OSError("the disk is gone")
-            self.asked.add(index)
-            return ROWS[index]
-
-    trainer = build(tmp_path, eval_dataset=Once(), compute_metrics=accuracy)
-    with pytest.warns(Notice, match="not written down: OSError: the disk is gone") as told:
+    (tmp_path / "evaluation.json").mkdir()
+    trainer = build(tmp_path, eval_dataset=ROWS, compute_metrics=accuracy)
+    with pytest.warns(Notice, match="not written down: IsADirectoryError") as told:
         assert "eval_accuracy" in trainer.evaluate()
     assert len(told) == 1
 

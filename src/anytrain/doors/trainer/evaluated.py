@@ -1,7 +1,8 @@
 """Write down what an evaluation showed, beside the run's other records.
 
 Nothing here may stop or change an evaluation: what goes wrong is one notice. A data set may name
-its classes (`class_names`) and the file that its evaluations go to (`evaluated_as`).
+its classes (`class_names`) and the file that its evaluations go to (`evaluated_as`), and say what
+a sample is (`in_words(index)`).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -117,17 +119,30 @@ def _write(trainer: Evaluating, shown: Share, dataset: Any, prefix: str) -> None
 
 
 def _add_inputs(found: dict[str, Any], dataset: Any, tokenizer: Any) -> None:
-    """Show the inputs of the worst samples, where it is certain that they are these samples'."""
-    worst = found["worst"]
-    rows = look_up(dataset, [sample["index"] for sample in worst], tokenizer)
-    known = [(sample, rows[sample["index"]]) for sample in worst if sample["index"] in rows]
-    names = found.get("classes", [])
-    if any(_differs(label_of(looked.row), sample["label"], names) for sample, looked in known):
+    """Show the inputs of the worst samples; what goes wrong with them costs them alone."""
+    try:
+        inputs = _inputs(found, dataset, tokenizer)
+    except Exception:  # noqa: BLE001  the figures are worth more than the texts beside them
         return
-    for sample, looked in known:
-        sample["inputs"] = looked.inputs
+    for sample, texts in zip(found["worst"], inputs, strict=False):
+        sample["inputs"] = texts
+
+
+def _inputs(found: dict[str, Any], dataset: Any, tokenizer: Any) -> list[dict[str, str]]:
+    """Return the inputs of the worst samples, where it is certain that they are these samples'."""
+    worst, names = found["worst"], found.get("classes", [])
+    rows = look_up(dataset, [sample["index"] for sample in worst], tokenizer)
+    inputs: list[dict[str, str]] = []
+    for sample in worst:
+        looked = rows.get(sample["index"])
+        if looked is None:
+            inputs.append({})
+            continue
+        if _differs(label_of(looked.row), sample["label"], names):
+            return []
         word = token(looked.row, sample["token"], tokenizer) if "token" in sample else None
-        sample["inputs"] |= {} if word is None else {"token": word}
+        inputs.append(looked.inputs if word is None else {**looked.inputs, "token": word})
+    return inputs
 
 
 def _differs(held: Any, seen: Any, names: Sequence[str]) -> bool:
@@ -192,9 +207,16 @@ def _class_names(trainer: Evaluating, dataset: Any, num_classes: int) -> list[st
     found = [str(named[number]) for number in range(num_classes) if number in named]
     if len(found) == num_classes and not all(map(_UNNAMED.fullmatch, found)):
         return found
+    own = None
+    with suppress(Exception):  # what a data set's attributes do is its own affair
+        own = _named_by(dataset)
+    return [str(name) for name in own] if own and len(own) == num_classes else []
+
+
+def _named_by(dataset: Any) -> Any:
     own = getattr(dataset, "class_names", None)
     for column in ("label", "labels"):
         features: Any = getattr(dataset, "features", None)
         feature = features.get(column) if hasattr(features, "get") else None
         own = own or getattr(feature, "names", None)
-    return [str(name) for name in own] if own and len(own) == num_classes else []
+    return own

@@ -1,30 +1,37 @@
 """A sample's inputs as a person reads them.
 
-A data set may do it itself, with `in_words(index)` that returns texts by name. Otherwise the texts
-of a row are shown, else its tokens decoded, else what kind of numbers it holds.
+INVARIANT: no row is asked for that does not lie in memory already. To read one runs the user's
+code, in a process it may not expect: it may move generators, share a file with the workers, or
+take its time. Known are lists, tuples and columns of rows, tensors, tables of `datasets` (without
+what they would make of a row), and parts of these. Any other data set may offer
+`in_words(index)`, which returns texts by name.
+
+The texts of a row are shown, else its tokens decoded, else what kind of numbers it holds.
 """
 
 from __future__ import annotations
 
+import sys
 import time
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
-from anytrain.doors.trainer.outputs import has_length
 from anytrain.engine.data.seeded import hold, put_back, seed_all
-from anytrain.engine.data.table import as_rows
+from anytrain.engine.data.table import Table, as_rows
 
 LONGEST = 500
 """The characters that are shown of one text."""
 _MOST_COLUMNS = 8
 _MOST_VALUES = 6
 _MOST_SECONDS = 2.0
+_HELD = (list, tuple, np.ndarray, torch.Tensor)
 _LABELS = ("label", "labels", "label_ids")
 _NO_INPUTS = (*_LABELS, "attention_mask", "token_type_ids", "special_tokens_mask")
 
@@ -38,35 +45,78 @@ class Looked:
 
 
 def look_up(dataset: Any, places: Iterable[int | None], tokenizer: Any = None) -> dict[int, Looked]:
-    """Return some samples by their indices.
+    """Return some samples by their indices; none of a data set whose rows are not at hand.
 
-    A data set that cannot be asked for a row gives none, a slow one those that came in time.
-    Nothing that is drawn while a row is read moves the process's own generators.
+    A slow `in_words` gives those that came in time. Nothing that it draws moves the process's own
+    generators.
     """
-    dataset = as_rows(dataset)
-    if isinstance(dataset, IterableDataset) or not _can_be_asked(dataset):
+    at = _at_hand(as_rows(dataset) if type(dataset) is dict else dataset, tokenizer)
+    if at is None:
         return {}
     found: dict[int, Looked] = {}
     before, late = hold(), time.monotonic() + _MOST_SECONDS
     try:
         seed_all(0)
         for place in places:
-            if place is not None and 0 <= place < len(dataset) and time.monotonic() < late:
-                found[place] = _sample(dataset, place, tokenizer)
+            if place is not None and place >= 0 and time.monotonic() < late:
+                found[place] = at(place)
     finally:
         put_back(before)
     return found
 
 
-def _can_be_asked(dataset: Any) -> bool:
-    return has_length(dataset) and hasattr(dataset, "__getitem__")
-
-
-def _sample(dataset: Any, place: int, tokenizer: Any) -> Looked:
-    row, own = dataset[place], getattr(dataset, "in_words", None)
+def _at_hand(dataset: Any, tokenizer: Any) -> Callable[[int], Looked] | None:
+    """Return what gives a data set's samples from memory, or from its own words; None: nothing."""
+    own = getattr(dataset, "in_words", None)
     if callable(own):
-        return Looked(row, {str(name): _cut(str(text)) for name, text in own(place).items()})
-    return Looked(row, in_words(row, tokenizer))
+        return lambda place: Looked(None, {str(n): _cut(str(t)) for n, t in own(place).items()})
+    if type(dataset) is Subset:
+        inner, places = _at_hand(dataset.dataset, tokenizer), dataset.indices
+        return None if inner is None else lambda place: inner(int(places[place]))
+    if type(dataset) is ConcatDataset:
+        return _of_several(dataset, tokenizer)
+    row = _row_of(dataset)
+    if row is None:
+        return None
+    return lambda place: Looked(found := row(place), in_words(found, tokenizer))
+
+
+def _of_several(dataset: ConcatDataset[Any], tokenizer: Any) -> Callable[[int], Looked] | None:
+    parts = [_at_hand(part, tokenizer) for part in dataset.datasets]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    starts = [0, *dataset.cumulative_sizes]
+
+    def at(place: int) -> Looked:
+        part = bisect_right(starts, place) - 1
+        return known[part](place - starts[part])
+
+    return at
+
+
+def _row_of(dataset: Any) -> Callable[[int], Any] | None:
+    """Return what gives a row that lies in memory. A class of somebody's own may do anything."""
+    if type(dataset) in (list, tuple):
+        return lambda place: dataset[place]
+    if type(dataset) is Table:
+        held = dataset.columns.values()
+        is_plain = all(type(column) in _HELD for column in held)
+        return (lambda place: dataset[place]) if is_plain else None
+    if type(dataset) is TensorDataset:
+        is_plain = all(type(tensor) is torch.Tensor for tensor in dataset.tensors)
+        return (lambda place: dataset[place]) if is_plain else None
+    tables = sys.modules.get("datasets")
+    if tables is not None and type(dataset) is tables.Dataset:
+        return lambda place: _arrow_row(dataset, place)
+    return None
+
+
+def _arrow_row(table: Any, place: int) -> Any:
+    """Return a row as it is stored: neither a format, nor a transform, nor a decoder runs."""
+    from datasets.formatting import query_table
+
+    return query_table(table.data, place, indices=table._indices).to_pylist()[0]
 
 
 def in_words(row: Any, tokenizer: Any = None) -> dict[str, str]:
@@ -134,12 +184,15 @@ def _value(value: Any) -> str:
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu()
         value = value.float().numpy() if value.dtype == torch.bfloat16 else value.numpy()
+    if not isinstance(value, (*_HELD, np.generic, bool, int, float)):
+        # A picture, for example, would be read from its file.
+        return _cut(f"{type(value).__name__} {getattr(value, 'size', '')}".strip())
     try:
         numbers = np.asarray(value)
     except (TypeError, ValueError):
         return type(value).__name__
     if numbers.dtype.kind not in "biuf":
-        return _cut(f"{type(value).__name__} {getattr(value, 'size', '')}".strip())
+        return type(value).__name__
     first = ", ".join(f"{number:.4g}" for number in numbers.reshape(-1)[:_MOST_VALUES].tolist())
     if numbers.ndim == 0:
         return first
