@@ -87,7 +87,7 @@ def test_points_arrive_on_a_run_in_progress_without_a_reload(
         page.on("framenavigated", lambda frame: loads.append(frame.url))
         page.evaluate("window.isTheSame = true")
         training = subprocess.Popen(
-            [sys.executable, str(script), str(folder), "120"],
+            [sys.executable, str(script), str(folder), "1000000"],
             env=child_environment(),
             stdout=subprocess.DEVNULL,
         )
@@ -97,16 +97,17 @@ def test_points_arrive_on_a_run_in_progress_without_a_reload(
                 counts.append(await_points(page, least, seconds=90))
             assert counts == sorted(counts) and counts[-1] > counts[0]
             assert "running" in (page.locator("#words").text_content() or "")
+            assert page.get_by_text("Left", exact=True).count() == 1
             screenshot(page, "watch-running")
-            page.get_by_text("Training done.").wait_for(timeout=90_000)
         finally:
             training.kill()
             training.wait()
+        page.get_by_text("The run was killed after step").wait_for(timeout=90_000)
         assert page.evaluate("window.isTheSame") and loads == []
-        assert page.title() == "run: finished"
-        assert page.locator("#count").text_content() == "step 120 of 120 (100 %)"
+        assert page.title() == "run: broken"
+        assert page.get_by_text("Left", exact=True).count() == 0
         assert not page.evaluate(IS_TOO_WIDE) and not scrolls_sideways(page)
-        screenshot(page, "watch-finished")
+        screenshot(page, "watch-killed")
         assert_asks_only(seen, server)
 
 
@@ -118,6 +119,18 @@ def record(tmp_path: Path) -> Record:
     found.log(100, eval_loss=0.2, eval_runtime=1.0)
     found.event("checkpoint", path="checkpoint-100", bytes=1)
     return found
+
+
+def test_the_end_of_a_run_is_shown(browser: Browser, record: Record) -> None:
+    with serving(record.folder) as server, visit(browser, server.address) as seen:
+        await_points(seen.page, 10)
+        record.train(range(101, 1001))
+        record.end(1000)
+        seen.page.get_by_text("Training done.").wait_for(timeout=90_000)
+        assert seen.page.title() == "run: finished"
+        assert seen.page.locator("#count").text_content() == "step 1,000 of 1,000 (100 %)"
+        screenshot(seen.page, "watch-finished")
+        assert_asks_only(seen, server)
 
 
 def test_two_tabs_follow_at_once_and_keep_their_zoom(browser: Browser, record: Record) -> None:

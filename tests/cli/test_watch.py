@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import re
+import select
+import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
+from typer.testing import CliRunner
 
+from anytrain.cli.main import app
 from launching import child_environment, run_command, script_file
 from slow_training import TRAINING
 
@@ -115,6 +119,18 @@ def test_once_refuses_a_folder_without_a_record(tmp_path: Path) -> None:
     assert "There is no record of a run" in done.stderr
 
 
+def read_until(terminal: int, is_enough: Callable[[str], bool], seconds: float = 60.0) -> str:
+    """Read what a terminal is sent until it is enough, or for so long."""
+    seen, until = "", time.monotonic() + seconds
+    while not is_enough(seen) and (left := until - time.monotonic()) > 0:
+        if select.select([terminal], [], [], left)[0]:
+            try:
+                seen += os.read(terminal, 2**16).decode(errors="replace")
+            except OSError:  # nobody writes to it any more
+                break
+    return seen
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
 def test_in_a_terminal_it_draws_bars_and_q_leaves_it_in_order(endless: Path) -> None:
     import pty
@@ -127,10 +143,7 @@ def test_in_a_terminal_it_draws_bars_and_q_leaves_it_in_order(endless: Path) -> 
     command = [*WATCH, str(endless)]
     watching = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
     try:
-        drawn = ""
-        until = time.monotonic() + 60
-        while drawn.count("training ") < 3 and time.monotonic() < until:
-            drawn += os.read(ours, 2**16).decode(errors="replace")
+        drawn = read_until(ours, lambda seen: seen.count("training ") >= 3)
         os.write(ours, b"q")
         assert watching.wait(timeout=30) == 0
         os.set_blocking(ours, False)
@@ -146,6 +159,67 @@ def test_in_a_terminal_it_draws_bars_and_q_leaves_it_in_order(endless: Path) -> 
         watching.wait()
         os.close(ours)
         os.close(theirs)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no pseudo-terminals")
+@pytest.mark.parametrize("options", [[], ["--web"]], ids=["terminal", "web"])
+def test_a_request_to_end_leaves_the_terminal_in_order(endless: Path, options: list[str]) -> None:
+    import pty
+    import termios
+
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    env = {**child_environment(), "TERM": "xterm"}
+    command = [*WATCH, str(endless), *options]
+    watching = subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=env)
+    try:
+        shown = "token=" if options else "training "
+        assert shown in read_until(ours, lambda seen: shown in seen)
+        assert termios.tcgetattr(theirs)[3] != before[3]
+        watching.send_signal(signal.SIGTERM)
+        assert watching.wait(timeout=60) == 128 + signal.SIGTERM
+        assert termios.tcgetattr(theirs)[:4] == before[:4]
+    finally:
+        watching.kill()
+        watching.wait()
+        os.close(ours)
+        os.close(theirs)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no jobs")
+def test_a_job_in_the_background_is_not_stopped_for_the_keyboard(
+    endless: Path, tmp_path: Path
+) -> None:
+    import pty
+
+    command = " ".join(shlex.quote(word) for word in [*WATCH, str(endless), "--web"])
+    script = tmp_path / "job.sh"
+    log = tmp_path / "log"
+    script.write_text(
+        f"set -m\n{command} > {log} 2>&1 &\n"
+        f"for n in $(seq 600); do grep -q token= {log} && break; "
+        '[ -n "$(jobs -s)" ] && break; sleep 0.1; done\n'
+        'echo "stopped: [$(jobs -s)] said: [$(grep -c token= ' + str(log) + ')]"\n'
+        "kill %1; kill -CONT %1; wait\necho over\n"
+    )
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvpe("bash", ["bash", str(script)], child_environment())
+    try:
+        said = read_until(terminal, lambda seen: "over" in seen, seconds=120)
+    finally:
+        os.close(terminal)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    assert "stopped: [] said: [1]" in said
+
+
+@pytest.mark.parametrize(
+    "options", [["--once", "--web"], ["--once", "--port", "0"], ["--open"], ["--port", "8000"]]
+)
+def test_options_that_mean_nothing_together_are_refused(tmp_path: Path, options: list[str]) -> None:
+    done = CliRunner().invoke(app, ["watch", str(tmp_path), *options])
+    assert done.exit_code == 2 and "Cannot use --" in done.output
 
 
 def test_the_page_s_address_is_printed_and_ctrl_c_ends_it_without_a_complaint(
@@ -178,5 +252,6 @@ def test_a_run_that_is_killed_is_said_to_be_killed(run: Endless) -> None:
     rest = watching.stdout.read()
     assert watching.wait(timeout=60) == 1
     assert re.search(r"^The run was killed after step \d+; last heard", rest, re.MULTILINE)
-    done = run_command([*WATCH, run.folder, "--once"])
+    done = run_command([*WATCH, run.folder, "--once"], check=False)
+    assert done.returncode == 1
     assert done.stdout.startswith("endless: The run was killed after step ")

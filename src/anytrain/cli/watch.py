@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from anytrain.core.errors import BadInput
 
 if TYPE_CHECKING:
     from anytrain.insight.report.watch import Clock, View, Wait
@@ -38,31 +41,70 @@ def watch(
     """Follow a run by what it writes down: progress, loss, speed, time left, memory.
 
     The run is not touched: q or Ctrl-C leaves it alone. Before there is a record, it is waited
-    for. The exit status is 0 when the run ends well or you leave, and 1 when it failed or was
-    killed.
+    for. The exit status is 0 when the run ends well, goes on or you leave, and 1 when it failed or
+    was killed.
     """
+    _check_options(once, web, opens or port is not None)
     if once:
         _print_once(run)
         return
     try:
-        if web:
-            _serve(run, port, opens)
-        else:
-            _follow(run, wait)
+        with _ends_in_order():
+            if web:
+                _serve(run, port, opens)
+            else:
+                _follow(run, wait)
     except KeyboardInterrupt:  # the usual way to leave
         typer.echo()
+
+
+def _check_options(once: bool, web: bool, is_about_the_page: bool) -> None:
+    if once and web:
+        raise BadInput(
+            "Cannot use --once with --web.",
+            why="--once prints how the run stands and leaves; a page stays until you leave.",
+            fix="leave one of them out; `anytrain report RUN` writes a page that stays as it is.",
+        )
+    if is_about_the_page and not web:
+        raise BadInput(
+            "Cannot use --port or --open without --web.",
+            why="they are about the page, and none is served.",
+            fix="add --web, or leave them out.",
+        )
+
+
+@contextmanager
+def _ends_in_order() -> Iterator[None]:
+    """Let a request to end, or a terminal that goes away, leave the keyboard as it was."""
+    # What is ignored stays so: `nohup` means it.
+    found = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    ours = [number for number in found if signal.getsignal(number) is signal.SIG_DFL]
+    try:
+        for number in ours:
+            signal.signal(number, _leave)
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _leave(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)  # as a shell tells it
 
 
 def _print_once(folder: Path) -> None:
     from rich.console import Console
 
     from anytrain.core.records import open_run
-    from anytrain.insight.report.watch import present
+    from anytrain.engine.recording.console import put
+    from anytrain.insight.report.watch import is_well, present
 
-    console = Console(highlight=False)
+    console, run = Console(), open_run(folder)
     width = console.width if sys.stdout.isatty() else _WIDTH
-    for line in present(open_run(folder), width, not console.encoding.startswith("utf")):
-        console.print(line, markup=False, soft_wrap=True)
+    for line in present(run, width, not console.encoding.startswith("utf")):
+        put(sys.stdout, f"{line}\n")
+    if not is_well(run):
+        raise typer.Exit(1)
 
 
 def _follow(folder: Path, linger_s: float) -> None:
@@ -98,9 +140,13 @@ def _let_go() -> None:
 def _keys() -> Iterator[Wait]:
     """Give a way to wait that a pressed q cuts short; Ctrl-C leaves too, and without a complaint.
 
-    Keys are not echoed meanwhile. Where input is no terminal, only Ctrl-C leaves.
+    Keys are not echoed meanwhile. Where input is no terminal, or another job's, only Ctrl-C or a
+    signal leaves.
     """
-    if not sys.stdin.isatty() or sys.platform == "win32":
+    if sys.platform == "win32" or sys.stdin is None or not sys.stdin.isatty():
+        yield _sleep
+        return
+    if not _has_keyboard():
         yield _sleep
         return
     import termios
@@ -111,7 +157,17 @@ def _keys() -> Iterator[Wait]:
         tty.setcbreak(sys.stdin)
         yield _until_q
     finally:
-        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+        if _has_keyboard():
+            with suppress(termios.error):  # the terminal has gone away
+                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
+
+
+def _has_keyboard() -> bool:
+    """Whether this is the job in front: the shell stops any other that touches the keyboard."""
+    try:
+        return os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except OSError:  # not the terminal that this process is controlled by: nobody stops it
+        return True
 
 
 def _sleep(seconds: float) -> bool:
@@ -120,6 +176,8 @@ def _sleep(seconds: float) -> bool:
 
 
 def _until_q(seconds: float) -> bool:
+    if not _has_keyboard():  # stopped, and sent to the background
+        return _sleep(seconds)
     ready, _, _ = select.select([sys.stdin], [], [], seconds)
     return bool(ready) and os.read(sys.stdin.fileno(), 64).lower().startswith(b"q")
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +16,7 @@ import pytest
 
 from anytrain.core.errors import BadInput
 from anytrain.insight.report.web import Server, Source, serve
+from launching import run_command
 from made_records import Record
 
 NASTY = "</script><img src=x onerror=alert(1)>"
@@ -76,15 +79,31 @@ def test_nobody_is_answered_without_the_token(server: Server, path: str) -> None
 
 
 @pytest.mark.parametrize(
-    "host", ["evil.example", "127.0.0.1.evil.example:{port}", "127.0.0.1", "[::1]:{port}", ""]
+    "host",
+    ["evil.example", "127.0.0.1.evil.example:{port}", "evil.example:{port}", "127.0.0.1:x", ""],
 )
 def test_a_name_that_merely_points_here_is_refused(server: Server, host: str) -> None:
     named = host.format(port=server.server_port)
     assert ask(server, "/?token=the-token", Host=named)[0] == 403
 
 
-def test_localhost_is_this_machine_too(server: Server) -> None:
-    assert ask(server, "/?token=the-token", Host=f"localhost:{server.server_port}")[0] == 200
+@pytest.mark.parametrize(
+    "host", ["localhost:{port}", "LOCALHOST:9999", "127.0.0.1:9999", "localhost", "[::1]:9999"]
+)
+def test_this_machine_s_own_names_are_answered_whatever_port_a_tunnel_begins_at(
+    server: Server, host: str
+) -> None:
+    assert ask(server, "/?token=the-token", Host=host.format(port=server.server_port))[0] == 200
+
+
+@pytest.mark.parametrize(("host", "status"), [("localhost", 400), ("evil.example", 403)])
+def test_a_request_that_makes_no_sense_is_refused_without_a_word_in_the_terminal(
+    server: Server, host: str, status: int, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as client:
+        client.sendall(f"GET http://[ HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
+        assert client.recv(4096).startswith(f"HTTP/1.0 {status} ".encode())
+    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("method", ["POST", "HEAD", "PUT", "DELETE", "PATCH", "OPTIONS"])
@@ -181,6 +200,13 @@ def test_the_end_of_a_run_is_told(record: Record) -> None:
     assert (told["kind"], told["words"]) == ("broken", "The run failed at step 32.")
 
 
+@pytest.mark.parametrize("how", ["failed", "stopped"])
+def test_nothing_is_left_of_a_run_that_is_over(record: Record, how: str) -> None:
+    assert "Left" in dict(Source(record.folder).after(0)["state"]["facts"])
+    record.end(30, how)
+    assert "Left" not in dict(Source(record.folder).after(0)["state"]["facts"])
+
+
 def test_what_a_run_wrote_is_text_and_never_markup(record: Record) -> None:
     record.log(30, **{NASTY: 1.0, "loss": float("nan")})
     record.event("notice", text=NASTY)
@@ -208,3 +234,32 @@ def test_serving_ends_when_somebody_leaves_and_tells_of_the_run_s_end_once(
     serve(record.folder, wait=wait, say=said.append)
     assert "is shown at http://127.0.0.1:" in said[0] and "?token=" in said[0]
     assert said[1:] == ["Training done. The page stays until you leave."]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="files have no modes there")
+def test_the_browser_is_opened_without_the_token_in_its_command_line(
+    record: Record, tmp_path: Path
+) -> None:
+    # As a person sets it up: by BROWSER, and a command.
+    browser = tmp_path / "browser"
+    browser.write_text(
+        f'#!/bin/sh\necho "$1" > {tmp_path}/given.new\n'
+        f'cat "${{1#file://}}" > {tmp_path}/read\nls -ld "$(dirname "${{1#file://}}")" '
+        f"> {tmp_path}/mode\nmv {tmp_path}/given.new {tmp_path}/given\n"
+    )
+    browser.chmod(0o755)
+    given = tmp_path / "given"
+    code = (
+        "import sys, time, pathlib; from anytrain.insight.report.web import serve;"
+        f"there = pathlib.Path({str(given)!r});"
+        f"serve(pathlib.Path({str(record.folder)!r}), opens=True, say=print,"
+        " wait=lambda s: bool(time.sleep(0.05)) or there.exists())"
+    )
+    environment = {"BROWSER": f"{browser} %s"}
+    done = run_command([sys.executable, "-c", code], env=environment)
+    address = re.search(r"http://\S+token=\S+", done.stdout)
+    assert address is not None and given.read_text().startswith("file://")
+    assert "token" not in given.read_text()
+    assert address[0] in (tmp_path / "read").read_text()
+    assert (tmp_path / "mode").read_text().startswith("drwx------")
+    assert not Path(given.read_text().strip().removeprefix("file://")).exists()

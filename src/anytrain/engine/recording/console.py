@@ -106,6 +106,8 @@ class Standing:
     """The training losses so far."""
     remark: str = ""
     """What else is to be said, such as that nothing was heard for long."""
+    is_over: bool = False
+    """Whether it is known that no step follows."""
 
 
 class Trail:
@@ -228,6 +230,8 @@ class Followed:
     def left(self) -> str:
         """Return the time that is left; nothing where it is not known yet."""
         if self.pace is None or self.course.total is None or self.step >= self.course.total:
+            return ""
+        if self.standing.is_over:
             return ""
         seconds = self.pace.seconds_left(self.course.total)
         return "" if seconds is None else duration(seconds)

@@ -63,7 +63,7 @@ class Watch:
         self.clock = Clock()
         self.view = view(self.clock)
         self._earlier = earlier
-        self._num_lives = -1
+        self._began: dict[str, Any] | None = None
         self._num_times = self._num_entries = 0
         self._num_events = len(run.events)
         self._last: dict[str, Any] | None = None
@@ -82,39 +82,39 @@ class Watch:
         """Tell the view what has come since the last look, and draw it."""
         self.was_alive |= not self.is_over
         told = self._first_new()
-        if len(self.run.lives) != self._num_lives:
+        if self._began is None or began(self.run) != self._began:
             told = self._begin(told)
         self.view.weigh()
         for at, tell in sorted(self._moments(told), key=lambda moment: moment[0]):
             self.clock.at = at
             tell()
         self.clock.at = heard(self.run) if self.is_over else None
+        self.view.standing.is_over = self.is_over
         self._mind_silence()
         self.view.draw()
 
     def _begin(self, told: int) -> int:
         """Begin the view of a life; return how many entries are in it already."""
-        run = self.run
-        life = run.lives[-1] if run.lives else None
-        began = {} if life is None else life.began
-        self.clock.at = _number(began.get("time")) or heard(run)
+        run, before = self.run, self._began
+        self._began = first = began(run)
+        self.clock.at = _number(first.get("time")) or heard(run)
         self.view.begin(
             Course(
-                total=_whole(began.get("max_steps")),
-                step=_whole(began.get("step")) or 0,
-                samples_per_step=_whole(began.get("samples_per_step")),
+                total=_whole(first.get("max_steps")),
+                step=_whole(first.get("step")) or 0,
+                samples_per_step=_whole(first.get("samples_per_step")),
                 memory=lambda: memory(run),
                 shares=lambda: shares(run.lives[-1]) if run.lives else {},
                 is_here=False,
             )
         )
-        if self._num_lives < 0:
+        if before is None:
             told = max(len(run.metrics) - self._earlier, 0)
             if told:
                 self.view.say(f"{told} earlier entries are not shown")
-        elif self._num_lives:
+        elif before:
             self.view.say(f"started again at step {self.view.course.step}")
-        self._num_lives, self._num_times = len(run.lives), 0
+        self._num_times = 0
         for raw in _telling(run.metrics[:told]):
             self.clock.at = _number(raw.get("time"))
             self._take(raw)
@@ -263,11 +263,11 @@ def _is_back(watch: Watch, wait: Wait, linger_s: float) -> bool:
     if not watch.was_alive or linger_s <= 0:
         return False
     run, until = watch.run, time.monotonic() + linger_s
-    num_lives = len(run.lives)
+    before = began(run)
     watch.view.say(f"{ending(run)} Waiting {linger_s:.0f} s for it to be started again.")
     while time.monotonic() < until and not wait(min(_LOOK_S, linger_s)):
         run.refresh()
-        if len(run.lives) != num_lives or not watch.is_over:
+        if began(run) != before or not watch.is_over:
             return True
     return False
 
@@ -289,6 +289,11 @@ def present(run: Run, width: int, is_ascii: bool) -> list[str]:
         told.append("  ".join(evaluated))
     watch.view.close()
     return told
+
+
+def is_well(run: Run) -> bool:
+    """Whether a run goes on, or came to a good end."""
+    return run.state in (*ON_ITS_WAY, *_WELL)
 
 
 def standing(run: Run) -> str:
@@ -354,6 +359,11 @@ def shown(raw: dict[str, Any]) -> Entry:
         if name not in ("step", "time", "epoch")
     }
     return entry(_whole(raw.get("step")) or 0, _number(raw.get("epoch")), values)
+
+
+def began(run: Run) -> dict[str, Any]:
+    """Return how the newest life of a run began; nothing where there is none yet."""
+    return run.lives[-1].began if run.lives else {}
 
 
 def heard(run: Run) -> float | None:

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import hmac
 import json
+import re
 import secrets
 import socketserver
 import sys
+import tempfile
 import threading
 import time
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -43,6 +46,8 @@ _CLIENT_S = 30.0
 _ENTRIES, _EVENTS = 15, 15
 _MEMORY = {"memory": "Memory", "peak": "Peak memory"}
 _SHOWN_SHARE = 0.0005
+# Any port: a tunnel (`ssh -L`) may end at another than the server's.
+_OWN_NAME = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")
 _METHODS = ("HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
 
 
@@ -159,11 +164,16 @@ class Answers(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer those who know the token."""
-        asked = urlsplit(self.path)
-        given = parse_qs(asked.query)
         if not self._is_meant():
             self._refuse(HTTPStatus.FORBIDDEN, "This page is served on 127.0.0.1 only.")
-        elif not self._has_token(given):
+            return
+        try:
+            asked = urlsplit(self.path)
+            given = parse_qs(asked.query)
+        except ValueError:
+            self._refuse(HTTPStatus.BAD_REQUEST, "That is no address.")
+            return
+        if not self._has_token(given):
             self._refuse(HTTPStatus.FORBIDDEN, "The address lacks the token that was printed.")
         elif asked.path == "/":
             self._answer(self.server.source.page(), "text/html")
@@ -182,8 +192,7 @@ class Answers(BaseHTTPRequestHandler):
 
     def _is_meant(self) -> bool:
         hosts = self.headers.get_all("Host") or []
-        port = self.server.server_port
-        return len(hosts) == 1 and hosts[0].lower() in (f"{HOST}:{port}", f"localhost:{port}")
+        return len(hosts) == 1 and _OWN_NAME.fullmatch(hosts[0].lower()) is not None
 
     def _has_token(self, given: dict[str, list[str]]) -> bool:
         token = given.get("token", [""])[-1].encode(errors="replace")
@@ -235,19 +244,36 @@ def serve(
     threading.Thread(target=partial(server.serve_forever, 0.2), daemon=True).start()
     try:
         say(f"{folder} is shown at {server.address}\n(q or Ctrl-C ends the page, not the run)")
-        if opens:
-            webbrowser.open(server.address)
-        was_over = False
-        while not wait(source.interval_s):
-            source.look()
-            is_over = source.run is not None and source.run.state not in watch.ON_ITS_WAY
-            if source.run is not None and is_over and not was_over:
-                say(f"{watch.ending(source.run)} The page stays until you leave.")
-            was_over = is_over
+        with _opened(server.address) if opens else nullcontext():
+            _look_until_left(source, wait, say)
     finally:
         source.close()
         server.shutdown()
         server.server_close()
+
+
+def _look_until_left(source: Source, wait: watch.Wait, say: Callable[[str], None]) -> None:
+    was_over = False
+    while not wait(source.interval_s):
+        source.look()
+        is_over = source.run is not None and source.run.state not in watch.ON_ITS_WAY
+        if source.run is not None and is_over and not was_over:
+            say(f"{watch.ending(source.run)} The page stays until you leave.")
+        was_over = is_over
+
+
+@contextmanager
+def _opened(address: str) -> Iterator[None]:
+    """Open the page in a browser by a file that leads to it, and which only this user may read.
+
+    Every user of this machine sees the command line of a browser, and so must not see the token.
+    """
+    with tempfile.TemporaryDirectory(prefix="anytrain-") as folder:
+        path = Path(folder) / "watch.html"
+        leads = tag("meta", http_equiv="refresh", content=f"0; url={address}")
+        path.write_text(f'<!DOCTYPE html>\n<meta charset="utf-8">\n{leads}\n', encoding="utf-8")
+        webbrowser.open(path.as_uri())
+        yield
 
 
 def waiting(folder: Path) -> dict[str, Any]:
