@@ -6,6 +6,7 @@ import base64
 import copy
 import hashlib
 import json
+import os
 import random
 import re
 import subprocess
@@ -213,6 +214,61 @@ def test_the_command_writes_where_it_is_told_and_says_why_it_cannot(run_folder: 
     assert "Cannot write the report" in failed.output
     nothing = CliRunner().invoke(app, ["report", str(run_folder / "taken")])
     assert "no record of a run" in nothing.output
+
+
+def test_characters_that_no_file_can_hold_are_shown_by_their_numbers(tmp_path: Path) -> None:
+    """A folder's name that is no UTF-8, and halves of characters in every file of the record."""
+    folder = write_run(tmp_path / os.fsdecode(b"nonutf\xff"), "half \ud800")
+    done = CliRunner().invoke(app, ["report", str(folder)])
+    assert done.exit_code == 0, done.output
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    assert "nonutf\\udcff" in text
+    assert "half \\ud800 is slow." in text
+    assert embedded(text)["figure half \\ud800"]["title"] == "half \\ud800"
+    assert 'data-chart="figure half \\ud800"' in text
+
+
+def test_a_report_that_cannot_be_written_leaves_the_old_one(
+    run_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (run_folder / "report.html").write_text("old")
+    before = sorted(run_folder.iterdir())
+
+    def full(self: Path, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "replace", full)
+        failed = CliRunner().invoke(app, ["report", str(run_folder)])
+    assert failed.exit_code == 2
+    assert "No space left" in failed.output
+    assert sorted(run_folder.iterdir()) == before
+    assert (run_folder / "report.html").read_text() == "old"
+
+
+def test_a_link_to_a_report_and_a_device_stay_what_they_are(
+    run_folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "real.html").write_text("old")
+    (tmp_path / "link.html").symlink_to(tmp_path / "real.html")
+    for where in (tmp_path / "link.html", Path("/dev/null")):
+        assert CliRunner().invoke(app, ["report", str(run_folder), "-o", str(where)]).exit_code == 0
+    assert (tmp_path / "link.html").is_symlink()
+    assert "<h1>" in (tmp_path / "real.html").read_text()
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "./run.json", "evaluation-new.json", "checkpoint-1/model.safetensors"]
+)
+def test_the_files_of_a_run_are_not_written_over(run_folder: Path, name: str) -> None:
+    (run_folder / "checkpoint-1").mkdir()
+    (run_folder / "checkpoint-1" / "model.safetensors").write_bytes(b"weights")
+    held = {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()}
+    failed = CliRunner().invoke(app, ["report", str(run_folder), "-o", str(run_folder / name)])
+    assert failed.exit_code == 2
+    assert "belongs to the run itself" in failed.output
+    assert {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()} == held
 
 
 def test_without_the_charts_package_the_error_says_what_to_install(

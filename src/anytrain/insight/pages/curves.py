@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anytrain.core.errors import BadInput
-from anytrain.insight.pages.page import Content, Markup, beside, document, embedded, tag
+from anytrain.insight.pages.page import Content, Markup, beside, document, embedded, encodable, tag
 
 MOST_POINTS = 2000
 DATA = "anytrain-charts"
@@ -184,9 +184,9 @@ def _extremes(stretch: Sequence[Point]) -> list[Point]:
 
 def _told(chart: Chart) -> dict[str, Any]:
     return {
-        "name": chart.name,
-        "title": chart.title,
-        "summary": chart.summary,
+        "name": encodable(chart.name),  # as the figure in the page has it
+        "title": encodable(chart.title),
+        "summary": encodable(chart.summary),
         "across": chart.across,
         "unit": chart.unit,
         "broad": chart.broad,
@@ -199,7 +199,7 @@ def _told(chart: Chart) -> dict[str, Any]:
 def _lines(series: Series) -> dict[str, Any]:
     kept = thin([point if _is_known(point) else (point[0], None) for point in series.points])
     return {
-        "name": series.name,
+        "name": encodable(series.name),
         "x": [x for x, _ in kept],
         "y": [y for _, y in kept],
         "of": len(series.points),

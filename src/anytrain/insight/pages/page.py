@@ -120,11 +120,19 @@ def document(
     )
     look = "".join(f"<style>{each}</style>" for each in styles)
     run = "".join(f"<script>{each}</script>\n" for each in scripts)
-    return (
+    return encodable(
         f'<!doctype html>\n<html lang="en"><head>{head}{tag("title", title)}{look}</head>'
         f"<body>\n{joined(before)}{tag('main', *content, id='main')}\n{run}"
         "</body></html>\n"
     )
+
+
+def encodable(text: str) -> str:
+    """Return text that every file can hold: half a character becomes its number.
+
+    Names of files have such halves where they are no UTF-8, and JSON may hold them.
+    """
+    return text.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 @cache
