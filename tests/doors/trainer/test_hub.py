@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 import yaml
 from torch import nn
 
+from anytrain.cli.report import write as write_report
 from anytrain.core.errors import HubError, Notice
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer import Trainer
@@ -208,21 +210,41 @@ def test_saves_are_pushed_as_the_strategy_says(
 
 
 def test_rows_of_the_data_and_names_of_the_host_stay_here(tmp_path: Path, hub: LocalHub) -> None:
-    made = trainer(
-        tmp_path, push_to_hub=True, hub_strategy="every_save", save_strategy="steps", save_steps=1
-    )
-    made.evaluate()
-    made.evaluate(rows(4), metric_key_prefix="eval_dev")
-    for name in ("run.json", "events.jsonl"):
-        (tmp_path / "tiny" / name).write_text("{}")
-    assert (tmp_path / "tiny/evaluation-dev.json").exists()
-    made.train()
+    secret = [{**row, "text": "PATIENT NAME"} for row in rows(8)]
+    with pytest.warns(Notice, match="earlier-1"):
+        for number in range(2):
+            made = trainer(
+                tmp_path,
+                push_to_hub=bool(number),
+                hub_strategy="every_save",
+                save_strategy="steps",
+                save_steps=1,
+            )
+            made.evaluate(secret)
+            made.evaluate(secret, metric_key_prefix="eval_dev")
+            made.train()
+    folder = tmp_path / "tiny"
+    write_report(folder)
+    (folder / "run.json.new").write_text("PATIENT NAME")
     made.push_to_hub()
-    private = ("evaluation", "run.json", "events.jsonl")
+    own = ("report", "timesheet", "run", "events", "evaluation", "earlier-", "checkpoint-")
+    assert {part for path in folder.iterdir() if (part := path.name).startswith(own)} > {
+        "report.html",
+        "timesheet.jsonl",
+        "run.json",
+        "events.jsonl",
+        "evaluation.json",
+        "evaluation-dev.json",
+        "earlier-1",
+    }
+    assert "PATIENT NAME" in (folder / "report.html").read_text()
     assert len(hub.commits) > 1
+    host = socket.gethostname().encode()
     for commit in hub.commits:
         assert "metrics.jsonl" in commit.files
-        assert not [name for name in commit.files if name.startswith(private)]
+        assert not [name for name in commit.files if name.startswith(own)]
+        held = {name for name, data in commit.files.items() if host in data or b"PATIENT" in data}
+        assert not held
 
 
 def test_nothing_is_pushed_at_saves_when_only_the_end_counts(tmp_path: Path, hub: LocalHub) -> None:

@@ -31,8 +31,16 @@ if TYPE_CHECKING:
 CARD_NAME = "README.md"
 LAST_CHECKPOINT = "last-checkpoint"
 # Rows of the data, and the host's names and paths: they are nobody's but the user's.
-_PRIVATE = ["evaluation.json", "evaluation-*.json", "run.json", "events.jsonl"]
-_NOT_PUSHED = ["_*", ".*", "*/.*", f"{PREFIX_CHECKPOINT_DIR}-*", "run-*", *_PRIVATE]
+_PRIVATE = [
+    "evaluation*.json",
+    "run.json",
+    "events.jsonl",
+    "timesheet.jsonl",
+    "report*.html",
+    "*.new",  # a draft of one of these, which a full disk has left
+]
+_OF_OTHERS = [f"{PREFIX_CHECKPOINT_DIR}-*", "run-*", "earlier-*"]
+_NOT_PUSHED = ["_*", ".*", "*/.*", *_OF_OTHERS, *_PRIVATE, *(f"*/{name}" for name in _PRIVATE)]
 _STAGED = ".hub-"
 _TEXTS = (".json", ".jsonl", ".md")
 
