@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import diffed_runs
+from anytrain.insight.report.diff_text import fitted
 from launching import run_command
 
 DIFF = [sys.executable, "-m", "anytrain", "diff"]
@@ -34,6 +35,47 @@ def test_two_runs_are_told_side_by_side_and_plainly_in_a_pipe(folders: list[Path
     assert "equal to the bit up to step 19, part at step 20" in said
     assert "twice the noise" in said and "\x1b" not in said
     assert "Note: A and B ran with uncommitted changes" in said
+
+
+def test_what_differs_is_never_cut_away_nor_rounded_off(tmp_path: Path) -> None:
+    folders = []
+    for name, digit in (("a", 67), ("b", 674)):
+        arguments = {
+            "lr": float(f"0.12345{digit}"),
+            "rows": 1234567 + digit / 1000,
+            "long": "x" * 40 + name + "y" * 40,
+            "name": f"new\nline {digit}",
+            "kind": digit if name == "a" else "67",
+            "mark": "\x1b[31m" if name == "a" else " [31m",
+        }
+        folders.append(diffed_runs.written(tmp_path / name, {1: 0.5}, "a", arguments=arguments))
+    said = run_command([*DIFF, *folders]).stdout
+    rows = [line.split() for line in said.splitlines()]
+    assert ["arguments", "lr", "0.1234567", "0.12345674"] in rows
+    assert ["arguments", "rows", "1234567.067", "1234567.674"] in rows
+    assert ["arguments", "kind", "67", "'67'"] in rows
+    assert ["arguments", "mark", r"'\x1b[31m'", "'", "[31m'"] in rows
+    assert "x" * 40 + "a" + "y" * 40 in said  # a pipe gets all
+    assert fitted(["x" * 40 + each + "y" * 40 for each in "ab"]) == [
+        ".." + "x" * 19 + each + "y" * 36 + ".." for each in "ab"
+    ]
+
+
+def test_nothing_that_a_run_wrote_can_move_the_cursor(tmp_path: Path) -> None:
+    folders = [
+        diffed_runs.written(
+            tmp_path / name, {1: 0.5, 2: 0.4}, f"\x1b[31m{name}", arguments={"\x1b[2J": name}
+        )
+        for name in "abc"
+    ]
+    for folder in folders:
+        with (folder / "metrics.jsonl").open("a") as file:
+            for step in (3, 4):
+                file.write(json.dumps({"step": step, "\x1b]0;m\x07": 1.0}) + "\n")
+    for some in (folders[:2], folders):
+        said = run_command([*DIFF, *some]).stdout
+        assert "]0;m" in said and "[2J" in said
+        assert not set(said) & set("\x1b\x07\r")
 
 
 def test_many_runs_are_a_table_with_a_row_each(folders: list[Path]) -> None:

@@ -148,6 +148,15 @@ def mean(values: Sequence[float]) -> float:
     return sum(value / len(values) for value in values)
 
 
+def printable(text: Any) -> str:
+    """Return a text without characters that would move a cursor or colour a terminal.
+
+    >>> printable("a\\x1b[2Jb")
+    'a [2Jb'
+    """
+    return "".join(letter if letter.isprintable() else " " for letter in str(text))
+
+
 def rate(per_second: float) -> str:
     """Return a speed without figures that nobody reads.
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
+
+from anytrain.engine.recording.shown import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
 _SAME = "The runs are the same in everything that was recorded"
 NOTHING_CHOSEN = "No recorded choice, version or place differs."
@@ -21,21 +26,20 @@ _UNITS = {"peak bytes": ("peak memory, GiB", 2.0**30)}
 def show(found: Mapping[str, Any]) -> None:
     """Print the comparison: two runs side by side, more as a table with a row each."""
     from rich.console import Console
-    from rich.text import Text
 
     console = Console(highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console = Console(highlight=False, markup=False, emoji=False, width=_IN_A_PIPE)
     for run in found["runs"]:
-        console.print(Text(heading(run), style="bold"), soft_wrap=True)
+        console.print(_text(heading(run), "bold"), soft_wrap=True)
     if found["is_same"]:
-        console.print(Text(same(found), style="green"), soft_wrap=True)
+        console.print(_text(same(found), "green"), soft_wrap=True)
     if len(found["runs"]) > 2:
         _print_runs(console, found)
     else:
         _print_differences(console, found)
     for note in found["notes"]:
-        console.print(Text(f"Note: {note}", style="yellow"), soft_wrap=True)
+        console.print(_text(f"Note: {note}", "yellow"), soft_wrap=True)
     _print_curves(console, found)
     if len(found["runs"]) == 2:
         _print_numbers(console, "Figures", *figure_rows(found))
@@ -75,7 +79,28 @@ def value_text(value: object) -> str:
     if isinstance(value, list):
         words = [value_text(each) for each in value]
         return " ".join(repr(word) if " " in word or not word else word for word in words)
-    return str(value)
+    return printable(value)
+
+
+def value_texts(values: Sequence[object]) -> list[str]:
+    """Return values as people read them, with all their digits where they would look the same.
+
+    >>> value_texts([0.1, 0.2]), value_texts([0.1234567, 0.12345674]), value_texts([1, "1"])
+    (['0.1', '0.2'], ['0.1234567', '0.12345674'], ['1', "'1'"])
+    """
+    return _told_apart(values, [value_text(value) for value in values])
+
+
+def figure_texts(values: Sequence[float | None]) -> list[str]:
+    """Return figures, with all their digits where they would look the same."""
+    return _told_apart(values, [figure_text(value) for value in values])
+
+
+def _told_apart(values: Sequence[object], texts: list[str]) -> list[str]:
+    pairs = combinations(zip(values, texts, strict=True), 2)
+    if any(text == other and value != its for (value, text), (its, other) in pairs):
+        return ["-" if value is None else repr(value) for value in values]
+    return texts
 
 
 def figure_text(value: float | None, is_difference: bool = False) -> str:
@@ -122,11 +147,11 @@ def run_columns(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
     ]
     for each in found["differences"]:
         if each["group"] != "place":
-            columns += [(row["name"], _texts(row["values"])) for row in each["rows"]]
+            columns += [(row["name"], value_texts(row["values"])) for row in each["rows"]]
     for figure in found["figures"]:
-        columns.append((f"{figure['name']}, last", [figure_text(v) for v in figure["last"]]))
+        columns.append((f"{figure['name']}, last", figure_texts(figure["last"])))
         if figure["better"] and figure["best"] != figure["last"]:
-            columns.append((f"{figure['name']}, best", [figure_text(v) for v in figure["best"]]))
+            columns.append((f"{figure['name']}, best", figure_texts(figure["best"])))
     columns += [
         (name, [time_text(value) for value in values])
         for name, values in time_rows(found)
@@ -137,7 +162,7 @@ def run_columns(found: Mapping[str, Any]) -> list[tuple[str, list[str]]]:
 
 def with_reasons(row: Mapping[str, Any]) -> list[str]:
     """Return each run's value of what differs, with the reason for it where there is one."""
-    texts = _texts(row["values"])
+    texts = value_texts(row["values"])
     reasons: Sequence[Any] = row.get("because") or [None] * len(texts)
     return [f"{t} ({why})" if why else t for t, why in zip(texts, reasons, strict=True)]
 
@@ -148,9 +173,9 @@ def figure_rows(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[s
     head = (f"{one} last", f"{other} last", f"{other} - {one}", f"{one} best", f"{other} best")
     rows = []
     for figure in found["figures"]:
-        cells = [figure_text(value) for value in figure["last"]]
+        cells = figure_texts(figure["last"])
         cells.append(figure_text(figure["difference"][1], is_difference=True))
-        rows.append((figure["name"], *cells, *map(figure_text, figure["best"])))
+        rows.append((figure["name"], *cells, *figure_texts(figure["best"])))
     return ("figure", *head), rows
 
 
@@ -163,50 +188,81 @@ def times_compared(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tupl
     return ("what", one, other, f"{other} / {one}"), rows
 
 
-def _texts(values: Iterable[object]) -> list[str]:
-    return [value_text(value) for value in values]
+def fitted(texts: Sequence[str], most: int = _CHARACTERS) -> list[str]:
+    """Cut what is said of one thing to so many characters; what differs is never cut away.
+
+    >>> fitted(["/" + "a" * 20 + "/1", "/" + "a" * 20 + "/2"], most=12)
+    ['/aaaa..aaa/1', '/aaaa..aaa/2']
+    >>> fitted(["a" * 20 + "1" + "b" * 20, "a" * 20 + "2" + "b" * 20], most=12)
+    ['..aaa1bbbb..', '..aaa2bbbb..']
+    """
+    kinds = len(set(texts))
+    apart = len(commonprefix(list(texts)))
+    begin = max(apart - (most - 4) // 3 - 1, 0)
+    for short in (
+        [_middle_out(text, most) for text in texts],
+        [_window(text, begin, most) for text in texts],
+    ):
+        if len(set(short)) == kinds:
+            return short
+    return list(texts)
 
 
-def _short(text: str) -> str:
-    if len(text) <= _CHARACTERS:
+def _middle_out(text: str, most: int) -> str:
+    if len(text) <= most:
         return text
-    half = _CHARACTERS // 2 - 1
+    half = most // 2 - 1
     return f"{text[:half]}..{text[-half:]}"
+
+
+def _window(text: str, begin: int, most: int) -> str:
+    if len(text) <= most:
+        return text
+    end = begin + most - 4
+    return f"{'..' if begin else ''}{text[begin:end]}{'..' if end < len(text) else ''}"
+
+
+def _text(text: str, style: str = "") -> Text:
+    """Return text that neither moves the cursor nor colours the terminal, whatever a run wrote."""
+    from rich.text import Text
+
+    return Text(printable(text), style=style)
 
 
 def _table(title: str, *head: str) -> Table:
     from rich import box
     from rich.table import Table
 
-    return Table(*head, title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    return Table(*map(printable, head), title=title, title_justify="left", box=box.SIMPLE_HEAD)
 
 
 def _add(table: Table, cells: Iterable[str]) -> None:
-    from rich.text import Text
+    table.add_row(*map(_text, cells))
 
-    table.add_row(*(Text(_short(cell)) for cell in cells))
+
+def _cut(console: Console, texts: Sequence[str]) -> list[str]:
+    """Cut what is said of one thing where it is shown in a terminal, and not in a pipe."""
+    told = [printable(text) for text in texts]
+    return fitted(told) if console.is_terminal else told
 
 
 def _print_differences(console: Console, found: Mapping[str, Any]) -> None:
-    from rich.text import Text
-
     table = _table("What differs", "", "name", *(run["label"] for run in found["runs"]))
     for each in found["differences"]:
         for row in each["rows"]:
-            _add(table, (each["group"], row["name"], *with_reasons(row)))
+            _add(table, (each["group"], row["name"], *_cut(console, with_reasons(row))))
     if table.rows:
         console.print(table)
     elif not found["is_same"]:
-        console.print(Text(NOTHING_CHOSEN))
-    console.print(Text(counted(found)), soft_wrap=True)
+        console.print(_text(NOTHING_CHOSEN))
+    console.print(_text(counted(found)), soft_wrap=True)
 
 
 def _print_runs(console: Console, found: Mapping[str, Any]) -> None:
     """Print a row a run; a column a run where that is too wide for the terminal."""
     from rich.measure import Measurement
-    from rich.text import Text
 
-    columns = run_columns(found)
+    columns = [(name, _cut(console, texts)) for name, texts in run_columns(found)]
     table = _table("Runs", *(name for name, _ in columns))
     for n in range(len(found["runs"])):
         _add(table, (texts[n] for _, texts in columns))
@@ -217,27 +273,19 @@ def _print_runs(console: Console, found: Mapping[str, Any]) -> None:
         for name, texts in rest:
             _add(table, (name, *texts))
     console.print(table)
-    console.print(Text(counted(found)), soft_wrap=True)
+    console.print(_text(counted(found)), soft_wrap=True)
 
 
 def _print_curves(console: Console, found: Mapping[str, Any]) -> None:
-    from rich.text import Text
-
     if not found["curves"]:
-        console.print(Text(NO_CURVE))
+        console.print(_text(NO_CURVE))
         return
     others = [run["label"] for run in found["runs"][1:]]
     table = _table("Where the curves part", "figure", *(f"A and {other}" for other in others))
     for curve in found["curves"]:
-        _add_whole(table, (curve["name"], *(pair["said"] for pair in curve["pairs"])))
+        _add(table, (curve["name"], *(pair["said"] for pair in curve["pairs"])))
     console.print(table)
-    console.print(Text(found["rule"], style="dim"))
-
-
-def _add_whole(table: Table, cells: Iterable[str]) -> None:
-    from rich.text import Text
-
-    table.add_row(*map(Text, cells))
+    console.print(_text(found["rule"], "dim"))
 
 
 def _print_numbers(

@@ -16,7 +16,7 @@ from typing import Any
 from anytrain.core.errors import BadInput, Notice
 from anytrain.core.records import Run, open_run
 from anytrain.engine.recording.console import Course, Followed, Plain
-from anytrain.engine.recording.shown import Entry, Summary, duration, entry
+from anytrain.engine.recording.shown import Entry, Summary, duration, entry, printable
 from anytrain.engine.recording.terminal import Terminal
 from anytrain.insight.report.why import shares
 
@@ -396,15 +396,6 @@ def whereabouts(run: Run) -> str:
     if run.state == "unknown":
         return f"whether it still runs is known on {host} only (process {pid})"
     return f"process {pid}"
-
-
-def printable(text: Any) -> str:
-    """Return a text without characters that would move a cursor or colour a terminal.
-
-    >>> printable("a\\x1b[2Jb")
-    'a [2Jb'
-    """
-    return "".join(letter if letter.isprintable() else " " for letter in str(text))
 
 
 def event_words(event: dict[str, Any]) -> str:

@@ -28,7 +28,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from anytrain.core.errors import BadInput
 from anytrain.core.records import Run, open_run
-from anytrain.engine.recording.shown import lines
+from anytrain.engine.recording.shown import lines, printable
 from anytrain.insight.pages import curves
 from anytrain.insight.pages.page import beside, embedded, tag
 from anytrain.insight.report import watch
@@ -278,7 +278,7 @@ def _opened(address: str) -> Iterator[None]:
 
 def waiting(folder: Path) -> dict[str, Any]:
     """Return what the page says before there is a record."""
-    words = f"Waiting for the record of a run in {watch.printable(folder)} ..."
+    words = f"Waiting for the record of a run in {printable(folder)} ..."
     return {"name": folder.name, "kind": "waiting", "words": words}
 
 
@@ -298,7 +298,7 @@ def told(followed: watch.Watch) -> dict[str, Any]:
         *followed.evaluated.items(),
     ]
     return {
-        "name": watch.printable(run.name),
+        "name": printable(run.name),
         "kind": kind,
         "words": words,
         "step": view.step,
@@ -359,7 +359,7 @@ def _ledger(run: Run) -> list[list[Any]]:
     life = run.lives[-1]
     seconds, found = life.seconds, shares(life)
     return [
-        [watch.printable(name), round(seconds[name], 1), round(share, 4), MEANING.get(name, "")]
+        [printable(name), round(seconds[name], 1), round(share, 4), MEANING.get(name, "")]
         for name, share in sorted(found.items(), key=lambda pair: -pair[1])
         if share >= _SHOWN_SHARE
     ]
