@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import random
 import shutil
@@ -318,6 +319,34 @@ def test_a_resumed_run_goes_on_in_the_trackers_run_of_its_project(tmp_path: Path
         run.start(project, goes_on_at=step)
         run.finish()
         assert [call for call in mine.calls if call[0] == "go on"] == expected
+
+
+def test_files_hold_each_step_once_after_a_resume_from_an_earlier_one(tmp_path: Path) -> None:
+    for first, last in ((0, 5), (3, 7)):
+        run = Trackers(["csv", "jsonl"], tmp_path)
+        run.start("one", goes_on_at=first)
+        if not first:
+            run.log({"before": "a\u2028b"})
+        for step in range(first + 1, last + 1):
+            run.log({"loss": step / 10 + first}, step=step)
+        run.finish()
+    lines = (tmp_path / "one" / "metrics.jsonl").read_text().split("\n")
+    told = [json.loads(line) for line in lines if line]
+    assert [line["_step"] for line in told] == [None, 1, 2, 3, 4, 5, 6, 7]
+    assert told[4]["loss"] == 3.4
+    rows = list(csv.DictReader((tmp_path / "one" / "metrics.csv").open(newline="")))
+    assert [row["_step"] for row in rows] == ["", "1", "2", "3", "4", "5", "6", "7"]
+    assert rows[4]["loss"] == "3.4"
+
+
+@pytest.mark.parametrize("name", ["csv", "jsonl"])
+def test_files_of_a_tracker_never_lie_in_the_run_s_own_folder(tmp_path: Path, name: str) -> None:
+    run = Trackers([name], tmp_path / "fit" / "..", run_folder=tmp_path / "fit")
+    with pytest.raises(BadInput, match="(?s)/fit\\.\n.*/fit is the run's own folder"):
+        run.start("fit")
+    assert not list(tmp_path.iterdir())
+    run.start("other")
+    assert (tmp_path / "other").is_dir()
 
 
 def test_a_damaged_note_of_the_runs_begins_new_ones(tmp_path: Path) -> None:

@@ -31,7 +31,10 @@ class Tracking(ProcessView, Settings):
         """Start the trackers of `log_with`."""
         self._project = (project_name, dict(config or {}))
         self._trackers = trackers.Trackers(
-            self._log_with, self.logging_dir, is_main=self.is_main_process
+            self._log_with,
+            self.logging_dir,
+            is_main=self.is_main_process,
+            run_folder=None if self._record is None else self._record.folder,
         )
         self._trackers.start(project_name, config, init_kwargs or {})
 
@@ -62,7 +65,8 @@ class Tracking(ProcessView, Settings):
         without `step` it is at the update that the training has come to.
         """
         if self._record is not None and self.is_main_process and watching() is None:
-            self._note(self._record, read(values), step)
+            with self._record.harmless():
+                self._note(self._record, read(values), step)
         if self._trackers is not None:
             self._trackers.log(values, step, log_kwargs or {})
 

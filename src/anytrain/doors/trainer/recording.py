@@ -117,9 +117,13 @@ class Recording(Reports):
             sets |= {f"eval/{name}": found for name, found in evaluated.items()}
         else:
             sets["eval"] = evaluated
-        facts = starting.start(self._session, self.model, sets)
         named = args.run_name if args.run_name != args.output_dir else None
-        self._record.begin({**facts, "arguments": origin.settings(args.to_dict())}, named)
+
+        def facts() -> dict[str, Any]:
+            found = starting.start(self._session, self.model, sets)
+            return {**found, "arguments": origin.settings(args.to_dict())}
+
+        self._record.begin(facts, named)
 
     def _happened(self, kind: str, **values: Any) -> None:
         """Write an event of the training down."""
@@ -143,7 +147,8 @@ class Recording(Reports):
         chosen = resolve(self._report_to(), self._logging_dir())
         if not chosen or not self.is_world_process_zero():
             return
-        trackers = Trackers(chosen, self._logging_dir())
+        kept_in = None if self._record is None else self._record.folder
+        trackers = Trackers(chosen, self._logging_dir(), run_folder=kept_in)
         settings = {k: v for k, v in args.to_sanitized_dict().items() if v is not None}
         trackers.start(
             str(args.project),

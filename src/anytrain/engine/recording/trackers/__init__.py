@@ -10,6 +10,7 @@ import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -173,7 +174,8 @@ class _Running:
 class Trackers:
     """The trackers of one run: start them, log to all, finish.
 
-    On other ranks than the main one every call does nothing.
+    On other ranks than the main one every call does nothing. `run_folder` is where the run keeps
+    its own record, which no tracker may write into.
     """
 
     def __init__(
@@ -182,8 +184,10 @@ class Trackers:
         logging_dir: Folder | None = None,
         *,
         is_main: bool = True,
+        run_folder: Folder | None = None,
     ) -> None:
         self._chosen = list(chosen) if is_main else []
+        self._run_folder = run_folder
         self._logging_dir = logging_dir
         self._running: list[_Running] = []
         self._has_started = False
@@ -219,6 +223,7 @@ class Trackers:
             check_config(config)
         options = init_kwargs or {}
         self._check_options(options)
+        self._check_folder(project_name)
         self.finish()
         known = {}
         if goes_on_at and self._logging_dir is not None:
@@ -349,6 +354,20 @@ class Trackers:
                 f"Cannot use init_kwargs for {_listed(unknown)}.",
                 why=f"there is no such tracker; known names are {_listed((*TABLE, *own))}.",
                 fix='name the tracker, as in init_kwargs={"wandb": {"tags": ["first"]}}.',
+            )
+
+    def _check_folder(self, project_name: str) -> None:
+        """Refuse files of a tracker that would lie in, or be, those of the run."""
+        if self._run_folder is None or self._logging_dir is None:
+            return
+        folder = Path(self._logging_dir) / project_name
+        name = next((name for name in ("csv", "jsonl") if name in self._chosen), None)
+        if name is not None and folder.resolve() == Path(self._run_folder).resolve():
+            raise BadInput(
+                f"Cannot log with {name!r} into {folder}.",
+                why=f"{self._run_folder} is the run's own folder: its metrics.jsonl, and the "
+                "config.json of a saved model, would be mixed with the tracker's.",
+                fix="choose another logging folder, or another name for the project.",
             )
 
     def _attempt(

@@ -10,7 +10,13 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from anytrain.engine.recording.trackers.files import append, replace, store_config, to_json
+from anytrain.engine.recording.trackers.files import (
+    append,
+    is_after,
+    replace,
+    store_config,
+    to_json,
+)
 from anytrain.engine.recording.trackers.general import GeneralTracker
 from anytrain.engine.recording.trackers.values import flatten, read
 
@@ -20,7 +26,8 @@ class CSVTracker(GeneralTracker):
 
     The first columns are `_step` and `_timestamp` (seconds since 1970). A name that is logged for
     the first time becomes a new column, empty in the rows above. A run that is started again goes
-    on at the end of the file.
+    on at the end of the file; one that goes on from an earlier step takes back what was written
+    after that.
     """
 
     name = "csv"
@@ -31,17 +38,32 @@ class CSVTracker(GeneralTracker):
         self.run_name = run_name
         self.path = Path(logging_dir) / run_name / "metrics.csv"
         self._columns: list[str] = []
+        self._goes_on_at: int | None = None
 
     @property
     def tracker(self) -> Path:
         """The file that is written."""
         return self.path
 
+    def go_on(self, run: str, step: int) -> None:
+        """Take back what an earlier life of the run wrote after that step: it comes again."""
+        self._goes_on_at = step
+
+    def kept_as(self) -> str | None:
+        """Return the folder's name."""
+        return self.run_name
+
     def start(self) -> None:
         """Make the folder and the file, or take up the columns of the one that is there."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
-        self._columns = _read(self.path)[0]
+        self._columns, rows = _read(self.path)
+        last = self._goes_on_at
+        if last is not None and "_step" in self._columns:
+            place = self._columns.index("_step")
+            known = [row for row in rows if not is_after("".join(row[place : place + 1]), last)]
+            if len(known) < len(rows):
+                self._rewrite(known)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write the run's settings as `config.json`."""
@@ -57,9 +79,11 @@ class CSVTracker(GeneralTracker):
 
     def _widen(self, columns: list[str]) -> None:
         _, rows = _read(self.path)
-        wide = [row + [""] * (len(columns) - len(row)) for row in rows]
-        replace(self.path, "".join(f"{_line(row)}\n" for row in [columns, *wide]))
         self._columns = columns
+        self._rewrite([row + [""] * (len(columns) - len(row)) for row in rows])
+
+    def _rewrite(self, rows: Iterable[list[str]]) -> None:
+        replace(self.path, "".join(f"{_line(row)}\n" for row in [self._columns, *rows]))
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:

@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from anytrain.engine.recording.trackers.values import settings
+
+_HALVES = re.compile("[\ud800-\udfff]")
+"""Of a name on the disk that is no UTF-8 Python keeps the bytes as these; no file takes them."""
 
 
 def append(path: Path, line: str) -> None:
@@ -22,14 +27,31 @@ def append(path: Path, line: str) -> None:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 line = "\n" + line
-        file.write(f"{line}\n".encode())
+        file.write(f"{line}\n".encode(errors="backslashreplace"))
 
 
 def replace(path: Path, text: str) -> None:
     """Put the text in the file, whole or not at all."""
     draft = path.with_name(path.name + ".new")
-    draft.write_text(text, encoding="utf-8")
-    draft.replace(path)
+    try:
+        draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+        draft.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            draft.unlink()
+        raise
+
+
+def is_after(step: object, last: int) -> bool:
+    """Whether what was logged at a step, as a number or its text, came after the last one.
+
+    >>> is_after(11, 10), is_after("11", 10), is_after(None, 10)
+    (True, True, False)
+    """
+    try:
+        return int(step) > last  # type: ignore[call-overload, no-any-return]
+    except (TypeError, ValueError):  # logged without a step
+        return False
 
 
 def store_config(folder: Path, values: Mapping[str, Any]) -> None:
@@ -45,19 +67,28 @@ def to_json(values: Mapping[str, Any], indent: int | None = None) -> str:
     >>> to_json({"loss": float("nan"), "best": float("inf"), "sizes": [1, 2]})
     '{"loss": "NaN", "best": "Infinity", "sizes": [1, 2]}'
     """
-    return json.dumps(_finite(values), indent=indent, default=_listed, ensure_ascii=False)
+    text = json.dumps(_finite(values), indent=indent, default=_listed, ensure_ascii=False)
+    return _HALVES.sub(lambda half: f"\\\\u{ord(half[0]):04x}", text)
 
 
 def _listed(value: Any) -> Any:
     """Return arrays and tensors as lists, and the rest as its text."""
-    return _finite(value.tolist()) if hasattr(value, "tolist") else str(value)
+    return _finite(value.tolist()) if hasattr(value, "tolist") else in_text(value)
+
+
+def in_text(value: Any) -> str:
+    """Return a value's text; of one that fails to say what it is, its type."""
+    try:
+        return str(value)
+    except Exception:  # noqa: BLE001  somebody's own class may do anything here
+        return f"<{type(value).__name__}>"
 
 
 def _finite(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
+        return {in_text(key): _finite(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(inner) for inner in value]
     return value

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
-from anytrain.engine.recording.trackers.files import append, store_config, to_json
+from anytrain.engine.recording.trackers.files import (
+    append,
+    is_after,
+    replace,
+    store_config,
+    to_json,
+)
 from anytrain.engine.recording.trackers.general import GeneralTracker
 from anytrain.engine.recording.trackers.values import read
 
@@ -16,7 +23,8 @@ class JSONLTracker(GeneralTracker):
     """Write `metrics.jsonl` and `config.json` into `logging_dir/run_name`.
 
     Each line holds `_step`, `_timestamp` (seconds since 1970) and what was logged. A run that is
-    started again goes on at the end of the file.
+    started again goes on at the end of the file; one that goes on from an earlier step takes back
+    what was written after that.
     """
 
     name = "jsonl"
@@ -26,16 +34,31 @@ class JSONLTracker(GeneralTracker):
         super().__init__()
         self.run_name = run_name
         self.path = Path(logging_dir) / run_name / "metrics.jsonl"
+        self._goes_on_at: int | None = None
 
     @property
     def tracker(self) -> Path:
         """The file that is written."""
         return self.path
 
+    def go_on(self, run: str, step: int) -> None:
+        """Take back what an earlier life of the run wrote after that step: it comes again."""
+        self._goes_on_at = step
+
+    def kept_as(self) -> str | None:
+        """Return the folder's name."""
+        return self.run_name
+
     def start(self) -> None:
         """Make the folder and the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
+        if self._goes_on_at is not None:
+            # Not splitlines(): JSON may hold other characters that it takes for an end.
+            lines = self.path.read_text(encoding="utf-8").split("\n")
+            known = [line for line in lines if not is_after(_step(line), self._goes_on_at)]
+            if len(known) < len(lines):
+                replace(self.path, "\n".join(known))
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write the run's settings as `config.json`."""
@@ -44,3 +67,11 @@ class JSONLTracker(GeneralTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add a line."""
         append(self.path, to_json({"_step": step, "_timestamp": time.time(), **read(values)}))
+
+
+def _step(line: str) -> object:
+    try:
+        found = json.loads(line)
+    except ValueError:  # torn
+        return None
+    return found.get("_step") if isinstance(found, dict) else None
