@@ -96,6 +96,34 @@ def test_no_random_state_moves() -> None:
 def test_much_data_takes_no_time() -> None:
     tokens = list(range(512))
     many = Untouchable([{"input_ids": tokens, "more": dict.fromkeys(range(50), tokens)}] * 100_000)
-    began = time.perf_counter()
-    assert describe(many)["fingerprint"] is not None
-    assert time.perf_counter() - began < 1, "15 ms on an idle machine"
+    took = []
+    for _ in range(5):
+        began = time.perf_counter()
+        assert describe(many)["fingerprint"] is not None
+        took.append(time.perf_counter() - began)
+    assert min(took) < 1, "15 ms on an idle machine"
+
+
+class Odd(Dataset[Any]):
+    """A data set whose attributes are no use to anybody else."""
+
+    def __init__(self) -> None:
+        self.column_names = np.array(["x", "labels"])
+        self.names = {"caf\udce9.png": 1}
+
+    @property
+    def columns(self) -> Any:
+        raise RuntimeError("reads the whole file")
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["held"][name]
+
+    def __len__(self) -> int:
+        raise RuntimeError("nobody knows")
+
+
+def test_a_data_set_that_fails_is_described_as_far_as_it_goes() -> None:
+    found = describe(Odd())
+    assert found["kind"].endswith(".Odd")
+    assert (found["num_rows"], found["columns"]) == (None, ["x", "labels"])
+    assert found["fingerprint"]

@@ -78,3 +78,52 @@ def test_a_disk_that_fails_is_told_of_once_for_all_files(tmp_path: Path) -> None
         record.tell("checkpoint", path="x")
         record.end()
     assert len(told) == 1
+
+
+class Wordless:
+    """A value that cannot say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def test_what_no_file_takes_is_written_in_other_words(tmp_path: Path) -> None:
+    record = Record(tmp_path)
+    record.begin({"odd": Wordless(), "file": "caf\udce9"})
+    record.log(1, 0.1, {"odd": Wordless(), "caf\udce9": "caf\udce9"})
+    record.tell("checkpoint", path="caf\udce9")
+    record.end()
+    run = records.open_run(tmp_path)
+    assert (run.starts[0]["odd"], run.starts[0]["file"]) == ("<Wordless>", "caf\\udce9")
+    assert run.metrics[0]["caf\\udce9"] == "caf\\udce9"
+    assert run.events[0]["path"] == "caf\\udce9"
+
+
+def test_what_cannot_be_described_is_told_of_once(tmp_path: Path) -> None:
+    circle: dict[str, object] = {}
+    circle["me"] = [circle]
+
+    def facts() -> dict[str, object]:
+        raise KeyError("no such thing")
+
+    record = Record(tmp_path)
+    with pytest.warns(Notice, match="Cannot describe the run .*KeyError.*Training goes on") as told:
+        record.begin(facts)
+        record.log(1, 0.1, circle)
+        record.log(2, 0.2, {"loss": 1.0})
+        record.end()
+    assert len(told) == 1
+    run = records.open_run(tmp_path)
+    assert run.starts[0]["host"] == socket.gethostname()
+    assert [entry["step"] for entry in run.metrics] == [2]
+
+
+def test_a_draft_that_did_not_fit_is_removed(tmp_path: Path) -> None:
+    (tmp_path / records.RUN).mkdir()
+    record = Record(tmp_path)
+    with pytest.warns(Notice, match="Training goes on"):
+        record.begin({})
+    record.end()
+    assert os.listdir(tmp_path) == [records.RUN]

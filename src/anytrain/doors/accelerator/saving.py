@@ -186,7 +186,11 @@ class Saving:
         """Write down that a run starts, and what is known of it."""
         if self._record is None or watching() is not None:
             return
-        run, (name, config) = self._run, self._project
+        self._record.begin(self._start_facts, self._project[0])
+        atexit.register(_end, weakref.ref(self._record))
+
+    def _start_facts(self) -> dict[str, Any]:
+        run = self._run
         sets = {  # the first loader that was prepared is the training's, as everybody writes it
             f"loader {number}" if number else "train": getattr(loader, "dataset", None)
             for number, loader in enumerate(run.loaders)
@@ -200,8 +204,7 @@ class Saving:
             "dataloader_config": asdict(self.dataloader_config),
         }
         facts = timing.start(run.session, model, sets)
-        self._record.begin({**facts, "arguments": origin.settings({**own, **config})}, name)
-        atexit.register(_end, weakref.ref(self._record))
+        return {**facts, "arguments": origin.settings({**own, **self._project[1]})}
 
     def _save_interrupted(self) -> str:
         """Save the run because a signal ends it; return a sentence about what was saved."""

@@ -1,9 +1,10 @@
-"""Write a run's record so that no disk can stop the run."""
+"""Write a run's record so that nothing about it can stop the run."""
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,35 @@ class Disk:
 
     def append(self, path: Path, entry: Mapping[str, Any]) -> None:
         """Add an entry as a line of its own."""
-        line = to_json(entry)
-        self._attempt(path, lambda: append(path, line))
+        with self.harmless(f"write {path}"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append(path, to_json(entry))
 
     def replace(self, path: Path, value: Mapping[str, Any]) -> None:
         """Put the value in the file, whole or not at all."""
-        text = to_json(value, indent=2) + "\n"
-        self._attempt(path, lambda: replace(path, text))
-
-    def _attempt(self, path: Path, write: Callable[[], None]) -> None:
-        try:
+        with self.harmless(f"write {path}"):
             path.parent.mkdir(parents=True, exist_ok=True)
-            write()
-        except OSError as error:
+            replace(path, to_json(value, indent=2) + "\n")
+
+    @contextmanager
+    def harmless(self, what: str) -> Iterator[None]:
+        """Run a part of recording: what it cannot do, and why, is told once and raised never."""
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001  full disks, and values that nobody can describe
             if not self._has_complained:
                 self._has_complained = True
                 warnings.warn(
-                    f"Cannot write {path}: {error}. Training goes on; the record of this run may "
+                    f"Cannot {what}: {reason(error)}. Training goes on; the record of this run may "
                     "lack entries.",
                     Notice,
-                    stacklevel=4,
+                    stacklevel=5,
                 )
+
+
+def reason(error: Exception) -> str:
+    """Return what an error says; its kind too, where it is none of the disk's."""
+    try:
+        return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+    except Exception:  # noqa: BLE001  an error may fail to say what it is
+        return type(error).__name__

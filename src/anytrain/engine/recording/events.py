@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from anytrain.engine.recording.disk import Disk
+from anytrain.engine.recording.trackers.files import in_text
 
 _MOST_TEXTS = 500
 _LONGEST = 4_000
@@ -40,8 +41,9 @@ class Events:
 
     def tell(self, kind: str, **values: Any) -> None:
         """Write an event down."""
-        place = {"time": round(time.time(), 3), "step": self._step(), "kind": kind}
-        self._disk.append(self.path, {**place, **values})
+        with self._disk.harmless(f"write {self.path}"):
+            place = {"time": round(time.time(), 3), "step": self._step(), "kind": kind}
+            self._disk.append(self.path, {**place, **values})
 
     def listen(self) -> None:
         """Write warnings down from here on."""
@@ -101,7 +103,7 @@ def _telling(before: _Show) -> _Show:
             before(message, category, filename, lineno, file, line)
             if not is_inside:
                 for events in list(_listening):
-                    events.hear(category.__name__, str(message))
+                    events.hear(category.__name__, in_text(message))
         finally:
             _thread.is_showing = is_inside
 

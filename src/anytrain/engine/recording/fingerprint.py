@@ -10,6 +10,8 @@ from __future__ import annotations
 import hashlib
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from inspect import getattr_static
 from itertools import islice
 from typing import Any
 
@@ -26,21 +28,26 @@ _MOST_DEPTH = 6
 def describe(dataset: Any) -> dict[str, Any]:
     """Return kind, number of rows, columns and fingerprint of a data set; None where unknown."""
     kind = type(dataset)
-    own = getattr(dataset, "_fingerprint", None)
-    if isinstance(own, str):  # datasets.Dataset keeps one of every change to it
-        fingerprint: str | None = own
-    elif isinstance(dataset, IterableDataset):
-        fingerprint = None
-    else:
-        sample = _Sample()
-        sample.add(dataset, 0)
-        fingerprint = sample.hex()
-    return {
-        "kind": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins."),
-        "num_rows": _length(dataset),
-        "columns": _columns(dataset),
-        "fingerprint": fingerprint,
+    found: dict[str, Any] = {
+        "kind": f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
     }
+    looks = {"num_rows": len, "columns": _columns, "fingerprint": _fingerprint}
+    for name, look in looks.items():
+        found[name] = None
+        with suppress(Exception):  # somebody's own class may do anything
+            found[name] = look(dataset)
+    return found
+
+
+def _fingerprint(dataset: Any) -> str | None:
+    own = getattr_static(dataset, "_fingerprint", None)
+    if isinstance(own, str):  # datasets.Dataset keeps one of every change to it
+        return own
+    if isinstance(dataset, IterableDataset):
+        return None
+    sample = _Sample()
+    sample.add(dataset, 0)
+    return sample.hex()
 
 
 class _Sample:
@@ -74,7 +81,7 @@ class _Sample:
 
     def _held(self, dataset: Any, depth: int) -> None:
         """Add what a data set holds: its own fingerprint where it keeps one, or its attributes."""
-        own = getattr(dataset, "_fingerprint", None)
+        own = getattr_static(dataset, "_fingerprint", None)
         if isinstance(own, str):
             self._plain(own)
         else:
@@ -119,7 +126,7 @@ class _Sample:
         self._has_content = True
 
     def _mark(self, text: str) -> None:
-        self._hash.update(f"<{text}>".encode())
+        self._hash.update(f"<{text}>".encode(errors="backslashreplace"))
 
 
 def _some(length: int) -> list[int]:
@@ -129,15 +136,14 @@ def _some(length: int) -> list[int]:
     return sorted({round(i * (length - 1) / (_MOST_ROWS - 1)) for i in range(_MOST_ROWS)})
 
 
-def _length(dataset: Any) -> int | None:
-    try:
-        return len(dataset)
-    except (TypeError, NotImplementedError, AttributeError):
-        return None
-
-
 def _columns(dataset: Any) -> list[str] | None:
-    named = dataset[0] if isinstance(dataset, list) and dataset else dataset
-    if not isinstance(named, Mapping):
-        named = getattr(dataset, "column_names", None) or getattr(dataset, "columns", None)
-    return [str(name) for name in named] if isinstance(named, list | Mapping) else None
+    named = dataset[0] if type(dataset) is list and dataset else dataset
+    if isinstance(named, Mapping):
+        return [str(name) for name in named]
+    for attribute in ("column_names", "columns"):
+        found = getattr_static(dataset, attribute, None)
+        if isinstance(found, property) and type(dataset).__module__.startswith("datasets."):
+            found = getattr(dataset, attribute)  # a property of somebody's own may read files
+        if isinstance(found, list | tuple | Mapping | np.ndarray) and len(found):
+            return [str(name) for name in found]
+    return None

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from anytrain._version import __version__
+from anytrain.engine.recording.trackers.files import in_text
 
 _PACKAGES = {
     "torch": "torch",
@@ -142,9 +143,15 @@ def scrubbed(text: str) -> str:
 
 def settings(values: Mapping[Any, Any]) -> dict[str, Any]:
     """Return settings as JSON holds them; those that sound secret are left out."""
-    return {
-        str(name): _setting(value) for name, value in values.items() if not is_secret(str(name))
-    }
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        name = in_text(key)
+        if not is_secret(name):
+            try:
+                found[name] = _setting(value)
+            except Exception:  # noqa: BLE001  a value that holds itself, for example
+                found[name] = f"<{type(value).__name__}>"
+    return found
 
 
 def _setting(value: Any) -> Any:
@@ -154,7 +161,7 @@ def _setting(value: Any) -> Any:
         return settings(value)
     if isinstance(value, list | tuple | set | frozenset):
         return [_setting(inner) for inner in value]
-    return scrubbed(str(getattr(value, "value", value)))
+    return scrubbed(in_text(getattr(value, "value", value)))
 
 
 class Git:

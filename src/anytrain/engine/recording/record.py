@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +47,27 @@ class Record:
         """Whether a run is being recorded."""
         return self._start is not None
 
-    def begin(self, facts: Mapping[str, Any], name: str | None = None) -> None:
+    def begin(
+        self,
+        facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        name: str | None = None,
+    ) -> None:
         """Write down that a run starts here, and what is known of it; hear its warnings."""
         if self.has_begun or not self._is_main:
             return
-        self._start = {**origin.here(), **facts}
+        self._start = {"time": round(time.time(), 3)}
         self._name = name or ""
-        self._write_start(is_new=True)
-        self._git.ask()
+        with self._disk.harmless(f"describe the run for {self.folder / RUN}"):
+            self._start |= origin.here()
+            self._start |= facts() if callable(facts) else facts
+        with self._disk.harmless(f"write {self.folder / RUN}"):
+            self._write_start(is_new=True)
+            self._git.ask()
         self._events.listen()
+
+    def harmless(self) -> AbstractContextManager[None]:
+        """Return what a door makes a record's entries in: what fails is told once, not raised."""
+        return self._disk.harmless(f"write {self.journal.path}")
 
     def tell(self, kind: str, **values: Any) -> None:
         """Write down something that happened, if a run is being recorded."""
@@ -62,13 +76,15 @@ class Record:
 
     def log(self, step: int, epoch: float | None, values: Mapping[str, Any]) -> None:
         """Add an entry to the log."""
-        self.journal.write(step, epoch, values)
-        self._take_git()
+        with self._disk.harmless(f"write {self.journal.path}"):
+            self.journal.write(step, epoch, values)
+            self._take_git()
 
     def end(self) -> None:
         """Take down what is still to come; the run is over."""
         if self.has_begun:
-            self._take_git(wait=True)
+            with self._disk.harmless(f"write {self.folder / RUN}"):
+                self._take_git(wait=True)
             self._events.rest()
             self._start = None
 

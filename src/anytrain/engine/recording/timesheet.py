@@ -16,6 +16,7 @@ from typing import Any
 from anytrain.core.clock import Ledger
 from anytrain.core.errors import Notice
 from anytrain.core.records import TIMESHEET, Life
+from anytrain.engine.recording.disk import reason
 from anytrain.engine.recording.trackers.files import append, to_json
 
 # A line a second, and later one for each hundredth of the time so far: a day makes 700 lines.
@@ -73,20 +74,23 @@ class Timesheet:
         if not self._is_main:
             return
         self._how = how or self._how
+        try:
+            self._add()
+        except Exception as error:  # noqa: BLE001  the record of a run never stops it
+            self._complain(error)
+        now = perf_counter()
+        self._due = now + max(_LEAST_S, (now - self._started) * _SHARE)
+
+    def _add(self) -> None:
         entry = {"kind": "time", **self._now()}
         if self._how is not None:
             entry |= {"kind": "end", "how": self._how}
         revisions = entry.pop("revisions", [])
         entry["revisions"] = revisions[self._num_revisions :]
-        try:
-            if not self._has_begun:
-                self._open()
-            append(self.path, to_json(entry))
-            self._num_revisions = len(revisions)
-        except OSError as error:
-            self._complain(error)
-        now = perf_counter()
-        self._due = now + max(_LEAST_S, (now - self._started) * _SHARE)
+        if not self._has_begun:
+            self._open()
+        append(self.path, to_json(entry))
+        self._num_revisions = len(revisions)
 
     def seconds_since_start(self) -> float:
         """Return the wall time of the run without its start."""
@@ -119,12 +123,12 @@ class Timesheet:
         append(self.path, to_json({**here, **self._begin()}))
         self._has_begun = True
 
-    def _complain(self, error: OSError) -> None:
+    def _complain(self, error: Exception) -> None:
         if not self._has_complained:
             self._has_complained = True
             warnings.warn(
-                f"Cannot write {self.path}: {error}. Training goes on; `anytrain why` may know "
-                "less of it.",
+                f"Cannot write {self.path}: {reason(error)}. Training goes on; `anytrain why` "
+                "may know less of it.",
                 Notice,
                 stacklevel=4,
             )
