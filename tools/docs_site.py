@@ -40,7 +40,7 @@ def on_page_content(html: str, page: Any, **_: Any) -> str:
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Copy the files that pages have linked to."""
+    """Copy the files that pages have linked to, and write the maps that pages ask for."""
     for name in sorted(_taken):
         target = Path(config.site_dir) / "files" / f"{name}.txt"
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -49,6 +49,22 @@ def on_post_build(config: Any, **_: Any) -> None:
             target.write_text(listing + "\n", encoding="utf-8")
         else:
             shutil.copyfile(ROOT / name, target)
+    if not config.site_url:
+        _write_maps(Path(config.site_dir))
+
+
+def _write_maps(site: Path) -> None:
+    """Write a map into every folder of pages: each page asks for those of its other languages.
+
+    A map holds whole addresses, and this site has none of its own: they are empty.
+    """
+    for folder in {page.parent for page in site.rglob("*.html")}:
+        (folder / "sitemap.xml").write_text(
+            '<?xml version="1.0" encoding="UTF-8"?>\n'
+            '<urlset xmlns="http://www.sitemaps.org/schemas/sitemap/0.9"></urlset>\n',
+            encoding="utf-8",
+        )
+    (site / "sitemap.xml.gz").unlink(missing_ok=True)
 
 
 def _stands_in(file: Any) -> bool:

@@ -129,6 +129,26 @@ def test_arabic_runs_from_right_to_left(browser: Browser, site: str, name: str) 
         assert column.first.bounding_box()["x"] > column.last.bounding_box()["x"]  # type: ignore[index]
 
 
+def test_english_pages_in_an_arabic_frame_fit_a_phone(browser: Browser, site: str) -> None:
+    with visit(browser, f"{site}ar/index.html", width=360, height=740) as seen:
+        for name in ("index", "tutorial", "arguments", "guides/from-hf", "guides/resume"):
+            seen.page.goto(f"{site}ar/{name}.html")
+            assert seen.page.locator('[lang="en"][dir="ltr"] li').count() > 0
+            assert not scrolls_sideways(seen.page), name
+        screenshot(seen.page, "docs-resume-ar-phone", whole=False)
+
+
+def test_pages_find_all_that_they_ask_for(browser: Browser, site: str) -> None:
+    with visit(browser, f"{site}index.html") as seen:
+        missing: list[str] = []
+        seen.page.on("response", lambda answer: answer.status == 404 and missing.append(answer.url))
+        for name in ("index.html", "ko/index.html", "ar/guides/resume.html", "zh/testing.html"):
+            seen.page.goto(f"{site}{name}")
+            seen.page.wait_for_load_state("networkidle")
+        assert any(address.endswith("zh/sitemap.xml") for address in seen.requests)
+        assert missing == []
+
+
 @pytest.mark.parametrize("name", GUIDES)
 def test_code_on_an_arabic_page_runs_from_left_to_right(
     browser: Browser, site: str, name: str
