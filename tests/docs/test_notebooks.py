@@ -37,6 +37,12 @@ def run_tool(*words: object, check: bool = True):
     return run_command([sys.executable, TOOL, *words], cwd=ROOT, check=check)
 
 
+def names_host(text: str, host: str) -> bool:
+    """Whether a host is named; one called "gpu" or "worker" is no other than the word."""
+    is_a_word = re.fullmatch(r"[A-Za-z]*", host) is not None and len(host) < 12
+    return not is_a_word and re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", text) is not None
+
+
 @each_notebook
 def test_a_notebook_shows_what_is_saved_in_it(path: Path) -> None:
     run_tool("--check", path)
@@ -53,9 +59,18 @@ def test_every_cell_was_run_in_order_and_fails_only_where_it_is_said(path: Path)
 
 @each_notebook
 def test_nothing_of_the_machine_is_saved(path: Path) -> None:
-    saved = json.dumps(nbformat.read(path, as_version=4))
+    notebook = nbformat.read(path, as_version=4)
+    saved = json.dumps(notebook)
     assert not re.search(r"/(home|root|Users|tmp|work|usr|opt)/|site-packages|\\u001b", saved)
-    assert socket.gethostname() not in saved
+    shown = json.dumps([cell.outputs for cell in notebook.cells if cell.cell_type == "code"])
+    assert not names_host(shown, socket.gethostname())
+
+
+def test_a_hosts_name_is_found_as_a_whole_and_only_if_it_is_no_word() -> None:
+    assert names_host("on build-7.local, pid 3", "build-7")
+    assert not names_host("on rebuild-71", "build-7")
+    for host in ("gpu", "train", "worker", "main", ""):
+        assert not names_host(f"the {host} said", host)
 
 
 @each_notebook
