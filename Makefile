@@ -71,7 +71,7 @@ lock: $(VENV)/.dev
 	$(BIN)/python tools/lock.py
 
 clean:
-	rm -rf .wheel-test build dist .mypy_cache .ruff_cache .pytest_cache $(VENV)
+	rm -rf .wheel-test build dist site .mypy_cache .ruff_cache .pytest_cache $(VENV)
 
 # pip finds a torch of the pinned version where the machine keeps one; nothing here names a host.
 $(VENV)/bin/python:
