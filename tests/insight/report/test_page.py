@@ -81,6 +81,42 @@ def test_training_and_evaluation_share_a_chart_with_the_starts_marked(run_folder
     assert charts["machine memory"].unit == "bytes"
 
 
+def lines_of(folder: Path, *names: str) -> dict[str, list[str]]:
+    """The charts of a run that logged these figures twice, each with the names of its lines."""
+    lines = [{"step": step, **{name: float(n) for n, name in enumerate(names)}} for step in (1, 2)]
+    folder.mkdir()
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    charts = charts_of(open_run(folder))
+    return {chart.name: [series.name for series in chart.series] for chart in charts}
+
+
+def test_no_figure_is_lost_or_named_as_another(tmp_path: Path) -> None:
+    assert lines_of(tmp_path / "1", "eval_f1", "eval/f1", "f1") == {
+        "figure f1": ["train", "eval_f1", "eval/f1"]
+    }
+    assert lines_of(tmp_path / "2", "loss", "train_loss", "eval_loss") == {
+        "figure loss": ["loss", "train_loss", "eval"]
+    }
+
+
+def test_a_loss_of_its_own_is_no_set_of_samples(tmp_path: Path) -> None:
+    figures = ("loss", "eval_loss", "contrastive_loss", "eval_contrastive_loss")
+    apart = {"figure loss": ["train", "eval"], "figure contrastive_loss": ["train", "eval"]}
+    assert lines_of(tmp_path / "1", *figures) == apart
+    timed = ("loss", "eval_loss", "eval_runtime", "eval_aux_loss")
+    assert lines_of(tmp_path / "2", *timed) == {
+        "figure loss": ["train", "eval"], "figure aux_loss": ["eval"]
+    }  # fmt: skip
+    sets = ("eval_loss", "eval_runtime", "eval_dev_loss", "eval_dev_runtime")
+    assert lines_of(tmp_path / "3", *sets) == {"figure loss": ["eval", "eval_dev"]}
+
+
+def test_times_that_a_training_notes_have_no_chart_but_a_users_own_have(tmp_path: Path) -> None:
+    own = ("tokens_per_second", "kernel_runtime")
+    noted = ("eval_runtime", "eval_dev_steps_per_second", "train_samples_per_second", "total_flos")
+    assert set(lines_of(tmp_path / "1", *own, *noted)) == {f"figure {name}" for name in own}
+
+
 def test_a_value_that_is_no_number_is_a_gap_and_is_told(run_folder: Path) -> None:
     norm = by_name(charts_of(open_run(run_folder)))["figure grad_norm"]
     (series,) = told([norm])["charts"][0]["series"]
@@ -269,6 +305,68 @@ def test_the_files_of_a_run_are_not_written_over(run_folder: Path, name: str) ->
     assert failed.exit_code == 2
     assert "belongs to the run itself" in failed.output
     assert {path: path.read_bytes() for path in run_folder.rglob("*") if path.is_file()} == held
+
+
+def changed_start(folder: Path, **values: Any) -> str:
+    """Return the report of a run whose last start says something else."""
+    known = json.loads((folder / "run.json").read_text())
+    known["starts"][-1].update(values)
+    (folder / "run.json").write_text(json.dumps(known))
+    return page(open_run(folder))
+
+
+def test_the_commands_work_in_their_order(run_folder: Path) -> None:
+    text = changed_start(run_folder, cwd="/there", versions={"torch": "2.13.0+cpu"})
+    commands = re.search(r"<pre>(cd .*?)</pre>", text, re.S)
+    assert commands
+    assert commands[1].splitlines() == [
+        "cd /there",
+        "git checkout 0123456789abcdef",
+        "pip install torch==2.13.0",
+        "python train.py --name news",
+    ]
+    assert "Of torch the build was 2.13.0+cpu." in text
+
+
+def test_memory_that_is_not_there_is_not_told(run_folder: Path) -> None:
+    text = changed_start(run_folder, hardware={"memory_bytes": 2**30, "device_memory_bytes": 0})
+    assert "1.00 GiB" in text
+    assert "device_memory_bytes" not in text
+
+
+def test_a_start_that_no_curve_can_mark_is_told_in_words(run_folder: Path) -> None:
+    assert "started 2 times; the curves mark where." in page(open_run(run_folder))
+    (run_folder / "metrics.jsonl").write_text(
+        "".join(f"{json.dumps({'step': step, 'loss': 1.0})}\n" for step in (300, 400))
+    )
+    assert "started 2 times, again after step 200." in page(open_run(run_folder))
+
+
+def test_a_wrong_token_has_its_column(tmp_path: Path) -> None:
+    seen = {"index": 3, "label": "B", "predicted": "A", "confidence": 0.9}
+    worst = [
+        {**seen, "token": 4, "inputs": {"text": "Ada went to Rome", "token": "Rome"}},
+        {**seen, "token": 7},
+    ]
+    told = {"kind": "classification", "classes": ["A", "B"], "worst": worst}
+    text = page(open_run(write_run(tmp_path / "run", evaluation_json=json.dumps(told))))
+    assert '<th scope="col">input</th><th scope="col">token</th>' in text
+    assert '<td>4: Rome</td><td>B</td><td>A</td><td class="number">90.0%</td>' in text
+    assert "<td>7</td>" in text
+    assert 'class="dim">token: ' not in text
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_checkpoints_are_shown_by_their_place_in_the_run(tmp_path: Path, moved: bool) -> None:
+    folder = tmp_path / "run"
+    kept = ["/elsewhere/runs/old/checkpoint-1", str(folder / "checkpoint-2"), "/far/checkpoint-3"]
+    events = "".join(f"{json.dumps({'kind': 'checkpoint', 'path': path})}\n" for path in kept)
+    write_run(folder, events_jsonl=events)
+    changes = {"cwd": "/elsewhere", "arguments": {"output_dir": "runs/old"}} if moved else {}
+    text = changed_start(folder, **changes)
+    shown = re.findall(r"<code>([^<]*checkpoint-\d)</code>", text)
+    first = "checkpoint-1" if moved else kept[0]
+    assert shown == [first, "checkpoint-2", "/far/checkpoint-3"]
 
 
 def test_without_the_charts_package_the_error_says_what_to_install(

@@ -6,18 +6,23 @@ Learning rate, gradient norm, throughput and memory have charts of their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from anytrain.core.records import Life, Run
 from anytrain.insight.pages.curves import Chart, Point, Series
 from anytrain.insight.report.page_values import finite, real
 
 _PLACES = frozenset(("step", "epoch", "time", "event"))
-# Times, not figures of the model: the table of all figures has them.
-_CLOCKED = ("_runtime", "_per_second", "_preparation_time", "total_flos")
+_PHASES = ("train", "eval", "val", "valid", "validation", "test")
+_CLOCKED = re.compile(
+    rf"(?:{'|'.join(_PHASES)})[_/](?:.+[_/])?"
+    "(?:runtime|samples_per_second|steps_per_second|(?:model_)?preparation_time)|total_flos"
+)
 _TITLES = {"loss": "Loss", "learning_rate": "Learning rate", "grad_norm": "Gradient norm"}
 _ORDER = ("loss", "learning_rate", "grad_norm")
 # A life's first seconds say little: its first batches are slower than the others.
@@ -27,11 +32,12 @@ _LEAST_S = 0.5
 def charts_of(run: Run, known: Figures | None = None) -> list[Chart]:
     """Return all charts of a run: figures of the model first, then speed and memory."""
     marks = starts(run)
-    grouped: dict[str, dict[str, list[Point]]] = {}
-    for name, points in (known or figures(run)).curves.items():
-        if not name.endswith(_CLOCKED):
-            base, phase = _phase(name)
-            grouped.setdefault(base, {})[phase] = points
+    grouped: dict[str, list[_Line]] = {}
+    curves = (known or figures(run)).curves
+    for name, points in curves.items():
+        if not is_clocked(name):
+            base, phase = _phase(name, curves)
+            grouped.setdefault(base, []).append(_Line(name, phase, points))
     order = [name for name in _ORDER if name in grouped]
     order += [name for name in grouped if name not in order]
     found = [
@@ -43,7 +49,7 @@ def charts_of(run: Run, known: Figures | None = None) -> list[Chart]:
             broad=name == "loss",
         )
         for name in order
-        if any(len(points) > 1 for points in grouped[name].values())  # one point is no curve
+        if any(len(line.points) > 1 for line in grouped[name])  # one point is no curve
     ]
     return [*found, *machine_charts(run)]
 
@@ -124,12 +130,25 @@ def _ordered(found: dict[str, dict[float, float | None]]) -> dict[str, list[Poin
     return {name: sorted(values.items()) for name, values in found.items()}
 
 
-def _series(name: str, phases: dict[str, list[Point]]) -> list[Series]:
-    """Return the lines of one figure, training's first."""
-    if list(phases) == [""]:
-        return [Series(name, phases[""])]
-    order = sorted(phases, key=lambda phase: (phase not in ("", "train"), phase))
-    return [Series(phase or "train", phases[phase]) for phase in order]
+class _Line(NamedTuple):
+    """A figure as it was logged, and the phase that its name tells of."""
+
+    name: str
+    phase: str
+    points: list[Point]
+
+
+def _series(name: str, lines: list[_Line]) -> list[Series]:
+    """Return the lines of one figure, training's first; those of one phase by their full names."""
+    if len(lines) == 1 and not lines[0].phase:
+        return [Series(name, lines[0].points)]
+    phases = Counter(line.phase or "train" for line in lines)
+    order = sorted(lines, key=lambda line: (line.phase not in ("", "train"), line.phase))
+    return [
+        Series(phase if phases[phase] == 1 else line.name, line.points)
+        for line in order
+        for phase in (line.phase or "train",)
+    ]
 
 
 def _begin(life: Life) -> float:
@@ -167,17 +186,37 @@ def _standing(lives: list[tuple[Life, float]], key: str) -> list[Point]:
     return sorted(found.items())
 
 
-def _phase(name: str) -> tuple[str, str]:
-    """Return what a figure is called, and where it comes from.
+def is_clocked(name: str) -> bool:
+    """Whether it is a time that a training notes by itself, no figure of the model.
+
+    >>> is_clocked("eval_dev_samples_per_second"), is_clocked("tokens_per_second")
+    (True, False)
+    """
+    return _CLOCKED.fullmatch(name) is not None
+
+
+def _phase(name: str, names: Collection[str] = ()) -> tuple[str, str]:
+    """Return what a figure is called, and where it comes from; `names` are all that were logged.
 
     >>> _phase("eval_loss"), _phase("loss"), _phase("eval/f1"), _phase("eval_dev_loss")
     (('loss', 'eval'), ('loss', ''), ('f1', 'eval'), ('loss', 'eval_dev'))
+    >>> _phase("eval_contrastive_loss", {"contrastive_loss"})
+    ('contrastive_loss', 'eval')
     """
-    for phase in ("train", "eval", "val", "valid", "validation", "test"):
+    for phase in _PHASES:
         for sign in ("_", "/"):
             if name.startswith(phase + sign) and len(name) > len(phase) + 1:
                 rest = name[len(phase) + 1 :]
-                if rest.endswith(f"{sign}loss"):
+                if rest.endswith(f"{sign}loss") and _is_of_a_set(phase + sign, rest, names):
                     return "loss", f"{phase}{sign}{rest[: -len('loss') - 1]}"
                 return rest, phase
     return name, ""
+
+
+def _is_of_a_set(start: str, rest: str, names: Collection[str]) -> bool:
+    """Whether `eval_dev_loss` is the loss of the set "dev", and not a loss that is called so."""
+    if any(other in names for other in (rest, f"train_{rest}", f"train/{rest}")):
+        return False
+    # Who notes times notes those of each set.
+    timed = f"{start}runtime" in names
+    return not timed or f"{start}{rest[: -len('loss')]}runtime" in names

@@ -119,18 +119,22 @@ def residual_charts(split: str, found: dict[str, Any]) -> list[Chart]:
 
 def _wrong(found: dict[str, Any], columns: tuple[str, ...], caption: str) -> Markup:
     names = [text(name, 60) for name in listed(found.get("classes"))]
+    worst = mappings(found.get("worst"))
+    # Where each token has a class, one of the sample's is meant.
+    of_tokens = any("token" in each for each in worst)
     rows = [
         (
             text(each.get("index", "")),
-            _inputs(each.get("inputs")),
+            _inputs(each),
+            *((_token(each),) if of_tokens else ()),
             *(_cell(each.get(column), column, names) for column in columns),
         )
-        for each in mappings(found.get("worst"))
+        for each in worst
     ]
     if not rows:
         return Markup("")
-    numbers = (4,) if names else (2, 3, 4)
-    head = ("sample", "input", *columns)
+    head = ("sample", "input", *(("token",) if of_tokens else ()), *columns)
+    numbers = range(len(head) - (1 if names else 3), len(head))
     shown = table(head, rows[:_SHOWN], caption=caption, numbers=numbers)
     if len(rows) <= _SHOWN:
         return shown
@@ -138,14 +142,23 @@ def _wrong(found: dict[str, Any], columns: tuple[str, ...], caption: str) -> Mar
     return joined(shown, tag("details", tag("summary", f"{len(rows) - _SHOWN} more"), more))
 
 
-def _inputs(inputs: Any) -> Content:
-    given = mapping(inputs)
+def _inputs(sample: dict[str, Any]) -> Content:
     return joined(
         *(
             tag("p", tag("span", f"{name}: ", class_="dim"), text(value, 600))
-            for name, value in given.items()
+            for name, value in mapping(sample.get("inputs")).items()
+            if name != "token" or "token" not in sample  # that has a column of its own
         )
     )
+
+
+def _token(sample: dict[str, Any]) -> str:
+    """Return which token of a sample is meant, by its place and, where it is known, the word."""
+    if "token" not in sample:
+        return ""
+    word = mapping(sample.get("inputs")).get("token")
+    place = text(sample["token"], 20)
+    return place if word is None else f"{place}: {text(word, 60)}"
 
 
 def _cell(value: Any, column: str, names: list[str]) -> str:

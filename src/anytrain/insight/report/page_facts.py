@@ -35,7 +35,7 @@ def surroundings(run: Run) -> Section | None:
     versions = mapping(start.get("versions")) or mapping(began.get("versions"))
     told: dict[str, Any] = {key: start[key] for key in ("python", "platform") if key in start}
     hardware = {
-        key: number(finite(value) or 0, "bytes") if key.endswith("_bytes") else value
+        key: _sized(value) if key.endswith("_bytes") else value
         for key, value in mapping(start.get("hardware")).items()
     }
     model = mapping(start.get("model"))
@@ -61,15 +61,17 @@ def _steps(run: Run) -> Iterator[Markup]:
         return
     lines = []
     git, versions = mapping(start.get("git")), mapping(start.get("versions"))
+    if cwd := start.get("cwd"):
+        lines.append(f"cd {shlex.quote(text(cwd, 1000))}")
     if commit := git.get("commit"):
         lines.append(f"git checkout {shlex.quote(text(commit))}")
     if versions:
-        pins = [shlex.quote(f"{name}=={text(version)}") for name, version in versions.items()]
+        # Behind the plus is a build's own name, which indices of packages do not know.
+        public = {name: text(version).partition("+")[0] for name, version in versions.items()}
+        pins = [shlex.quote(f"{name}=={version}") for name, version in public.items()]
         lines.append(f"pip install {' '.join(pins)}")
-    if cwd := start.get("cwd"):
-        lines.append(f"cd {shlex.quote(text(cwd, 1000))}")
     lines.append(shlex.join(command))
-    yield tag("pre", "\n".join(lines), aria_label="Commands")
+    yield tag("pre", "\n".join(lines))
     yield from (tag("p", each) for each in _remarks(run, git))
 
 
@@ -77,6 +79,9 @@ def _remarks(run: Run, git: dict[str, Any]) -> Iterator[str]:
     start = _start(run)
     if git.get("is_dirty"):
         yield "The code had changes that were not committed: the commit alone is not what ran."
+    for name, version in mapping(start.get("versions")).items():
+        if "+" in text(version):
+            yield f"Of {name} the build was {text(version)}."
     seed = whole(mapping(start.get("arguments")).get("seed"))
     if seed is not None:
         yield f"The seed was {seed}; order and randomness follow from it."
@@ -102,6 +107,12 @@ def _data(start: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 def _counted(value: Any) -> Any:
     found = finite(value)
     return value if found is None else number(found)
+
+
+def _sized(value: Any) -> str | None:
+    """Return a size; None where there is nothing of it, such as memory of a CPU's own."""
+    found = finite(value)
+    return number(found, "bytes") if found else None
 
 
 def _start(run: Run) -> dict[str, Any]:

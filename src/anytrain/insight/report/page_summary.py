@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from anytrain.core.records import Life, Run
 from anytrain.insight.pages.curves import Point, number
 from anytrain.insight.pages.page import Content, Markup, joined, table, tag
-from anytrain.insight.report.page_curves import Figures, counted
+from anytrain.insight.report.page_curves import Figures, counted, is_clocked, starts
 from anytrain.insight.report.page_section import Section, section
 from anytrain.insight.report.page_values import finite, mapping, moment, text, whole
 
 _LOOKS = {"finished": "good", "running": "note", "failed": "error", "killed": "error"}
 _TRAINING = ("data", "transfer", "step", "wait", "other")
-_CLOCKED = ("_runtime", "_per_second", "_preparation_time")
 
 
 def summary(run: Run, known: Figures) -> Section | None:
@@ -40,8 +39,18 @@ def how_it_stands(run: Run) -> str:
     life = run.lives[-1] if run.lives else None
     told = _last_words(run, life)
     if len(run.lives) > 1:
-        told += f" It was started {len(run.lives)} times; the curves mark where."
+        told += f" It was started {len(run.lives)} times{_where(run)}."
     return told
+
+
+def _where(run: Run) -> str:
+    """Return where it was started again: a curve has no mark before its first point."""
+    again = [step for step, _ in starts(run)]
+    logged = [step for entry in run.metrics if (step := finite(entry.get("step"))) is not None]
+    if logged and again and min(logged) <= min(again) and max(again) <= max(logged):
+        return "; the curves mark where"
+    known = ", ".join(map(number, again[-5:]))
+    return f", again after step {known}" if known else ""
 
 
 def every_figure(known: Figures) -> Section | None:
@@ -104,7 +113,7 @@ def _tiles(run: Run, known: Figures) -> Iterator[tuple[str, Content, str]]:
         yield from _progress(run, life)
     yield from _losses(known)
     for name, points in known.curves.items():
-        is_figure = name.startswith(("eval_", "eval/")) and not name.endswith(_CLOCKED)
+        is_figure = name.startswith(("eval_", "eval/")) and not is_clocked(name)
         if is_figure and (values := _finite(points)):
             yield name, number(values[-1]), _range(values)
     yield from _best(run)

@@ -78,7 +78,7 @@ def checkpoints(run: Run) -> Section | None:
         kind, name = event.get("kind"), PurePath(text(event.get("path"))).name
         if kind == "checkpoint":
             rows.pop(name, None)  # a later start has saved it again
-            rows[name], states[name] = _saved(event), "kept"
+            rows[name], states[name] = _saved(event, run), "kept"
         elif kind == "removed":
             states[name] = "removed"
         elif kind == "best":
@@ -95,15 +95,26 @@ def checkpoints(run: Run) -> Section | None:
     )
 
 
-def _saved(event: dict[str, Any]) -> tuple[Markup | str, ...]:
+def _saved(event: dict[str, Any], run: Run) -> tuple[Markup | str, ...]:
     size, spent = finite(event.get("bytes")), finite(event.get("seconds"))
     return (
-        tag("code", text(event.get("path"))),
+        tag("code", text(_inside(text(event.get("path"), 4096), run))),
         text(event.get("step", "")),
         "" if size is None else number(size, "bytes"),
         "" if spent is None else number(spent, "seconds"),
         moment(event.get("time")),
     )
+
+
+def _inside(path: str, run: Run) -> str:
+    """Return a path as seen from the run's folder, where it lies in it or did when it ran."""
+    start = run.starts[-1] if run.starts else {}
+    output = PurePath(text(mapping(start.get("arguments")).get("output_dir") or run.folder, 4096))
+    folders = (run.folder, run.folder.absolute(), run.folder.resolve(), output)
+    for folder in (*folders, text(start.get("cwd", ""), 4096) / output):
+        if folder.name and PurePath(path).is_relative_to(folder) and PurePath(path) != folder:
+            return str(PurePath(path).relative_to(folder))
+    return path
 
 
 def warnings(run: Run) -> Section | None:
