@@ -147,6 +147,70 @@ def test_everything_can_be_done_with_the_keyboard(browser, made: Path) -> None:
         seen.assert_quiet()
 
 
+def test_arrow_keys_pass_points_that_have_one_x(browser, tmp_path: Path) -> None:
+    points = [[0, 1], [0, 2], [0, 3], [1, 1], [1, 1], [1, 2]]
+    values = {"format": 1, "step": 1, "kind": "regression", "num_samples": 6, "points": points}
+    run = write_run(tmp_path / "run", evaluation_json=json.dumps(values))
+    with visit(browser, report(run, tmp_path / "report.html")) as seen:
+        page = seen.page
+        figure = page.locator("[data-chart='points eval']")
+        said = figure.locator("[aria-live]")
+        legend = figure.locator(".u-legend tr").nth(1).locator("td")
+        figure.locator(".plot").focus()
+
+        def walk() -> list[str]:
+            heard = []
+            for _ in points:
+                page.keyboard.press("ArrowRight")
+                heard.append(said.inner_text())
+                assert legend.inner_text() == heard[-1].split()[-1]
+            return heard
+
+        expected = [f"true {x}: predicted {y}" for x, y in points]
+        assert walk() == expected
+        page.keyboard.press("ArrowRight")
+        assert said.inner_text() == expected[-1]
+        page.keyboard.press("Home")
+        page.keyboard.press("End")
+        page.keyboard.press("ArrowLeft")
+        assert said.inner_text() == expected[-2]
+        over = figure.locator(".u-over").bounding_box()
+        page.mouse.move(over["x"] + 12, over["y"] + 40)  # from here on, the mouse says where
+        page.keyboard.press("ArrowRight")
+        assert said.inner_text().startswith("true 0:")
+        seen.assert_quiet()
+
+
+def test_a_figure_may_have_the_name_of_anything(browser, tmp_path: Path) -> None:
+    names = ("constructor", "toString", "__proto__", "hasOwnProperty")
+    for n, run in enumerate(("one", "two")):
+        lines = [{"step": step, **dict.fromkeys(names, step + n)} for step in range(5)]
+        (tmp_path / run).mkdir()
+        (tmp_path / run / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    page = tmp_path / "diff.html"
+    runs = [str(tmp_path / run) for run in ("one", "two")]
+    assert CliRunner().invoke(app, ["diff", *runs, "-o", str(page)]).exit_code == 0
+    for made in (page, report(tmp_path / "one", tmp_path / "report.html")):
+        with visit(browser, made) as seen:
+            assert seen.page.locator("figure canvas").count() == len(names)
+            assert seen.page.evaluate("Object.keys(anytrain.plots).length") == len(names)
+            seen.assert_quiet()
+
+
+def test_what_scrolls_and_takes_the_focus_has_a_role_and_a_name(browser, tmp_path: Path) -> None:
+    made = report(write_run(tmp_path / "run"), tmp_path / "report.html")
+    with visit(browser, made, width=360, height=740) as seen:
+        seen.page.locator("[data-chart='figure loss'] summary").click()
+        reached = seen.page.locator("main :is(div, pre)[tabindex='0']").evaluate_all(
+            "all => all.map((each) => [each.role, each.ariaLabel])"
+        )
+        assert ["region", "Each class"] in reached
+        assert ["region", "How to reproduce"] in reached
+        assert ["region", "Data as a table: Loss"] in reached
+        assert all(role in ("region", "application") and name for role, name in reached)
+        seen.assert_quiet()
+
+
 def test_a_chart_has_a_name_words_and_a_table(browser, made: Path) -> None:
     with visit(browser, made) as seen:
         page = seen.page
@@ -278,8 +342,9 @@ def test_a_killed_run_has_a_report_up_to_its_last_line(browser, tmp_path: Path) 
         file.write('{"step": 99999, "eval_lo')  # what a kill leaves of a line
     with visit(browser, report(run, tmp_path / "report.html")) as seen:
         whole = [line for line in log.read_text().splitlines() if line.endswith("}")]
-        last = max(json.loads(line)["step"] for line in whole)
-        assert drawn(seen.page, "figure accuracy", "eval")[-1][0] == last
+        evaluated = [entry for line in whole if "eval_accuracy" in (entry := json.loads(line))]
+        last = (evaluated[-1]["step"], evaluated[-1]["eval_accuracy"])
+        assert drawn(seen.page, "figure accuracy", "eval")[-1] == last
         told = seen.page.locator("#summary p").first.inner_text()
         assert told.startswith("The run was killed")
         assert "99,999" not in told

@@ -5,8 +5,9 @@
   const COLOURS = ["one", "two", "three", "four", "five", "six", "seven", "eight"];
   const SCALES = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 2 ** 10]];
   const POWERS = Array.from({ length: 50 }, (_, n) => 2 ** n);
-  const plots = {};
-  const figures = {};
+  // By the charts' names, which may be anything: "constructor", for one.
+  const plots = Object.create(null);
+  const figures = Object.create(null);
   const colour = (name) =>
     getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
   const font = "12px system-ui, sans-serif";
@@ -49,6 +50,12 @@
     if (left < 0) return right < xs.length ? right : index;
     if (right >= xs.length) return left;
     return xs[index] - xs[left] <= xs[right] - xs[index] ? left : right;
+  }
+
+  // Where the keys have led, until the mouse moves: by x alone, points of one x are all the same.
+  function standing(name, pointed) {
+    const { at } = figures[name];
+    return at != null && at < plots[name].data[0].length ? at : pointed;
   }
 
   function drawMarks(plot, marks) {
@@ -151,7 +158,8 @@
         ...chart.series.map((series, n) => line(chart, series, n)),
       ],
       cursor: {
-        dataIdx: nearest,
+        dataIdx: (plot, series, index) =>
+          nearest(plot, series, plots[chart.name] ? standing(chart.name, index) : index),
         drag: { x: true, y: false, setScale: true },
         points: { size: 8 },
         y: false,
@@ -184,7 +192,7 @@
     const xs = plot.data[0];
     if (xs.length < 2) return;
     const { min, max } = plot.scales.x;
-    const at = plot.cursor.idx;
+    const at = standing(name, plot.cursor.idx);
     const centre = at == null || xs[at] < min || xs[at] > max ? (min + max) / 2 : xs[at];
     const low = Math.max(centre - (centre - min) * factor, xs[0]);
     const high = Math.min(centre + (max - centre) * factor, xs[xs.length - 1]);
@@ -195,6 +203,7 @@
     const plot = plots[name];
     const { chart, said } = figures[name];
     const xs = plot.data[0];
+    figures[name].at = index;
     plot.setCursor({ left: plot.valToPos(xs[index], "x"), top: 1 });
     const values = chart.series.map((series, n) => {
       const shown = plot.data[n + 1][nearest(plot, n + 1, index)];
@@ -210,7 +219,7 @@
     const shown = xs.map((x, n) => n).filter((n) => xs[n] >= min && xs[n] <= max);
     if (shown.length === 0) return;
     const first = shown[0], last = shown[shown.length - 1];
-    const at = plot.cursor.idx;
+    const at = standing(name, plot.cursor.idx);
     const next = {
       Home: first,
       End: last,
@@ -268,11 +277,14 @@
       button("−", `Zoom out: ${chart.title}`, () => zoom(name, 2)),
       button("All", `Show all: ${chart.title}`, () => reset(name)));
     const details = make("details", {}, make("summary", {}, "Data as a table"),
-      make("div", { class: "wide", tabindex: "0" }));
+      make("div", { class: "wide", tabindex: "0", role: "region",
+        "aria-label": `Data as a table: ${chart.title}` }));
     details.addEventListener("toggle", () => details.open && fillTable(name));
     plot.addEventListener("keydown", (event) => pressed(name, event));
+    // Before uPlot hears of it, which then asks where it points.
+    plot.addEventListener("mousemove", () => { figures[name].at = null; }, { capture: true });
     figure.append(buttons, plot, said, details);
-    figures[name] = { figure, chart, plot, said, details };
+    figures[name] = { figure, chart, plot, said, details, at: null };
   }
 
   // A new chart stands after the one that is told before it.
@@ -325,14 +337,25 @@
 
   const drawAll = () => Object.keys(figures).forEach(draw);
 
+  // What a region is called: what stands over the table, or over all of it.
+  const called = (each) =>
+    (each.querySelector("caption") ?? each.closest("section")?.querySelector("h2"))
+      ?.textContent ?? "Scrolls sideways";
+
   // Wide tables scroll by themselves; a keyboard must reach those that do.
   function reachTables() {
     for (const each of document.querySelectorAll(".wide, pre")) {
       if (each.closest("details details, figure")) continue;
-      if (each.scrollWidth > each.clientWidth) each.setAttribute("tabindex", "0");
-      else each.removeAttribute("tabindex");
+      const scrolls = each.scrollWidth > each.clientWidth;
+      for (const [key, value] of Object.entries({ tabindex: "0", role: "region", "aria-label": called(each) })) {
+        if (scrolls) each.setAttribute(key, value);
+        else each.removeAttribute(key);
+      }
     }
   }
+
+  // What was folded away had no width.
+  document.addEventListener("toggle", reachTables, { capture: true });
 
   let seen = innerWidth;
   addEventListener("resize", () => {
