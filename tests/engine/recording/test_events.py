@@ -105,3 +105,8 @@ def test_what_a_forked_worker_says_is_its_own(events: Events) -> None:
             os._exit(0)
         os.waitpid(child, 0)
     assert not events.path.exists()
+
+
+def test_a_notice_holds_no_secret(events: Events) -> None:
+    events.hear("Notice", "Cannot read https://h/x?token=abc: try again")
+    assert told(events) == [("Cannot read https://h/x?token=*** try again", None)]

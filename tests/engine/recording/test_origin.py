@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from anytrain.engine.recording import origin
@@ -115,3 +119,59 @@ def test_a_command_is_kept_without_secrets(monkeypatch: pytest.MonkeyPatch) -> N
         "--seed",
         "1",
     ]
+
+
+@dataclass
+class Nested:
+    hub_token: str = "SECRET"
+    rate: float = 0.5
+
+
+SECRETS = [
+    "wandb.api_key=SECRET",
+    "+hub_token=SECRET",
+    "--opt",
+    "api_key=SECRET==",
+    "--options=api_key=SECRET",
+    "--data",
+    "https://h/x?token=SECRET&page=1&X-Amz-Signature=SECRET&sig=SECRET",
+    "--header",
+    "Authorization: Bearer SECRET",
+    "--json",
+    '{"hub_token":"SECRET", "inner": {"password": "SECRET"}}',
+    "--pwd",
+    "SECRET",
+    "--pat=SECRET",
+    "ghp_SECRETabcdefghijkl1234",
+    "github_pat_SECRET_abcdefghijkl",
+    "sk-SECRETabcdefghijkl",
+    "AKIASECRETABCDEFGHIJ",
+]
+
+
+def test_no_word_of_a_command_holds_a_secret() -> None:
+    told = origin.without_secrets(["train.py", *SECRETS, "--name=a=b", "model.lr=0.1"])
+    assert "SECRET" not in " ".join(told)
+    assert told[-2:] == ["--name=a=b", "model.lr=0.1"]
+    assert "page=1" in told[7]
+    assert all("SECRET" not in origin.scrubbed(f"Cannot: {word}.") for word in SECRETS[5:11])
+
+
+def test_settings_of_settings_are_looked_into() -> None:
+    given = {
+        "args": argparse.Namespace(hub_token="SECRET", seed=1, inner=Nested()),
+        "db": "https://h/?token=SECRET",
+        "rate": np.float32(0.5),
+        "steps": np.int64(3),
+        "text": "Nested(hub_token='SECRET', rate=0.5)",
+    }
+    circle: dict[str, Any] = {}
+    circle["me"] = circle
+    assert origin.settings({**given, "circle": circle})["circle"]
+    assert origin.settings(given) == {
+        "args": {"seed": 1, "inner": {"rate": 0.5}},
+        "db": "https://h/?token=***",
+        "rate": 0.5,
+        "steps": 3,
+        "text": "Nested(hub_token=***, rate=0.5)",
+    }

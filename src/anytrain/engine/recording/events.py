@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from anytrain.engine.recording.disk import Disk
+from anytrain.engine.recording.origin import scrubbed
 from anytrain.engine.recording.trackers.files import in_text
 
 _MOST_TEXTS = 500
@@ -69,7 +70,7 @@ class Events:
         """Take a warning; only the first of its kind is written now."""
         if os.getpid() != self._process:  # a forked worker's
             return
-        text = text[:_LONGEST]
+        text = scrubbed(text[: 2 * _LONGEST])[:_LONGEST]
         with self._lock:
             is_known = (category, text) in self._counts
             if not is_known and len(self._counts) >= _MOST_TEXTS:

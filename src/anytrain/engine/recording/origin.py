@@ -1,7 +1,13 @@
-"""Where a run comes from: its command, its code, its libraries, its host. No secret is kept."""
+"""Where a run comes from: its command, its code, its libraries, its host.
+
+Secrets are left out as far as they can be told: by the names of what holds them, and by the shapes
+of well-known tokens. That is a best effort: a secret by no such name, in no such shape, is kept.
+"""
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import importlib.metadata
 import os
 import platform
@@ -11,9 +17,13 @@ import subprocess
 import sys
 import tempfile
 import time
+import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+
+import numpy as np
 
 from anytrain._version import __version__
 from anytrain.engine.recording.trackers.files import in_text
@@ -49,10 +59,19 @@ _PACKAGES = {
 }
 """Imported names whose distributions are worth a line, where the run has imported them."""
 _SECRETS = re.compile(
-    r"token|key|apikey|secret|secrets|password|passwd|passphrase|credentials?|auth|bearer"
+    r"token|key|apikey|secrets?|password|passwd|pwd|passphrase|credentials?|auth|authorization"
+    r"|bearer|pat|signature|sig|cookie"
 )
 _IN_URL = re.compile(r"(?<=://)[^/\s@]+(?=@)")
-_OF_THE_HUB = re.compile(r"\bhf_[A-Za-z0-9]{8,}")
+_NAMED = re.compile(r"""([A-Za-z][\w.-]*)(\s?=\s?)("[^"]*"|'[^']*'|[^\s&,;)}\]=]++(?!=[^=\s]))""")
+_IN_JSON = re.compile(r"""(["'])([\w.-]+)(\1\s*:\s*)("(?:[^"\\]|\\.)*"|'[^']*'|[^\s,{}[\]"']+)""")
+_IN_HEADERS = re.compile(
+    r"""(?i)\b((?:proxy-)?authorization|[\w-]*api-key|cookie)\s*:\s*[^"'\n]+"""
+)
+_TOKENS = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{8,}|gh[a-z]_[A-Za-z0-9]{12,}|github_pat_\w{12,}|glpat-[\w-]{12,}"
+    r"|sk-[\w-]{12,}|xox[a-z]-[\w-]{10,}|A[KS]IA[A-Z0-9]{12,}|eyJ[\w-]{8,}\.[\w-]+\.[\w-]+)"
+)
 _HIDDEN = "***"
 _LONGEST_WORD = 2_000
 _PATIENCE_S = 2.0
@@ -117,7 +136,7 @@ def without_secrets(words: Sequence[str]) -> list[str]:
         elif is_option and equals:
             kept.append(f"{name}={_HIDDEN}")
         else:
-            kept.append(scrubbed(word))
+            kept.append(_short(word))
         hides = is_option and not equals
     return kept
 
@@ -129,16 +148,40 @@ def is_secret(name: str) -> bool:
     [True, True, False]
     """
     spaced = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
-    return any(_SECRETS.fullmatch(word) for word in re.split(r"[^a-z0-9]+", spaced))
+    return spaced.startswith("x-amz-") or any(
+        _SECRETS.fullmatch(word) for word in re.split(r"[^a-z0-9]+", spaced)
+    )
 
 
 def scrubbed(text: str) -> str:
-    """Return a text without passwords in addresses, and without the hub's tokens.
+    """Return a text without what can be told to be secret in it.
 
-    >>> scrubbed("https://me:pass@host/path")
-    'https://***@host/path'
+    Passwords and secret parameters of addresses, `name=value` and JSON with secret names, headers,
+    tokens of well-known shapes.
+
+    >>> scrubbed("https://me:pass@host/path?token=abc&page=2")
+    'https://***@host/path?token=***&page=2'
+    >>> scrubbed('wandb.api_key=abc {"hub_token": "abc", "seed": 1}')
+    'wandb.api_key=*** {"hub_token": "***", "seed": 1}'
     """
-    return _OF_THE_HUB.sub(_HIDDEN, _IN_URL.sub(_HIDDEN, text))[:_LONGEST_WORD]
+    text = _IN_HEADERS.sub(rf"\1: {_HIDDEN}", _IN_URL.sub(_HIDDEN, text))
+    text = _IN_JSON.sub(_without_value, _NAMED.sub(_without_named, text))
+    return _TOKENS.sub(_HIDDEN, text)
+
+
+def _without_named(found: re.Match[str]) -> str:
+    name, equals, _ = found.groups()
+    return f"{name}{equals}{_HIDDEN}" if is_secret(name) else found[0]
+
+
+def _without_value(found: re.Match[str]) -> str:
+    quote, name, colon, _ = found.groups()
+    return f"{quote}{name}{colon}{quote}{_HIDDEN}{quote}" if is_secret(name) else found[0]
+
+
+def _short(text: str) -> str:
+    # A long text is cut before it is looked at: nobody waits for it.
+    return scrubbed(text[: 2 * _LONGEST_WORD])[:_LONGEST_WORD]
 
 
 def settings(values: Mapping[Any, Any]) -> dict[str, Any]:
@@ -157,11 +200,17 @@ def settings(values: Mapping[Any, Any]) -> dict[str, Any]:
 def _setting(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
+    if isinstance(value, np.number | np.bool_):
+        return value.item()
     if isinstance(value, Mapping):
         return settings(value)
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace):
+        return settings(vars(value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return settings({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
     if isinstance(value, list | tuple | set | frozenset):
         return [_setting(inner) for inner in value]
-    return scrubbed(in_text(getattr(value, "value", value)))
+    return _short(in_text(getattr(value, "value", value)))
 
 
 class Git:
@@ -194,7 +243,9 @@ class Git:
             code = self._asked.wait(_PATIENCE_S) if wait else self._asked.poll()
         except subprocess.TimeoutExpired:  # a huge tree on a slow disk
             self._asked.kill()
-            code = self._asked.wait()
+            code = 1
+            with suppress(subprocess.TimeoutExpired):  # a disk that hangs keeps it from dying
+                self._asked.wait(_PATIENCE_S)
         if code is None:
             return None
         self._out.seek(0)
