@@ -187,3 +187,37 @@ def test_an_evaluation_is_found_by_the_name_of_its_set(tmp_path: Path) -> None:
     (tmp_path / records.evaluation_name()).write_text('{"split": "validation"}')
     (tmp_path / records.evaluation_name("mm")).write_text('{"step": 3}')
     assert set(records.open_run(tmp_path).evaluations) == {"validation", "mm"}
+
+
+def test_a_fresh_start_leaves_the_events_and_evaluations_of_another_run(tmp_path: Path) -> None:
+    write(tmp_path / "events.jsonl", {"kind": "notice", "text": "old", "time": 10})
+    (tmp_path / "evaluation-old.json").write_text('{"time": 10, "split": "old"}')
+    (tmp_path / "run.json").write_text('{"starts": [{"time": 5, "step": 0, "since": 5}]}')
+    run = records.open_run(tmp_path)
+    assert ([e["text"] for e in run.events], list(run.evaluations)) == (["old"], ["old"])
+    starts = [{"time": 5, "step": 0, "since": 5}, {"time": 20, "step": 0, "since": 15}]
+    (tmp_path / "evaluation.json").write_text('{"time": 15}')
+    (tmp_path / "run.json").write_text(json.dumps({"starts": starts}))
+    write(tmp_path / "events.jsonl", marker(0), {"kind": "notice", "text": "new", "time": 21})
+    assert run.refresh()
+    assert ([e["text"] for e in run.events], list(run.evaluations)) == (["new"], ["eval"])
+    starts.append({"time": 30, "step": 4, "since": 30})
+    (tmp_path / "run.json").write_text(json.dumps({"starts": starts}))
+    run.refresh()
+    assert list(run.evaluations) == ["eval"], "a run that goes on keeps what it found"
+
+
+HUGE = "1" + "0" * 400
+
+
+def test_numbers_beyond_all_numbers_raise_nothing(tmp_path: Path) -> None:
+    (tmp_path / "timesheet.jsonl").write_text(
+        f'{{"kind": "begin", "step": {HUGE}, "pid": 1e400, "time": {HUGE}}}\n'
+        f'{{"kind": "time", "step": Infinity, "time": {HUGE}, "seconds": {{"a": {HUGE},"b": 1}}}}\n'
+    )
+    (tmp_path / "run.json").write_text(f'{{"starts": [{{"time": {HUGE}, "pid": {HUGE}}}]}}')
+    (tmp_path / "evaluation.json").write_text(f'{{"time": {HUGE}}}')
+    run = records.open_run(tmp_path)
+    (life,) = run.lives
+    assert (life.num_steps, life.seconds, life.heard) == (0, {"b": 1.0}, None)
+    assert (life.state, run.state, list(run.evaluations)) == ("killed", "killed", ["eval"])

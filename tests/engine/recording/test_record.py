@@ -127,3 +127,12 @@ def test_a_draft_that_did_not_fit_is_removed(tmp_path: Path) -> None:
         record.begin({})
     record.end()
     assert os.listdir(tmp_path) == [records.RUN]
+
+
+def test_a_fresh_start_in_a_used_folder_begins_its_events_anew(tmp_path: Path) -> None:
+    for text, step in (("one", 0), ("two", 0), ("three", 4)):
+        record = Record(tmp_path)
+        record.begin({}, step=step)
+        record.tell("notice", text=text)
+        record.end()
+    assert [event["text"] for event in records.open_run(tmp_path).events] == ["two", "three"]

@@ -128,3 +128,34 @@ def test_a_rank_without_a_row_of_the_last_round_keeps_its_place() -> None:
     assert share is not None
     assert share.sizes == (2, 0)
     assert share.samples == (7, None)
+
+
+def test_many_small_batches_take_no_longer_each() -> None:
+    class Uncounted(list[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("every batch went through all the others")
+
+    verdicts = Verdicts()
+    verdicts._sizes = Uncounted()
+    for _ in range(3):
+        verdicts.look(torch.zeros(1, 2), torch.zeros(1, dtype=torch.int64))
+        verdicts.end_batch(1)
+
+
+def test_tokens_are_counted_exactly_under_a_callers_autocast() -> None:
+    scores, labels = torch.zeros(2, 600, 3), torch.zeros(2, 600, dtype=torch.int64)
+    verdicts = Verdicts()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        verdicts.look(scores, labels)
+        verdicts.end_batch(2)
+    share = verdicts.share()
+    assert share is not None and share.table is not None
+    assert share.table[0].tolist() == [1200, 0, 0]
+
+
+def test_of_several_kinds_of_labels_nothing_is_told() -> None:
+    verdicts = Verdicts()
+    places = torch.zeros(4, dtype=torch.int64)
+    verdicts.look((torch.zeros(4, 8), torch.zeros(4, 8)), (places, places))
+    verdicts.end_batch(4)
+    assert (verdicts.share(), verdicts.failure) == (None, None)

@@ -7,6 +7,7 @@ that life so far; an "end" line is the last one of a life that was not killed.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 from collections.abc import Iterable
@@ -37,7 +38,7 @@ class Life:
     def seconds(self) -> dict[str, float]:
         """Wall time by name."""
         found = _object(self.last.get("seconds"))
-        return {str(k): float(s) for k, s in found.items() if isinstance(s, int | float)}
+        return {str(k): known for k, s in found.items() if (known := number(s)) is not None}
 
     @property
     def num_steps(self) -> int:
@@ -60,8 +61,7 @@ class Life:
     @property
     def heard(self) -> float | None:
         """When it last wrote, in seconds since the epoch; None where it does not say."""
-        found = self.last.get("time", self.began.get("time"))
-        return float(found) if isinstance(found, int | float) else None
+        return number(self.last.get("time", self.began.get("time")))
 
     def choice(self, name: str) -> tuple[str, str]:
         """Return the newest value of one of the plan's choices, and the reason for it."""
@@ -137,5 +137,21 @@ def _object(value: Any) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
+def number(value: Any) -> float | None:
+    """Return a number that arithmetic can be done with; None for what is none, in a damaged file.
+
+    >>> number(3), number(True), number("3"), number(float("inf")), number(10**400)
+    (3.0, None, None, None, None)
+    """
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
 def _whole(value: Any, otherwise: int) -> int:
-    return int(value) if isinstance(value, int | float) and value == value else otherwise
+    found = number(value)
+    return otherwise if found is None else int(found)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anytrain.core.records.history import add_entries
-from anytrain.core.records.life import TIMESHEET, Life, add_lines, no_record, standing
+from anytrain.core.records.life import TIMESHEET, Life, add_lines, no_record, number, standing
 from anytrain.core.records.lines import Appended, Replaced
 
 RUN = "run.json"
@@ -56,7 +56,7 @@ class Run:
         """Read what was written since the last time; return whether there was anything."""
         looks = (self._look_at_run, self._read_sheet, self._read_log, self._read_events)
         changed = [look() for look in looks]
-        return any([*changed, self._look_at_evaluations()])
+        return any([*changed, self._look_at_evaluations(is_due=changed[0])])
 
     @property
     def name(self) -> str:
@@ -104,18 +104,31 @@ class Run:
         if is_other:
             self.events.clear()
         for entry in entries:
-            _add_event(self.events, entry)
+            if entry.get("event") == "begin":  # a fresh start: what came before is another run's
+                self.events.clear()
+            else:
+                _add_event(self.events, entry)
         return is_other or bool(entries)
 
-    def _look_at_evaluations(self) -> bool:
+    def _look_at_evaluations(self, *, is_due: bool) -> bool:
         for path in sorted(self.folder.glob("evaluation-*.json")) + [self.folder / EVALUATION]:
             self._evaluated.setdefault(path.name, Replaced(path))
         looked = [file.look() for file in self._evaluated.values()]  # at each of them
         has_changed = any(looked)
-        if has_changed:
+        if has_changed or is_due:
+            since = self._since()
             found = {name: file.value for name, file in self._evaluated.items() if file.value}
-            self.evaluations = {_split(name, value): value for name, value in found.items()}
+            self.evaluations = {
+                _split(name, value): value
+                for name, value in found.items()
+                if _time(value, since) >= since
+            }
         return has_changed
+
+    def _since(self) -> float:
+        """Return when the run began that is here now; another one's files are older."""
+        fresh = [start for start in self.starts if start.get("step") == 0]
+        return _time({"time": fresh[-1].get("since")}) if fresh else 0.0
 
 
 def _files(folder: Path) -> list[Path]:
@@ -141,6 +154,6 @@ def _split(name: str, value: dict[str, Any]) -> str:
     return "eval" if name == EVALUATION else name.removeprefix("evaluation-").removesuffix(".json")
 
 
-def _time(entry: dict[str, Any]) -> float:
-    found = entry.get("time")
-    return float(found) if isinstance(found, int | float) else 0.0
+def _time(entry: dict[str, Any], otherwise: float = 0.0) -> float:
+    found = number(entry.get("time"))
+    return otherwise if found is None else found

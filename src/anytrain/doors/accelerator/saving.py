@@ -171,7 +171,7 @@ class Saving:
             self._between.timesheet = timing.timesheet(
                 found,
                 self.project_configuration.project_dir,
-                begin=lambda: {"step": 0},
+                begin=lambda: {"step": self._restored or 0},
                 standing=lambda: {"step": found.cursor.updates},
             )
             self._record = self._between.record = Record(
@@ -186,7 +186,7 @@ class Saving:
         """Write down that a run starts, and what is known of it."""
         if self._record is None or watching() is not None:
             return
-        self._record.begin(self._start_facts, self._project[0])
+        self._record.begin(self._start_facts, self._project[0], self._restored or 0)
         atexit.register(_end, weakref.ref(self._record))
 
     def _start_facts(self) -> dict[str, Any]:

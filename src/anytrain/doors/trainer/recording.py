@@ -123,7 +123,7 @@ class Recording(Reports):
             found = starting.start(self._session, self.model, sets)
             return {**found, "arguments": origin.settings(args.to_dict())}
 
-        self._record.begin(facts, named)
+        self._record.begin(facts, named, self.state.global_step)
 
     def _happened(self, kind: str, **values: Any) -> None:
         """Write an event of the training down."""

@@ -46,6 +46,14 @@ class Events:
             place = {"time": round(time.time(), 3), "step": self._step(), "kind": kind}
             self._disk.append(self.path, {**place, **values})
 
+    def begin(self, step: int) -> None:
+        """Listen to a run that goes on from `step`; from 0, what was told before is not its own."""
+        with self._disk.harmless(f"write {self.path}"):
+            if step == 0 and self.path.exists():
+                marker = {"step": 0, "time": round(time.time(), 3), "event": "begin"}
+                self._disk.append(self.path, marker)
+        self.listen()
+
     def listen(self) -> None:
         """Write warnings down from here on."""
         self._counts.clear()

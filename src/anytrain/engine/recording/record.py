@@ -36,6 +36,8 @@ class Record:
         self._git = origin.Git()
         self._start: dict[str, Any] | None = None
         self._name = ""
+        self._since: float | None = None
+        """When the first entry came that is logged before a training."""
         self._events = Events(self.folder / EVENTS, step, self._disk)
         self.journal = Journal(self.folder / METRICS, is_main, self._disk)
 
@@ -51,19 +53,25 @@ class Record:
         self,
         facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         name: str | None = None,
+        step: int = 0,
     ) -> None:
-        """Write down that a run starts here, and what is known of it; hear its warnings."""
+        """Write down that a run starts here, and what is known of it; hear its warnings.
+
+        From step 0 nothing counts that was there before, but for what this record logged already.
+        """
         if self.has_begun or not self._is_main:
             return
-        self._start = {"time": round(time.time(), 3)}
+        now = round(time.time(), 3)
+        since, self._since = self._since or now, None
+        self._start = {"time": now, "step": step, "since": since}
         self._name = name or ""
         with self._disk.harmless(f"describe the run for {self.folder / RUN}"):
-            self._start |= origin.here()
+            self._start |= {**origin.here(), "time": now}
             self._start |= facts() if callable(facts) else facts
         with self._disk.harmless(f"write {self.folder / RUN}"):
             self._write_start(is_new=True)
             self._git.ask()
-        self._events.listen()
+        self._events.begin(step)
 
     def harmless(self) -> AbstractContextManager[None]:
         """Return what a door makes a record's entries in: what fails is told once, not raised."""
@@ -76,6 +84,8 @@ class Record:
 
     def log(self, step: int, epoch: float | None, values: Mapping[str, Any]) -> None:
         """Add an entry to the log."""
+        if not self.has_begun:
+            self._since = self._since or round(time.time(), 3)
         with self._disk.harmless(f"write {self.journal.path}"):
             self.journal.write(step, epoch, values)
             self._take_git()

@@ -65,6 +65,7 @@ class Verdicts:
         self._pending: tuple[torch.Tensor, torch.Tensor | None] | None = None
         self._rows: list[torch.Tensor] = []
         self._sizes: list[int] = []
+        self._num_rows = 0
         self._table: torch.Tensor | None = None
         self.failure: str | None = None
         """What went wrong, in words; nothing is counted after it."""
@@ -79,7 +80,7 @@ class Verdicts:
         if self._is_over:
             return
         try:
-            self._pending = self._judged(_first(scores), _first(labels))
+            self._pending = self._judged(_first(scores), _only(labels))
         except Exception as error:  # noqa: BLE001  a picture of the evaluation must not stop it
             self.failure = f"{type(error).__name__}: {error}"
             self._pending = None
@@ -96,11 +97,12 @@ class Verdicts:
         rows, table = self._pending
         self._pending = None
         size = min(num_rows, rows.shape[1]) or rows.shape[1]
-        if sum(self._sizes) + size > MOST_ROWS:
+        if self._num_rows + size > MOST_ROWS:
             self._is_over = self._is_cut = True
             return
         self._rows.append(rows)
         self._sizes.append(size)
+        self._num_rows += size
         if table is not None:
             self._table = table if self._table is None else self._table + table
 
@@ -135,7 +137,7 @@ class Verdicts:
 
     def _give_up(self) -> None:
         self._is_over, self._kind, self._table = True, None, None
-        self._rows, self._sizes = [], []
+        self._rows, self._sizes, self._num_rows = [], [], 0
 
     def _judged(self, scores: Any, labels: Any) -> tuple[torch.Tensor, torch.Tensor | None] | None:
         """Return the batch's numbers, one column a row, and the table of its tokens."""
@@ -205,8 +207,10 @@ def _table(
     true = (labels.reshape(-1, 1) == known).float()
     answer = (said.reshape(-1, 1) == known) & ~sure.isnan().reshape(-1, 1)
     there = torch.ones_like(answer[:, :1])
-    # Products of ones and zeros are exact in every precision that a device multiplies in.
-    return (true.T @ torch.cat((answer, there), dim=1).float()).long()
+    # Products of ones and zeros are exact in every precision that a device multiplies in; their
+    # sums are not, where a caller's autocast would make them bfloat16.
+    with torch.autocast(labels.device.type, enabled=False):
+        return (true.T @ torch.cat((answer, there), dim=1).float()).long()
 
 
 def join(shares: Sequence[Share | None]) -> Share | None:
@@ -257,3 +261,9 @@ def _samples(
 def _first(value: Any) -> Any:
     """Return the scores, where a model gave more besides them."""
     return value[0] if isinstance(value, (list, tuple)) and value else value
+
+
+def _only(labels: Any) -> Any:
+    """Return the labels; of several kinds of labels none is what the scores are of."""
+    is_one = isinstance(labels, (list, tuple)) and len(labels) == 1
+    return labels[0] if is_one else labels
