@@ -222,6 +222,7 @@ def test_a_chart_has_a_name_words_and_a_table(browser, made: Path) -> None:
         figure = page.locator("[data-chart='figure loss']")
         figure.locator("summary").click()
         rows = figure.locator("tbody tr")
+        rows.first.wait_for()  # the page hears of an opened table a moment later
         assert rows.count() == 400
         assert figure.locator("caption").inner_text() == "Loss"
         assert page.locator("main").count() == page.locator("header").count() == 1
