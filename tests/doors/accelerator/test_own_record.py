@@ -96,3 +96,32 @@ def test_a_later_evaluation_adds_to_the_history(tmp_path: Path) -> None:
         pass
     later[0].log({"accuracy": 0.75})
     assert steps(tmp_path) == [1, 2, 3, 4, 5, 6, 6]
+
+
+def test_a_life_that_goes_on_counts_its_own_steps(tmp_path: Path) -> None:
+    first = begin(tmp_path)
+    walk(*first)
+    first[0].save_state(tmp_path / "saved")
+    first[0].end_training()
+    again = begin(tmp_path)
+    again[0].load_state(tmp_path / "saved")
+    walk(*again, first=6)
+    again[0].end_training()
+    run = records.open_run(tmp_path)
+    assert [(life.began["step"], life.num_steps) for life in run.lives] == [(0, 6), (6, 6)]
+    assert [start["step"] for start in run.starts] == [0, 6]
+
+
+@pytest.mark.parametrize("logs", [True, False])
+def test_a_loop_with_a_loader_of_its_own_has_a_start(tmp_path: Path, logs: bool) -> None:
+    accelerator, model, optimizer, _ = begin(tmp_path)
+    for _ in range(2):
+        accelerator.backward(model(torch.randn(4, 3)).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        if logs:
+            accelerator.log({"loss": 1.0})
+    assert records.open_run(tmp_path).state == "running"
+    accelerator.end_training()
+    run = records.open_run(tmp_path)
+    assert (len(run.starts), run.state, steps(tmp_path)) == (1, "ended", [1, 2] if logs else [])

@@ -15,6 +15,7 @@ from torch import nn
 from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from anytrain.core.errors import Notice
+from anytrain.core.records import open_run
 from anytrain.doors.trainer import evaluated
 from anytrain.doors.trainer.in_words import look_up
 from equivalence import twins
@@ -456,3 +457,14 @@ def test_two_processes_write_what_one_does(tmp_path: Path) -> None:
     build(tmp_path / "one", model=twins.regression(), **points).evaluate()
     values = read(tmp_path / "values")["points"], read(tmp_path / "one")["points"]
     np.testing.assert_allclose(*values, rtol=1e-5)
+
+
+def test_a_process_that_only_evaluates_leaves_the_history_alone(tmp_path: Path) -> None:
+    given: dict[str, Any] = {"train_dataset": ROWS, "eval_dataset": ROWS}
+    build(tmp_path, max_steps=2, eval_strategy="steps", eval_steps=1, **given).train()
+    before = open_run(tmp_path)
+    assert before.evaluations["eval"]["step"] == 2
+    build(tmp_path, **given).evaluate()
+    after = open_run(tmp_path)
+    assert after.metrics == before.metrics
+    assert after.evaluations["eval"]["step"] is None

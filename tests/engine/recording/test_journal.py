@@ -121,3 +121,20 @@ def test_a_full_disk_is_told_of_and_stops_nothing(tmp_path: Path) -> None:
     journal = Journal(tmp_path / "metrics.jsonl")
     with pytest.warns(Notice, match="Training goes on"):
         journal.write(1, 0.1, {"loss": 1.0})
+
+
+def test_a_later_evaluation_of_no_known_step_is_no_part_of_the_history(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    first = Journal(path)
+    first.begin(0)
+    first.write(10, 1, {"loss": 0.5}, needs_training=True)
+    later = Journal(path)
+    later.write(0, 0, {"eval_loss": 0.7}, needs_training=True)
+    assert entries(path)[-1]["step"] is None
+    assert [entry["step"] for entry in history(path)] == [10]
+    later.begin(0)
+    later.write(10, 1, {"loss": 0.6}, needs_training=True)
+    assert [(entry["step"], "event" in entry) for entry in history(path)] == [
+        (0, False),
+        (10, False),
+    ]

@@ -12,6 +12,9 @@ from typing import Any
 
 from anytrain.core.records.lines import with_floats
 
+ASIDE = "evaluation"
+"""The event of an entry that a later process has added: it belongs to no step."""
+
 
 def add_entries(history: list[dict[str, Any]], entries: Iterable[dict[str, Any]]) -> bool:
     """Add a log's next lines to the history so far; return whether some of it was dropped."""
@@ -33,11 +36,18 @@ def step_of(entry: dict[str, Any]) -> float | None:
 def _begin(history: list[dict[str, Any]], marker: dict[str, Any]) -> bool:
     first, prelude = step_of(marker) or 0, marker.get("prelude", 0)
     num_own = min(prelude, len(history)) if isinstance(prelude, int) and prelude > 0 else 0
-    own = history[len(history) - num_own :]
+    own = [_taken(entry, first) for entry in history[len(history) - num_own :]]
     kept = _up_to(history[: len(history) - num_own], first) if first > 0 else []
     has_dropped = len(kept) + len(own) < len(history)
     history[:] = [*kept, *own]
     return has_dropped
+
+
+def _taken(entry: dict[str, Any], step: float) -> dict[str, Any]:
+    """Return an entry that stood aside as one of the history."""
+    if entry.get("event") != ASIDE:
+        return entry
+    return {**{name: value for name, value in entry.items() if name != "event"}, "step": step}
 
 
 def _up_to(earlier: list[dict[str, Any]], last: float) -> list[dict[str, Any]]:

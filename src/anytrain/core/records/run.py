@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.records.history import add_entries
+from anytrain.core.records.history import ASIDE, add_entries
 from anytrain.core.records.life import TIMESHEET, Life, add_lines, no_record, number, standing
 from anytrain.core.records.lines import Appended, Replaced
 
@@ -48,6 +48,7 @@ class Run:
         self._log = Appended(self.folder / METRICS)
         self._told = Appended(self.folder / EVENTS)
         self._evaluated: dict[str, Replaced] = {}
+        self._history: list[dict[str, Any]] = []
         if not any(_files(self.folder)):
             raise no_record(folder, f"it holds neither {TIMESHEET} nor {METRICS} nor {RUN}")
         self.refresh()
@@ -77,6 +78,8 @@ class Run:
         life = self.lives[-1] if self.lives else None
         if life is not None and not (start and _time(start) > (life.heard or 0.0)):
             return life.state
+        if start is not None and "ended" in start:
+            return "ended"
         return "unknown" if start is None else standing(start)
 
     def _look_at_run(self) -> bool:
@@ -95,8 +98,10 @@ class Run:
     def _read_log(self) -> bool:
         is_other, entries = self._log.new()
         if is_other:
-            self.metrics.clear()
-        add_entries(self.metrics, entries)
+            self._history.clear()
+        add_entries(self._history, entries)
+        if is_other or entries:
+            self.metrics[:] = [entry for entry in self._history if entry.get("event") != ASIDE]
         return is_other or bool(entries)
 
     def _read_events(self) -> bool:
@@ -105,7 +110,8 @@ class Run:
             self.events.clear()
         for entry in entries:
             if entry.get("event") == "begin":  # a fresh start: what came before is another run's
-                self.events.clear()
+                since = number(entry.get("since"))
+                self.events[:] = [] if since is None else _later(self.events, since)
             else:
                 _add_event(self.events, entry)
         return is_other or bool(entries)
@@ -134,6 +140,10 @@ class Run:
 def _files(folder: Path) -> list[Path]:
     named = [folder / name for name in (TIMESHEET, METRICS, RUN, EVENTS, EVALUATION)]
     return [path for path in (*named, *folder.glob("evaluation-*.json")) if path.is_file()]
+
+
+def _later(events: list[dict[str, Any]], since: float) -> list[dict[str, Any]]:
+    return [event for event in events if _time(event) >= since]
 
 
 def _add_event(events: list[dict[str, Any]], entry: dict[str, Any]) -> None:

@@ -254,6 +254,8 @@ class Accelerator(Tracking, Saving, Foretelling, UnlikeAccelerate):
         if found.precision.scale is not None:
             loss = found.precision.scale(loss)
         loss.backward(**kwargs)
+        if self._between.opening is not None:  # of a loop whose loader was not prepared
+            self._between.open()
 
     def step(
         self,

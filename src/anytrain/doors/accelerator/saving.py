@@ -186,7 +186,7 @@ class Saving:
         """Write down that a run starts, and what is known of it."""
         if self._record is None or watching() is not None:
             return
-        self._record.begin(self._start_facts, self._project[0], self._restored or 0)
+        self._record.begin(self._start_facts, self._project[0], step=None)
         atexit.register(_end, weakref.ref(self._record))
 
     def _start_facts(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from typing import Any
 from anytrain.core.errors import WrongOrder
 from anytrain.doors.accelerator.processes import ProcessView
 from anytrain.doors.accelerator.settings import Settings
+from anytrain.engine.assemble.between import BetweenSteps
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.trackers.values import read
@@ -20,6 +21,7 @@ class Tracking(ProcessView, Settings):
     _trackers: trackers.Trackers | None
     _record: Record | None
     _restored: int | None
+    _between: BetweenSteps
     _project: tuple[str | None, dict[str, Any]]
 
     def init_trackers(
@@ -66,6 +68,7 @@ class Tracking(ProcessView, Settings):
         """
         if self._record is not None and self.is_main_process and watching() is None:
             with self._record.harmless():
+                self._between.open()
                 self._note(self._record, read(values), step)
         if self._trackers is not None:
             self._trackers.log(values, step, log_kwargs or {})
@@ -80,5 +83,6 @@ class Tracking(ProcessView, Settings):
         at = updates if step is None else step
         if not record.journal.has_begun and updates > (self._restored or 0):
             record.journal.begin(0 if self._restored is None else max(at - 1, 0))
+            record.count_from(self._restored or 0)
         epoch = values.get("epoch")
         record.log(at, epoch if isinstance(epoch, int | float) else None, values)

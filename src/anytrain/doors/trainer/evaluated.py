@@ -110,7 +110,9 @@ def note(trainer: Evaluating, looking: Looking | None, asked: Any, prefix: str) 
 def _write(trainer: Evaluating, shown: Share, dataset: Any, prefix: str) -> None:
     found = figures(shown, _class_names(trainer, dataset, shown.num_classes))
     _add_inputs(found, dataset, trainer.processing_class)
-    place = {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
+    place: dict[str, Any] = {"step": None, "epoch": None}
+    if trainer._has_trained():
+        place = {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
     split = prefix.removeprefix("eval_")
     if split == "eval":
         split = str(getattr(dataset, "evaluated_as", None) or split)

@@ -58,6 +58,7 @@ class Evaluating(Data):
     _get_output_dir: Callable[[Any], str]
     _tell: Callable[..., Any]
     _open_records: Callable[[], None]
+    _has_trained: Callable[[], bool]
     _own_items: Callable[[Any], torch.Tensor | int]
     _reads_items: Callable[[], bool]
     _labels_of: Callable[[Any], Any]

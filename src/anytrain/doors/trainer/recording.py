@@ -88,7 +88,7 @@ class Recording(Reports):
         state.log_history.append(_for_history({**logs, "step": state.global_step}))
         self._open_records()
         if self._record is not None:
-            self._record.log(state.global_step, state.epoch, logs)
+            self._record.log(state.global_step, state.epoch, logs, needs_training=True)
         if self._trackers is not None:
             self._trackers.log(_named_for_trackers(logs), step=state.global_step)
         self._tell("log", logs=logs)
@@ -129,6 +129,10 @@ class Recording(Reports):
         """Write an event of the training down."""
         if self._record is not None:
             self._record.tell(kind, **values)
+
+    def _has_trained(self) -> bool:
+        """Whether this process has trained here: else nobody knows which step a model is of."""
+        return self._record is not None and self._record.journal.has_begun
 
     def _open_record(self) -> None:
         """Have the record of the run's folder open; each trial of a search has its own."""

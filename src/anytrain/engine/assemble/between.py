@@ -24,20 +24,24 @@ class BetweenSteps:
         self.timesheet: Timesheet | None = None
         self.record: Record | None = None
         self.opening: Callable[[], None] | None = None
-        """What the first batch of a run begins with, once."""
+        """What the first batch, update or log of a run begins with, once."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BetweenSteps, ()  # a pickled run neither writes nor listens for signals
 
     def arm(self) -> None:
         """Begin to count the time, and to listen for signals where there is a place to save."""
-        opening, self.opening = self.opening, None
-        if opening is not None:
-            opening()
+        self.open()
         if self.timesheet is not None:
             self.timesheet.start(ends_at_exit=True)
         if self.interrupts is not None:
             self.interrupts.arm()
+
+    def open(self) -> None:
+        """Begin the run's record, once."""
+        opening, self.opening = self.opening, None
+        if opening is not None:
+            opening()
 
     def boundary(self) -> None:
         """Tell how a save behind the loop went; leave, if a signal asks for it."""

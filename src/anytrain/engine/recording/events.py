@@ -46,13 +46,12 @@ class Events:
             place = {"time": round(time.time(), 3), "step": self._step(), "kind": kind}
             self._disk.append(self.path, {**place, **values})
 
-    def begin(self, step: int) -> None:
-        """Listen to a run that goes on from `step`; from 0, what was told before is not its own."""
+    def begin_anew(self, since: float | None = None) -> None:
+        """Say that a run begins here: what was told before (that time) is another one's."""
         with self._disk.harmless(f"write {self.path}"):
-            if step == 0 and self.path.exists():
-                marker = {"step": 0, "time": round(time.time(), 3), "event": "begin"}
-                self._disk.append(self.path, marker)
-        self.listen()
+            if self.path.exists():
+                place = {"step": 0, "time": round(time.time(), 3)}
+                self._disk.append(self.path, {**place, "event": "begin", "since": since})
 
     def listen(self) -> None:
         """Write warnings down from here on."""

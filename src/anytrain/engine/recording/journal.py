@@ -52,14 +52,28 @@ class Journal:
             {"step": step, "time": round(time.time(), 3), "event": "begin", "prelude": prelude},
         )
 
-    def write(self, step: int, epoch: float | None, values: Mapping[str, Any]) -> None:
-        """Add an entry."""
+    def write(
+        self,
+        step: int,
+        epoch: float | None,
+        values: Mapping[str, Any],
+        *,
+        needs_training: bool = False,
+    ) -> None:
+        """Add an entry.
+
+        With `needs_training`, one that comes before a training, among another process's entries,
+        has no step and is no part of their history, unless a training follows in this process.
+        """
         if not self._is_main:
             return
         if not self._has_begun:
             self._is_alone |= not self._num_before and not _holds_some(self.path)
             self._num_before += 1
-        place = {"step": step, "epoch": epoch, "time": round(time.time(), 3)}
+        is_aside = needs_training and not (self._has_begun or self._is_alone)
+        place: dict[str, Any] = {"step": step, "epoch": epoch, "time": round(time.time(), 3)}
+        if is_aside:
+            place |= {"step": None, "event": "evaluation"}
         taken = {*place, "event"}
         # A value of the user's by one of these names is kept under another.
         rest = {f"{n}_" if n in taken else n: v for n, v in values.items() if n != "epoch"}

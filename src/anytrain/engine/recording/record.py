@@ -53,17 +53,20 @@ class Record:
         self,
         facts: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
         name: str | None = None,
-        step: int = 0,
+        step: int | None = 0,
     ) -> None:
         """Write down that a run starts here, and what is known of it; hear its warnings.
 
         From step 0 nothing counts that was there before, but for what this record logged already.
+        None: `count_from` says it later, if at all.
         """
         if self.has_begun or not self._is_main:
             return
         now = round(time.time(), 3)
         since, self._since = self._since or now, None
-        self._start = {"time": now, "step": step, "since": since}
+        self._start = {"time": now, "since": since}
+        if step is not None:
+            self._start["step"] = step
         self._name = name or ""
         with self._disk.harmless(f"describe the run for {self.folder / RUN}"):
             self._start |= {**origin.here(), "time": now}
@@ -71,7 +74,18 @@ class Record:
         with self._disk.harmless(f"write {self.folder / RUN}"):
             self._write_start(is_new=True)
             self._git.ask()
-        self._events.begin(step)
+        if step == 0:
+            self._events.begin_anew()
+        self._events.listen()
+
+    def count_from(self, step: int) -> None:
+        """Say which step this start goes on from."""
+        if self._start is not None:
+            self._start["step"] = step
+            with self._disk.harmless(f"write {self.folder / RUN}"):
+                self._write_start()
+            if step == 0:
+                self._events.begin_anew(self._start["since"])
 
     def harmless(self) -> AbstractContextManager[None]:
         """Return what a door makes a record's entries in: what fails is told once, not raised."""
@@ -82,12 +96,19 @@ class Record:
         if self.has_begun:
             self._events.tell(kind, **values)
 
-    def log(self, step: int, epoch: float | None, values: Mapping[str, Any]) -> None:
-        """Add an entry to the log."""
+    def log(
+        self,
+        step: int,
+        epoch: float | None,
+        values: Mapping[str, Any],
+        *,
+        needs_training: bool = False,
+    ) -> None:
+        """Add an entry to the log; see `Journal.write`."""
         if not self.has_begun:
             self._since = self._since or round(time.time(), 3)
         with self._disk.harmless(f"write {self.journal.path}"):
-            self.journal.write(step, epoch, values)
+            self.journal.write(step, epoch, values, needs_training=needs_training)
             self._take_git()
 
     def end(self) -> None:
@@ -95,6 +116,9 @@ class Record:
         if self.has_begun:
             with self._disk.harmless(f"write {self.folder / RUN}"):
                 self._take_git(wait=True)
+                if self._start is not None:
+                    self._start["ended"] = round(time.time(), 3)
+                    self._write_start()
             self._events.rest()
             self._start = None
 

@@ -40,6 +40,8 @@ def _evaluation(split: str, found: dict[str, Any]) -> Iterator[Content]:
     samples, step = whole(found.get("num_samples")), whole(found.get("step"))
     on = "" if samples is None else f" on {samples:,} samples"
     at = "" if step is None else f" at step {step:,}"
+    if step is None and "step" in found:
+        at = ", by a process that had not trained"
     yield tag("p", f"The last evaluation{on}{at}.")
     if note := found.get("note"):
         yield tag("p", text(note), class_="dim")
