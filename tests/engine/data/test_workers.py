@@ -25,7 +25,8 @@ from anytrain.engine.assemble import loaders
 from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
 from anytrain.engine.assemble.session import Session, session
 from anytrain.engine.data import workers
-from anytrain.engine.data.workers import AutoWorkers, Waits, obstacle, wanted
+from anytrain.engine.data.workers import PATIENCE_S, AutoWorkers, Waits, obstacle, wanted
+from launching import run_script
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")
 
@@ -267,3 +268,20 @@ def test_an_obstacle_is_told_once() -> None:
         assert auto.choose(loader, loader.batch_sampler) == 0
     assert len(told) == 1
     assert "20.0 ms of 50.0 ms a batch were spent loading it, but list may load" in told[0][1]
+
+
+HALF_READ = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from anytrain import Accelerator
+
+rows = TensorDataset(torch.randn(256, 3))
+loader = Accelerator().prepare(DataLoader(rows, batch_size=16, num_workers=2))
+batches = iter(loader)
+next(batches)
+print("read", flush=True)
+"""
+
+
+def test_a_script_that_ends_with_an_epoch_half_read_ends_at_once() -> None:
+    assert run_script(HALF_READ, timeout=PATIENCE_S - 5).stdout == "read\n"

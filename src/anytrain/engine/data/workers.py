@@ -6,9 +6,11 @@ the step that should still be finished and saved would fail for want of a batch.
 
 from __future__ import annotations
 
+import atexit
 import math
 import signal
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from statistics import median
 from time import perf_counter
@@ -26,6 +28,8 @@ _LEAST_WAIT_S = 0.001  # a batch that comes from a worker costs about a third of
 _LEAST_SAVED_S = 1.0  # in an epoch; starting workers costs about a tenth of it
 _NO_GAIN = 0.98  # of the time that a batch took before: a smaller gain may be chance
 _MOST_WORKERS = 8
+_at_work: weakref.WeakSet[Any] = weakref.WeakSet()
+"""Iterators that have workers."""
 
 
 class PatientWorker:
@@ -40,6 +44,23 @@ class PatientWorker:
         signal.signal(signal.SIGTERM, _leave_later)
         if self.first is not None:
             self.first(worker)
+
+
+def sent_home(batches: Iterator[Any]) -> Iterator[Any]:
+    """Return a loader's iterator, whose workers are sent home when this process ends.
+
+    A script may end with an epoch half read. Python then tells the workers to end by SIGTERM, which
+    patient ones answer a minute later.
+    """
+    if hasattr(batches, "_shutdown_workers"):
+        _at_work.add(batches)
+    return batches
+
+
+@atexit.register  # after multiprocessing's own, so it comes before that
+def _send_home() -> None:
+    for batches in list(_at_work):
+        batches._shutdown_workers()
 
 
 class Waits:

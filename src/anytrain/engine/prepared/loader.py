@@ -19,7 +19,7 @@ from anytrain.engine.data.dispatch import dispatch
 from anytrain.engine.data.graphs import Watched
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets, load
 from anytrain.engine.data.shard import BatchSamplerShard
-from anytrain.engine.data.workers import AutoWorkers, with_workers
+from anytrain.engine.data.workers import AutoWorkers, sent_home, with_workers
 from anytrain.engine.prepared.rebuild import rebuild, skipping
 from anytrain.engine.prepared.walk import Walk
 
@@ -255,9 +255,9 @@ class PreparedLoader(DataLoader[Any]):
     def _batches(self, base: DataLoader[Any]) -> Iterator[Any]:
         walk = self.walk
         if not walk.dispatching or walk.world.size == 1:  # alone, a batch stays as it is
-            return iter(base)
+            return sent_home(iter(base))
         return dispatch(
-            iter(base) if walk.world.rank == 0 else iter(()),
+            sent_home(iter(base)) if walk.world.rank == 0 else iter(()),
             walk.world,
             walk.device,
             split_batches=walk.split_batches,
