@@ -64,7 +64,8 @@ def test_starting_anew_removes_a_runs_own_files_and_nothing_else(tmp_path: Path)
     foreign = ["notes.md", "data/train.csv", "checkpoint-best/x", "my_model.bin"]
     foreign += ["checkpoint-20-kept/x", "runs/another/model.safetensors"]
     own = ["checkpoint-20/model.safetensors", "all_results.json", "metrics.jsonl", "config.json"]
-    own += [".checkpoint-40.saving-0123456789ab-1-2-3/x"]
+    own += [".checkpoint-40.saving-0123456789ab-1-2-3/x", "report.html", "run.json.new"]
+    own += ["evaluation-dev.json", "evaluation-dev.json.new", "evaluation.json.new"]
     for name in (*foreign, *own):
         (tmp_path / name).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / name).write_text("x")

@@ -29,8 +29,10 @@ _OWN_FILES = (
     "events.jsonl",
     "evaluation.json",
     "evaluation-*.json",
-    "evaluation.json",
-    "evaluation-*.json",
+    "report.html",
+    f".{RECORD}.part",
+    f"{RECORD}.new",  # drafts that a kill has left
+    "evaluation*.json.new",
     "result.json",
     "*_results.json",
     "predict_results*.txt",

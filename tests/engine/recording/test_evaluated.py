@@ -109,6 +109,9 @@ def test_errors_that_are_all_alike_have_a_histogram_too() -> None:
 def test_a_file_is_named_after_its_set_and_stays_in_its_folder(tmp_path: Path) -> None:
     assert store(tmp_path / "new", "eval", {"step": 3}).name == "evaluation.json"
     path = store(tmp_path, "../dev set", {"step": 3})
-    assert path == tmp_path / "evaluation-.._dev_set.json"
+    assert path.parent == tmp_path
+    assert path.name.startswith("evaluation-.._dev_set-")
+    assert store(tmp_path, "a b", {}) != store(tmp_path, "a/b", {})
+    assert store(tmp_path, "dev", {}).name == "evaluation-dev.json"
     assert json.loads(path.read_text()) == {"format": 1, "step": 3, "split": "../dev set"}
     assert list(tmp_path.glob("*.new")) == []

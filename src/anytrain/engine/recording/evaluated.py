@@ -5,6 +5,7 @@ The figures are plain lists and numbers, as a file of JSON holds them. What is n
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Sequence
@@ -52,6 +53,8 @@ def figures(shown: Share, names: Sequence[str] = ()) -> dict[str, Any]:
 def store(folder: Path, split: str, content: dict[str, Any]) -> Path:
     """Write an evaluation's file, whole or not at all: `evaluation.json`, or with a set's name."""
     name = re.sub(r"[^\w.-]+", "_", split)
+    if name != split:  # another set's name may have become the same
+        name += f"-{hashlib.sha256(split.encode(errors='replace')).hexdigest()[:6]}"
     path = folder / ("evaluation.json" if split == "eval" else f"evaluation-{name}.json")
     folder.mkdir(parents=True, exist_ok=True)
     replace(path, to_json({"format": FORMAT, **content, "split": split}) + "\n")
