@@ -40,7 +40,10 @@ def trainer(folder: Path, most: int = 100, **given: Any) -> Trainer:
     return Trainer(Model(most), args, train_dataset=rows)
 
 
-def test_a_trainer_tells_what_awaits_it_and_stays_as_it_was(tmp_path: Path) -> None:
+def test_a_trainer_tells_what_awaits_it_and_stays_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "0")  # else it hangs on who loaded torch
     made = trainer(tmp_path / "run")
     before = [p.clone() for p in made.model.parameters()]
     report = made.preflight("mps:16GB", quick=True)
@@ -53,6 +56,22 @@ def test_a_trainer_tells_what_awaits_it_and_stays_as_it_was(tmp_path: Path) -> N
     assert all(torch.equal(a, b) for a, b in zip(before, made.model.parameters(), strict=True))
     assert json.loads((tmp_path / "run" / FILE).read_text())["mps"]["fits"] is True
     assert made.train().global_step == 2
+
+
+def test_a_step_of_several_batches_is_told_whole(tmp_path: Path) -> None:
+    found = {}
+    for number in (1, 2):
+        made = trainer(tmp_path, most=99, gradient_accumulation_steps=number)
+        (found[number],) = made.preflight("cuda:24GB").outlooks
+    assert found[2].job.accumulation == 2
+    assert (found[2].fits[0].micro_batch, found[2].fits[0].accumulation) == (16, 1)
+    one, two = found[1].time, found[2].time
+    assert one is not None
+    assert two is not None
+    assert two.num_kernels > 1.3 * one.num_kernels
+    assert two.samples_per_s * two.step_s == pytest.approx(2 * 8)
+    ahead = [p.num_bytes for o in found.values() for p in o.memory.parts if "ahead" in p.name]
+    assert ahead[0] == ahead[1] > 0
 
 
 def test_an_accelerator_tells_what_awaits_a_step(tmp_path: Path) -> None:

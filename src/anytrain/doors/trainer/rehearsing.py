@@ -41,11 +41,14 @@ def arguments(args: TrainingArguments, watch: Watch) -> TrainingArguments:
 
 def rehearse(trainer: Trainer, watch: Watch) -> NoReturn:
     """Train two steps, evaluate one batch, and leave the user's script."""
-    watch.tell(
+    args = trainer.args
+    facts = {
         **run_facts(trainer._run),
-        batch_size=trainer.args.train_batch_size,
-        lengths=_lengths(trainer.train_dataset),
-    )
+        "accumulation": args.gradient_accumulation_steps,  # the feed's: the run has none
+        "batch_size": args.train_batch_size,
+        "lengths": _lengths(trainer.train_dataset),
+    }
+    watch.tell(**facts)
     trainer.add_callback(_LeaveAfter(trainer, watch))
     trainer.train()
     watch.leave()

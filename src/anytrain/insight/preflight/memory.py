@@ -13,7 +13,7 @@ from typing import Literal
 
 from anytrain.insight.preflight.allocator import MIB, Event, play, rounded
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Op, Trace
+from anytrain.insight.preflight.traced import Op, Trace, num_bytes
 
 GIB = 2**30
 How = Literal["counted", "rule", "margin"]
@@ -218,7 +218,14 @@ def _on_cuda(
 
 def _ahead(trace: Trace) -> int:
     """Return the bytes of the batches that are sent before they are asked for."""
-    whole = trace.held.by_owner.get("batch", 0)
+    sent = sum(
+        op.calls * num_bytes(made)
+        for op in trace.ops
+        if op.phase == "data" and any(given.device == "cpu" for given in op.inputs)
+        for made in op.outputs
+        if made.device != "cpu"
+    )
+    whole = sent or trace.held.by_owner.get("batch", 0)
     return _NUM_AHEAD * whole // max(trace.job.accumulation, 1)
 
 

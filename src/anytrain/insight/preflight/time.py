@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from anytrain.insight.preflight.rates import Rates
-from anytrain.insight.preflight.traced import Op, Phase, TensorFacts, Trace
+from anytrain.insight.preflight.traced import Op, Phase, Trace, num_bytes
 
 _VIEWS = frozenset(
     (
@@ -124,12 +124,5 @@ def _kind(op: Op, allows_tf32: bool) -> str:
 def _traffic(op: Op) -> int:
     """Return the bytes of all calls; of a look-up the rows alone, not the whole table."""
     if _plain(op) in _READS_ROWS:
-        return 2 * op.calls * sum(_bytes(t) for t in op.outputs)
+        return 2 * op.calls * sum(num_bytes(t) for t in op.outputs)
     return op.bytes
-
-
-def _bytes(tensor: TensorFacts) -> int:
-    size = {"bool": 1, "bfloat16": 2, "float16": 2, "int64": 8, "float64": 8}.get(tensor.dtype, 4)
-    for length in tensor.shape:
-        size *= length
-    return size

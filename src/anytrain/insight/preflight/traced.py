@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -19,6 +20,12 @@ class TensorFacts(NamedTuple):
     shape: tuple[int, ...]
     device: str
     """cpu, or the target's kind."""
+
+
+def num_bytes(tensor: TensorFacts) -> int:
+    """Return how much memory a tensor takes."""
+    size = {"bool": 1, "bfloat16": 2, "float16": 2, "int64": 8, "float64": 8}.get(tensor.dtype, 4)
+    return size * math.prod(tensor.shape)
 
 
 @dataclass(frozen=True, slots=True)
