@@ -67,6 +67,31 @@ def test_every_kind_of_record_has_its_section(run_folder: Path) -> None:
         assert words in text, words
 
 
+@pytest.mark.parametrize(
+    ("command", "num_processes", "shown"),
+    [
+        (["python", "-u", "train.py", "--lr", "1"], 2, "launch --num_processes 2 train.py --lr 1"),
+        (["python", "-m", "own.train"], 4, "launch --num_processes 4 --module own.train"),
+        (["python", "train.py"], 1, "\npython train.py"),
+        (["python", "-c", "..."], 2, "\npython -c ..."),
+    ],
+)
+def test_a_launched_run_is_reproduced_with_all_its_processes(
+    run_folder: Path, command: list[str], num_processes: int, shown: str
+) -> None:
+    record = json.loads((run_folder / "run.json").read_text())
+    known = {"command": command, "hardware": {"num_processes": num_processes}}
+    record["starts"][-1] |= known
+    (run_folder / "run.json").write_text(json.dumps(record))
+    assert shown in page(open_run(run_folder))
+
+
+def test_an_evaluation_of_no_known_step_says_so(run_folder: Path) -> None:
+    (run_folder / "evaluation.json").write_text('{"step": null, "num_samples": 3}')
+    told = "The last evaluation on 3 samples, by a process that had not trained."
+    assert told in page(open_run(run_folder))
+
+
 def test_training_and_evaluation_share_a_chart_with_the_starts_marked(run_folder: Path) -> None:
     run = open_run(run_folder)
     charts = by_name(charts_of(run))

@@ -70,9 +70,25 @@ def _steps(run: Run) -> Iterator[Markup]:
         public = {name: text(version).partition("+")[0] for name, version in versions.items()}
         pins = [shlex.quote(f"{name}=={version}") for name, version in public.items()]
         lines.append(f"pip install {' '.join(pins)}")
-    lines.append(shlex.join(command))
+    lines.append(shlex.join(_launched(start, command)))
     yield tag("pre", "\n".join(lines))
     yield from (tag("p", each) for each in _remarks(run, git))
+
+
+def _launched(start: dict[str, Any], command: list[str]) -> list[str]:
+    """Return the command that starts all processes of a run, of which each knows only its own."""
+    num_processes = whole(mapping(start.get("hardware")).get("num_processes")) or 1
+    if num_processes < 2 or "launch" in command:
+        return command
+    after = command[1:]
+    while after and after[0] in ("-u", "-B", "-O", "-I", "-s", "-E"):  # Python's own
+        after = after[1:]
+    if not after or (after[0].startswith("-") and after[0] != "-m"):
+        return command
+    module = ["--module"] if after[0] == "-m" else []
+    return ["anytrain", "launch", "--num_processes", str(num_processes), *module] + (
+        after[1:] if module else after
+    )
 
 
 def _remarks(run: Run, git: dict[str, Any]) -> Iterator[str]:
