@@ -108,6 +108,7 @@ def test_settings_are_kept_without_secrets() -> None:
 def test_a_command_is_kept_without_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["python", "-m", "x", "--hub_token", "abc", "--wandb-api-key=s", "--seed", "1"]
     monkeypatch.setattr(sys, "orig_argv", words)
+    monkeypatch.setattr(sys, "argv", ["x", *words[3:]])
     told = origin.command()
     assert told == [
         "python",
