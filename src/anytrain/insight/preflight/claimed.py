@@ -33,7 +33,10 @@ NOT_KNOWN = object()
 class Storage:
     """What is known of a claimed tensor's memory; it lives as long as that memory would."""
 
-    __slots__ = ("device", "num_bytes", "value", "is_full", "born", "on_death", "__weakref__")
+    __slots__ = (
+        *("device", "num_bytes", "value", "is_full", "truth", "born", "on_death"),
+        "__weakref__",
+    )
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         self.device, self.num_bytes = device, num_bytes
@@ -41,6 +44,8 @@ class Storage:
         """The one value that is in it, where somebody knows."""
         self.is_full: bool | None = None
         """Whether no value of the data in it is 0: a mask of padding; None where nobody knows."""
+        self.truth: bool | None = None
+        """Whether all that is in it is true, or none is; None where nobody knows."""
         self.born: Any = None
         """What the watcher keeps of it."""
         self.on_death: Callable[[Any], None] | None = None

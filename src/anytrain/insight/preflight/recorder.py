@@ -59,6 +59,8 @@ class Recorder:
         self.draws: dict[Spot, None] = {}
         self.notes: dict[str, None] = {}
         self.first_peak = 0
+        self.has_just_read = False
+        """Whether the last operation was the host's reading of a value, which nobody knows."""
         self.meet: Callable[[nn.Module], Any] = lambda model: None
         """Told of each model before it is first trained."""
         self._ops: dict[str, dict[Key, list[int]]] = {"make": {}, "step": {}, "evaluate": {}}
@@ -96,6 +98,7 @@ class Recorder:
         """Count an operation, with all that are alike."""
         if self.is_done:
             raise Leave
+        self.has_just_read = bool(host_read)
         node = self._follow()
         phase = self.memory.phase
         self.memory.num_ops += 1

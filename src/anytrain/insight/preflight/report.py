@@ -60,7 +60,10 @@ class Outlook:
     def verdict(self) -> str:
         """What to expect, in a few words."""
         room = {True: "fits", False: "does not fit", None: "memory not judged"}[self.has_room]
-        return f"{'runs' if self.runs else 'fails'}, {room}"
+        how = "runs" if self.runs else "fails"
+        if self.runs and any(each.kind == "trace" for each in self.findings):
+            how = "not seen to its end"
+        return f"{how}, {room}"
 
     def count(self, severity: Severity) -> int:
         """Return how many findings are that grave."""

@@ -57,7 +57,7 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
     device.watcher = recorder
     if setting is not None and setting.is_checkpointed:
         recorder.meet = checkpoint
-    failure, place = "", None
+    failure, place, decided = "", None, False
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         own = Watch(recorder, folder, setting)
         watch(own)
@@ -76,13 +76,17 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
         except SystemExit as end:
             if end.code not in (None, 0):
                 failure = f"the script ended itself with {end.code!r}"
+                place = _place(end) if isinstance(end.code, str) else None
+                decided = recorder.has_just_read and _is_users(end)
         except BaseException as error:  # noqa: BLE001  whatever ends a script is what it shows
             traceback.print_exception(error)
             failure, place = words(error), _place(error)
+            decided = recorder.has_just_read and _is_users(error)
         recorder.finish()
         if not failure and not recorder.updates:
             failure = "the script ended without a training step"
-        return recorder.trace(own.job, failure, place)
+        trace = recorder.trace(own.job, failure, place)
+        return replace(trace, parts={**trace.parts, "decided": decided})
 
 
 # -- where a run is cut short -------------------------------------------------------------------
@@ -225,6 +229,14 @@ def words(error: BaseException) -> str:
     """Return an error as Python would end with it."""
     lines = traceback.format_exception_only(type(error), error)
     return "".join(lines).strip()
+
+
+def _is_users(error: BaseException) -> bool:
+    """Whether a line of the user's own raised it, and nothing that the line calls."""
+    step = error.__traceback__
+    while step is not None and step.tb_next is not None:
+        step = step.tb_next
+    return step is not None and not is_inside(step.tb_frame.f_code.co_filename)
 
 
 def _place(error: BaseException) -> Place | None:
