@@ -17,9 +17,9 @@ from anytrain.insight.preflight.warm import Warm
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="macOS traces in new processes")
 
 SCRIPT = """
+    import os
     import sys
-    with open(sys.argv[1], "a") as seen:
-        print("colorsys" in sys.modules, file=seen)
+    os.system(f"echo {{'colorsys' in sys.modules}} >> {{sys.argv[1]}}")
     import colorsys
     import torch
     from torch import nn

@@ -2,11 +2,12 @@
 
 The script runs from its first line as if the device were there. Loops over prepared loaders end
 after the second update, evaluations after one batch, and what the script would save or report is
-left out: nothing of the real run is touched.
+left out: nothing of the real run is touched, and no file of the user's is written or removed.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +26,7 @@ from anytrain.engine.data.seeded import load
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.recording import trackers
 from anytrain.insight.preflight import fallback, weights
+from anytrain.insight.preflight.apart import Apart, apart
 from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.claimed import Device
 from anytrain.insight.preflight.claims import claimed
@@ -96,21 +98,24 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
 def bounded(own: Watch) -> Iterator[None]:
     """End the block's loops early, load its data in this process, save and report nothing."""
     with ExitStack() as stack:
+        files = stack.enter_context(apart(own.folder))
         for holder, name, changed in (
             (PreparedLoader, "walk_from", _short_walk(own)),
             (PreparedLoader, "_batches", _longest_batches(own)),
             (DataLoader, "__init__", _own_process(own)),
             (trackers.Trackers, "start", lambda *args, **kwargs: None),
-            (torch, "save", _unless_trained(own, torch.save)),
+            (torch, "save", _unless_trained(own, files, torch.save)),
         ):
             stack.enter_context(mock.patch.object(holder, name, changed))
         try:
-            import safetensors.torch as files
+            import safetensors.torch as tensors
         except ImportError:
             pass
         else:
             stack.enter_context(
-                mock.patch.object(files, "save_file", _unless_trained(own, files.save_file))
+                mock.patch.object(
+                    tensors, "save_file", _unless_trained(own, files, tensors.save_file)
+                )
             )
         yield
 
@@ -213,11 +218,17 @@ def _own_process(own: Watch) -> Callable[..., None]:
     return init
 
 
-def _unless_trained(own: Watch, save: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what saves before the training alone."""
+def _unless_trained(own: Watch, files: Apart, save: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what saves before the training alone, and no file of the user's."""
+
+    def placed(given: Any) -> Any:
+        is_path = isinstance(given, (str, os.PathLike))
+        return files.written(given, keeps=False) if is_path else given
 
     def saved(*args: Any, **kwargs: Any) -> Any:
-        return None if own.skips_save() else save(*args, **kwargs)
+        if own.skips_save():
+            return None
+        return save(*map(placed, args), **{name: placed(kwargs[name]) for name in kwargs})
 
     return saved
 
