@@ -99,6 +99,30 @@ def test_an_accelerator_tells_what_awaits_a_step(tmp_path: Path) -> None:
     assert model.weight.device.type == "cpu"
 
 
+@pytest.mark.parametrize("target", [(), "cpu:4GB"])
+def test_a_cpu_is_a_target_like_others(tmp_path: Path, target: Any) -> None:
+    made = trainer(tmp_path, most=99)
+    for is_trained in (False, True):
+        if is_trained:
+            made.train()
+        (outlook,) = made.preflight(target, quick=True).outlooks
+        assert outlook.verdict == "runs, fits"
+        assert outlook.job.num_parameters == 10
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(4, 2)
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+
+    def step(batch: Any) -> None:
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    (outlook,) = accelerator.preflight(step, torch.ones(4, 4), target, quick=True).outlooks
+    assert outlook.verdict == "runs, fits"
+    assert outlook.memory is not None
+    assert outlook.memory.peak_bytes > 4 * 10
+
+
 def test_a_step_needs_something_prepared() -> None:
     with pytest.raises(WrongOrder, match="Nothing was prepared"):
         Accelerator(cpu=True).preflight(lambda batch: None, torch.ones(2))

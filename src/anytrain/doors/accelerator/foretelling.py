@@ -12,13 +12,14 @@ from anytrain.engine.prepared.model import cast_forward, move
 from anytrain.engine.prepared.optimizer import follow
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.tree import map_tensors
+from anytrain.insight.preflight.claims import claim_weights
 from anytrain.insight.preflight.recorder import NUM_UPDATES
 from anytrain.insight.preflight.report import Report
 from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.settings import sized
 from anytrain.insight.preflight.targets import parse_targets
 from anytrain.insight.preflight.trace import trace_call
-from anytrain.insight.preflight.watching import run_facts, watching
+from anytrain.insight.preflight.watching import Watch, run_facts, watching
 from anytrain.machine.backends import probe
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _taken(accelerator: Accelerator, step_fn: Callable[[Any], Any], batch: Any) 
     run, watch = accelerator._run, watching()
     assert watch is not None
     session, setting = run.session, watch.setting
-    _move(run, None if setting is None else setting.precision)
+    _move(run, watch, None if setting is None else setting.precision)
     made = sized(batch, setting)
     folder = accelerator.project_dir
     watch.tell(
@@ -83,7 +84,7 @@ def _taken(accelerator: Accelerator, step_fn: Callable[[Any], Any], batch: Any) 
     watch.leave()
 
 
-def _move(run: Run, precision: str | None) -> None:
+def _move(run: Run, watch: Watch, precision: str | None) -> None:
     """Give the run the claimed device: another backend, precision, and no moments yet."""
     session = run.session
     session.backend = probe.choose(None)
@@ -95,7 +96,7 @@ def _move(run: Run, precision: str | None) -> None:
     session.precision = precisions.build(session.plan.precision.value, device.type)
     for model in run.models:
         inner = run.unwrap(model, keep_forward=False, keep_compiled=False)
-        moved = move(inner, device)
+        moved = {**move(inner, device), **claim_weights(inner, watch.recorder.device)}
         cast_forward(inner, session.precision)
         for optimizer in run.optimizers:
             follow(optimizer.optimizer, moved)

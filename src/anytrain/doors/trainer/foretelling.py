@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from anytrain.doors.trainer import preparing, rehearsing
 from anytrain.engine.prepared.model import move
 from anytrain.engine.prepared.optimizer import follow
+from anytrain.insight.preflight.claims import claim_weights
 from anytrain.insight.preflight.report import Report, foretold
 from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import parse_targets
@@ -33,10 +34,11 @@ class Foretelling:
         """Return what awaits this training on targets such as "mps:16GB"; without any, here.
 
         Two steps and one batch of evaluation are traced in a copy of this process: nothing is
-        trained or written, and the Trainer stays as it is. Print the report, or ask it for
-        `as_json()` or `as_html()`. A quick one does not look for the largest batch,
-        a thorough one looks for it with bf16 and activation checkpointing, too. `num_processes`
-        says how many will train together; without it, as many as do now.
+        trained, and the Trainer stays as it is. All that is written is what was foretold of the
+        memory: preflight.json in `output_dir`, for the day on which it turns out otherwise. Print
+        the report, or ask it for `as_json()` or `as_html()`. A quick one does not look for the
+        largest batch, a thorough one looks for it with bf16 and activation checkpointing, too.
+        `num_processes` says how many will train together; without it, as many as do now.
         """
         words = (targets,) if isinstance(targets, str) else tuple(targets)
         return preflight_of(
@@ -85,6 +87,7 @@ def _rehearsed(trainer: Trainer) -> None:
     trainer._follow_arguments()
     trainer._new_run()
     moved = move(trainer.model, trainer._session.device)
+    moved |= claim_weights(trainer.model, watch.recorder.device)  # of a CPU nothing had to move
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     if optimizer is not None:
         optimizer.state.clear()

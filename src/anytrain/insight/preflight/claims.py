@@ -252,16 +252,35 @@ def _claim_parameter(device: Device) -> Callable[[nn.Module, str, Any], Any]:
     def hook(module: nn.Module, name: str, parameter: Any) -> Any:
         if parameter is None or type(parameter) is not nn.Parameter:
             return None
-        with torch._C.DisableTorchFunction():
-            if parameter.is_meta:  # claimed before: the very same one is a tied weight
-                return None
-            before, device.intent = device.intent, _CPU
-            data = parameter.detach().to(META)
-            device.intent = before
-            device.adopt(data, _CPU)
-            return nn.Parameter(data, parameter.requires_grad)
+        return _without_data(device, parameter)  # None: the very same one is a tied weight
 
     return hook
+
+
+def _without_data(device: Device, parameter: nn.Parameter) -> nn.Parameter | None:
+    """Return what claims to be a parameter on the CPU; None where it was claimed before."""
+    with torch._C.DisableTorchFunction():
+        if parameter.is_meta:
+            return None
+        before, device.intent = device.intent, _CPU
+        data = parameter.detach().to(META)
+        device.intent = before
+        device.adopt(data, _CPU)
+        return nn.Parameter(data, parameter.requires_grad)
+
+
+def claim_weights(model: nn.Module, device: Device) -> dict[int, nn.Parameter]:
+    """Take the data from a model that was made before; return its new parameters by old id."""
+    found: dict[int, nn.Parameter] = {}
+    for owner in model.modules():
+        for name, parameter in owner._parameters.items():
+            if parameter is None or type(parameter) is not nn.Parameter:
+                continue
+            old = id(parameter)
+            new = found[old] if old in found else _without_data(device, parameter)
+            if new is not None:
+                found[old] = owner._parameters[name] = new
+    return found
 
 
 @contextmanager
