@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import typer
 
+from anytrain.cli import launched
 from anytrain.cli.preflight import check_command
+from anytrain.core.errors import BadInput
 
 COMMAND = typer.Argument(help="Python file that trains (or -m MODULE), and its own options.")
 PRECISION = typer.Option(None, "--precision", help="no, bf16 or fp16; by default the run's own.")
@@ -28,6 +31,14 @@ def parity(
 
     Exits with 0 where none departs, else with 1.
     """
+    started = launched.read(command)
+    if len(started.command) < len(command):
+        raise BadInput(
+            "Parity compares one process.",
+            why=f"`{command[0]}` would start the script; here one process runs it, on the device "
+            "and on the CPU.",
+            fix=f"name the script alone: anytrain parity {shlex.join(started.command)}",
+        )
     check_command(command)
     from dataclasses import asdict
 

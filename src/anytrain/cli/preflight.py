@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from enum import StrEnum
+from importlib.util import find_spec
 from pathlib import Path
 
 import typer
@@ -96,15 +98,38 @@ preflight.context_settings = {  # type: ignore[attr-defined]  # read by main
 
 def check_command(command: list[str]) -> None:
     """Refuse a command that names no script and no module."""
-    if command[0] == "-m":
-        if len(command) > 1:
-            return
-    elif Path(command[0]).is_file():
-        return
-    raise BadInput(
-        f"There is no script {command[0]}.",
-        why=f"no such file, seen from {Path.cwd()}."
-        if command[0] != "-m"
-        else "-m needs the name of a module behind it.",
-        fix="pass the path of a Python file, or -m and a module, and its own options behind it.",
-    )
+    first = command[0]
+    if first == "-m" and len(command) > 1:
+        if not _is_module(command[1]):
+            raise BadInput(
+                f"There is no module {command[1]}.",
+                why=f"Python finds none of that name, seen from {Path.cwd()}.",
+                fix="pass -m and the name of a module that is installed or in this folder.",
+            )
+    elif first.startswith("-") and first != "-m":
+        raise BadInput(
+            f"There is no option {first}.",
+            why="what stands before the script belongs to this command, which has none of that "
+            "name.",
+            fix="`--help` lists its options; the script's own stand behind the script.",
+        )
+    elif not Path(first).is_file():
+        raise BadInput(
+            f"There is no script {first}.",
+            why="-m needs the name of a module behind it."
+            if first == "-m"
+            else f"no such file, seen from {Path.cwd()}.",
+            fix="pass the path of a Python file, or -m and a module, and its own options behind "
+            "it.",
+        )
+
+
+def _is_module(name: str) -> bool:
+    """Whether Python can find a module, from this folder too, as `python -m` does."""
+    sys.path.insert(0, "")
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # a parent that is not there, or is no package
+        return False
+    finally:
+        sys.path.remove("")

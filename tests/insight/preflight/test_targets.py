@@ -69,3 +69,9 @@ def test_the_same_target_counts_once_and_none_means_this_machine() -> None:
     (own,) = parse_targets(())
     assert own.is_local
     assert own.memory_bytes
+
+
+@pytest.mark.parametrize("version", ["1.2", "2.8", "2.16", "3.0.1"])
+def test_a_torch_whose_kernels_nobody_knows_is_refused(version: str) -> None:
+    with pytest.raises(BadInput, match="from 2.9 to 2.15"):
+        parse_target(f"mps:16GB@{version}")

@@ -54,7 +54,7 @@ LOOP = """
     optimizer = torch.optim.AdamW(model.parameters())
     rows = [{"ids": torch.randint(0, 5000, (12,)), "labels": n % 2} for n in range(64)]
     rows.append({"ids": rows[0]["ids"], "labels": 0, "why": lambda: None})
-    train = DataLoader(rows[:64], batch_size=8, shuffle=True, num_workers=2)
+    train = DataLoader(rows[:64], 8, True, None, None, 2)
     model, optimizer, train = accelerator.prepare(model, optimizer, train)
     evaluation = accelerator.prepare(DataLoader(rows[:64], batch_size=16))
     accelerator.load_state("an earlier run's folder")
@@ -100,7 +100,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Trace, P
         script = folders[name] / "train.py"
         script.write_text(textwrap.dedent(SCRIPTS[name]))
         target = parse_target("cuda:24GB" if name == "loop" else "mps:16GB")
-        return trace_run(target, [str(script), str(folders[name] / "out")], timeout_s=120)
+        return trace_run(target, [str(script), str(folders[name] / "out")], timeout_s=600)
 
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(SCRIPTS, pool.map(run, SCRIPTS), strict=True))

@@ -64,3 +64,12 @@ def test_what_an_unknown_value_has_ended_is_no_certain_error() -> None:
 def test_what_fails_for_itself_is_an_error() -> None:
     (outlook,) = run(lambda x: x.sum().item() and x @ x).outlooks
     assert outlook.verdict.startswith("fails")
+    assert (outlook.memory, outlook.time) == (None, None)  # no step was seen whole
+
+
+def test_a_loop_without_a_loader_has_no_batch_to_count() -> None:
+    told = " ".join(str(run(lambda x: False)).split())
+    assert "batch of unknown size (no prepared loader)" in told
+    assert "Largest batch: not looked for" in told
+    assert "batch of 0" not in told
+    assert "samples/s" not in told

@@ -10,6 +10,7 @@ from anytrain.insight.pages.charts import area
 from anytrain.insight.pages.page import Markup, document, joined, table, tag
 from anytrain.insight.preflight.findings import SEVERITIES, Finding, Place
 from anytrain.insight.preflight.printed import (
+    NO_BATCH,
     large_modules,
     largest_rows,
     memory_line,
@@ -61,7 +62,8 @@ def _outlook(outlook: Outlook) -> Iterator[str]:
     yield tag("h2", f"{outlook.target.name}: ", _verdict(outlook))
     told = f"torch {outlook.target.torch_version}, {outlook.job.num_parameters:,} parameters, "
     precision = "float32" if outlook.job.precision == "no" else outlook.job.precision
-    told += f"batch of {outlook.job.batch_size:,}, {precision}"
+    size_of = f"batch of {outlook.job.batch_size:,}" if outlook.job.batch_size else NO_BATCH
+    told += f"{size_of}, {precision}"
     yield tag("p", told, class_="dim")
     for finding in outlook.findings:
         yield _finding(finding)

@@ -23,6 +23,8 @@ STYLES = {"error": "bold red", "warning": "yellow", "note": "cyan"}
 _WIDTH = 100
 _MODULES = 5
 _FEW = 0.01
+NO_BATCH = "batch of unknown size (no prepared loader)"
+"""Said where no loader told how many samples a batch has."""
 
 
 def text(report: Report, width: int = _WIDTH) -> str:
@@ -119,7 +121,7 @@ def memory_line(outlook: Outlook) -> str:
     if found is None:
         return ""
     told = (
-        f"peak {size(found.peak_bytes)} with a batch of {found.batch_size}{_shape(found)}; "
+        f"peak {size(found.peak_bytes)} with {_batch(found)}{_shape(found)}; "
         f"{size(found.needed_bytes)} taken from the device"
     )
     if found.limit is None:
@@ -127,6 +129,10 @@ def memory_line(outlook: Outlook) -> str:
     thumb = ", a rule of thumb" if found.limit.is_rule_of_thumb else ""
     usable = f"{size(found.limit.usable_bytes)} of {size(found.limit.whole_bytes)}"
     return f"{told}, of {usable} usable ({found.limit.because}{thumb})."
+
+
+def _batch(found: Forecast) -> str:
+    return f"a batch of {found.batch_size}" if found.batch_size else f"a {NO_BATCH}"
 
 
 def _shape(found: Forecast) -> str:
@@ -169,6 +175,8 @@ def largest_rows(outlook: Outlook) -> list[tuple[str, str, str, str]]:
 
 def _largest(outlook: Outlook) -> RenderableType | None:
     rows = largest_rows(outlook)
+    if outlook.memory is not None and not outlook.job.batch_size:
+        return Text(f"Largest batch: not looked for, with a {NO_BATCH}.")
     if not rows:
         return None
     effective = outlook.job.batch_size * outlook.job.accumulation
@@ -184,9 +192,11 @@ def time_lines(outlook: Outlook) -> list[str]:
     for found in (outlook.time, outlook.recorded_time):
         if found is not None:
             bound = ", the device waits for the host" if found.is_host_bound else ""
-            rate = f"{plain(found.samples_per_s)} samples/s{bound}"
+            rate = f" ({plain(found.samples_per_s)} samples/s{bound})"
+            if not outlook.job.batch_size:
+                rate = bound
             which = " with the longest samples" if outlook.job.length else ""
-            told = f"Step: about {seconds(found.step_s)}{which} ({rate})."
+            told = f"Step: about {seconds(found.step_s)}{which}{rate}."
             lines.append(f"{told} {found.assumption}")
     return lines
 

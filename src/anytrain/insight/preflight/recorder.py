@@ -273,7 +273,11 @@ class Recorder:
             notes=tuple(notes),
             failure=failure,
             failure_place=place,
-            parts={"updates": self.updates, "first_step_peak_bytes": self.first_peak},
+            parts={
+                "updates": self.updates,
+                "is_whole": self.updates >= NUM_UPDATES,
+                "first_step_peak_bytes": self.first_peak,
+            },
         )
 
     def _found(self) -> dict[str, Any]:

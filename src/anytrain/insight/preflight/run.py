@@ -124,7 +124,8 @@ def _own(job: Job) -> Setting:
 def _outlook(tracing: Tracing, target: Target, compiler: Compiler) -> Outlook:
     trace = tracing(target, None)
     findings = [*_failed(trace), *checks.ask_all(trace, target)]
-    if not trace.ops:
+    # A step that was not seen whole has no peak and no time: only the second update is like others.
+    if not trace.ops or not trace.parts.get("is_whole", True):
         return Outlook(target, trace.job, tuple(findings), notes=trace.notes)
     forecast = memory.forecast(trace, target, is_recorded=_records(trace, target))
     known = _rates(target)
@@ -162,17 +163,25 @@ def _failed(trace: Trace) -> list[Finding]:
                 place=trace.failure_place,
             )
         ]
+    why, fix = _own_words(rest.strip())
     return [
         Finding(
             "trace",
             "error",
             f"The run fails: {first}",
-            why=rest.strip() or "The script raised it in its first steps.",
-            fix="Let the script run for two steps on the CPU first; what fails there is no "
-            "matter of the device.",
+            why=why or "The script raised it in its first steps.",
+            fix=fix
+            or "Let the script run for two steps on the CPU: what fails there, too, has "
+            "nothing to do with the device.",
             place=trace.failure_place,
         )
     ]
+
+
+def _own_words(text: str) -> tuple[str, str]:
+    """Return the reason and the way out that an error names itself, as far as it does."""
+    why, _, fix = text.partition("  fix: ")
+    return why.removeprefix("why: ").strip(), fix.strip()
 
 
 def _too_large(
@@ -189,7 +198,7 @@ def _too_large(
             "memory",
             "error",
             f"The step needs {needed} and may use {usable} of this device.",
-            why=f"A batch of {forecast.batch_size} was traced{_shaped(forecast)}; usable is "
+            why=f"A batch{_counted(forecast)} was traced{_shaped(forecast)}; usable is "
             f"{forecast.limit.because}.",
             fix="Take a smaller batch and accumulate, bf16, or activation checkpointing; "
             "auto_find_batch_size=True splits a batch that does not fit and keeps what a step "
@@ -197,6 +206,10 @@ def _too_large(
             certain=False,
         )
     ]
+
+
+def _counted(forecast: memory.Forecast) -> str:
+    return f" of {forecast.batch_size}" if forecast.batch_size else ""
 
 
 def _shaped(forecast: memory.Forecast) -> str:

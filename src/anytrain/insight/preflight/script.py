@@ -7,6 +7,7 @@ left out: nothing of the real run is touched, and no file of the user's is writt
 
 from __future__ import annotations
 
+import inspect
 import os
 import tempfile
 import traceback
@@ -36,7 +37,7 @@ from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave, Recorder
 from anytrain.insight.preflight.settings import checkpoint, planned, sized
 from anytrain.insight.preflight.standin import device_of, stand_in
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Trace
+from anytrain.insight.preflight.traced import ENDED, Trace
 from anytrain.insight.preflight.watching import Watch, watch
 from anytrain.insight.preflight.workers import handover_trouble
 from anytrain.insight.program import run_program
@@ -77,7 +78,7 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
             pass
         except SystemExit as end:
             if end.code not in (None, 0):
-                failure = f"the script ended itself with {end.code!r}"
+                failure = f"{ENDED} {end.code!r}"
                 place = _place(end) if isinstance(end.code, str) else None
                 decided = recorder.has_just_read and _is_users(end)
         except BaseException as error:  # noqa: BLE001  whatever ends a script is what it shows
@@ -200,15 +201,19 @@ def longest_samples(loader: Any) -> tuple[int, list[int]]:
 def _own_process(own: Watch) -> Callable[..., None]:
     """Return a loader's constructor that starts no workers and pins nothing."""
     construct = DataLoader.__init__
+    signature = inspect.signature(construct)
 
-    def init(self: DataLoader[Any], dataset: Any, *args: Any, **kwargs: Any) -> None:
+    def init(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+        kwargs = dict(signature.bind(self, *args, **kwargs).arguments)  # some by position
+        dataset = kwargs.pop("dataset")
+        del kwargs["self"]
         number = int(kwargs.get("num_workers") or 0)
         collate = kwargs.get("collate_fn")
         trouble = handover_trouble(dataset, collate) if number else ""
         for name in ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers"):
             kwargs.pop(name, None)
         kwargs.pop("multiprocessing_context", None)
-        construct(self, dataset, *args, **kwargs)
+        construct(self, dataset, **kwargs)
         self.__dict__["_asked"] = {
             "loader_workers": number,
             "worker_trouble": trouble,

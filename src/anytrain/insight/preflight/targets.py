@@ -42,7 +42,10 @@ CHIPS: dict[str, dict[str, float | None]] = {
 """The chips that have a name here, by kind, and their memory in GiB where it is one."""
 _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([gm])(?:i?b)?")
 _TOPOLOGY = re.compile(r"\d+(?:x\d+)+")
-_VERSION = re.compile(r"\d+\.\d+(?:\.\d+)?\S*")
+_VERSION = re.compile(r"\d+\.\d+(?:\.\S*)?")
+_FIRST, _LAST = "2.9", "2.15"
+"""The versions of torch whose kernels are known: see `tables/`."""
+_TORCH = tuple((2, minor) for minor in range(9, 16))
 _EXAMPLES = (
     'pass "mps:16GB", "mps:m2:16GB", "cuda:24GB", "cuda:h200", "tpu:v5e", "tpu:v5e:2x2" or "cpu"; '
     'with "@2.14" behind it for another version of torch.'
@@ -80,6 +83,8 @@ def parse_target(text: str) -> Target:
     spoken, at, version = text.strip().lower().partition("@")
     if at and not _VERSION.fullmatch(version):
         raise _unknown(text, f"{version!r} is no version of torch")
+    if at and tuple(map(int, version.split(".")[:2])) not in _TORCH:
+        raise _unknown(text, f"versions of torch are known from {_FIRST} to {_LAST}, not {version}")
     kind, *words = (word.strip() for word in spoken.split(":"))
     kind = {"gpu": "cuda"}.get(kind, kind)
     if kind not in KINDS:

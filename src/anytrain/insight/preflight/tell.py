@@ -9,6 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from anytrain.core.errors import BadInput
 from anytrain.insight.preflight import printed
 from anytrain.insight.preflight.report import Report
 from anytrain.insight.preflight.run import Start, preflight
@@ -34,6 +35,9 @@ def tell(
     thorough: bool = False,
 ) -> Report:
     """Trace a command for targets such as "mps:16GB", tell what was found, and return it."""
+    for path in (ways.json_file, ways.html_file):
+        if path is not None and path != "-":
+            _check_writable(Path(path))
     aside = Console(stderr=True, highlight=False, markup=False)
     report = preflight(
         command,
@@ -53,3 +57,19 @@ def tell(
         ways.html_file.write_text(report.as_html(), encoding="utf-8")
         aside.print(f"anytrain: the page is {ways.html_file}")
     return report
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is traced."""
+    was_there = path.exists()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise BadInput(
+            f"Cannot write the report to {path}.",
+            why=f"{error.strerror or error}.",
+            fix="pass the path of a file in a folder that is there.",
+        ) from error
+    if not was_there:
+        path.unlink()

@@ -24,7 +24,7 @@ from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.child import LOG, REQUEST, RESULT, be_copy, leave
 from anytrain.insight.preflight.findings import Place
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Held, Job, Trace
+from anytrain.insight.preflight.traced import ENDED, Held, Job, Trace
 from anytrain.insight.preflight.warm import VARIABLES, Warm
 
 _LAST_LINES = 12
@@ -98,12 +98,22 @@ def _result(folder: str, code: int, log: Path) -> Trace:
     path = Path(folder) / RESULT
     if path.exists():
         trace: Trace = pickle.loads(path.read_bytes())
-        if trace.failure and trace.failure_place is None:  # a refused option, for one
-            return replace(trace, failure=trace.failure + last_words(log))
-        return trace
+        if trace.failure.startswith(ENDED) and trace.failure_place is None:
+            return replace(trace, failure=_refused(log) or trace.failure + last_words(log))
+        return trace  # an error's own words are all that there is to say
     if code < 0:
         return _failed(f"the process that traced was ended by {signal.Signals(-code).name}", log)
     return _failed(f"the process that traced ended with {code}", log)
+
+
+def _refused(log: Path) -> str:
+    """Return what argparse has said of the script's own options, if that was it."""
+    lines = _lines(log)[0]
+    if not lines or ": error: " not in lines[-1]:
+        return ""
+    begin = next((n for n, line in enumerate(lines) if line.startswith("usage: ")), len(lines) - 1)
+    usage = " ".join(line.strip() for line in lines[begin:-1])
+    return f"{lines[-1]}\n  why: {usage}\n  fix: pass the script's own options behind it."
 
 
 def _failed(what: str, log: Path) -> Trace:

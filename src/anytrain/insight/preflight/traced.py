@@ -8,6 +8,8 @@ from typing import Literal, NamedTuple
 
 from anytrain.insight.preflight.findings import Place
 
+ENDED = "the script ended itself with"
+"""How the failure of a script begins that called sys.exit()."""
 Phase = Literal["make", "data", "forward", "backward", "clip", "optimizer", "evaluate"]
 Owner = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "batch", "other"]
 
