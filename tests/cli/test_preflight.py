@@ -72,3 +72,28 @@ def test_parity_takes_a_script_over_at_its_first_step(tmp_path: Path, script: st
     assert told["dtype"] == "bfloat16"
     assert 0 < told["worst"]["error"] < told["worst"]["tolerance"]
     assert not (tmp_path / "trained").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["preflight", "--bogus", "SCRIPT"], "There is no option --bogus."),
+        (["preflight", "-m", "nosuch.module"], "There is no module nosuch.module."),
+        (["preflight", "--json", "/nowhere/at.json", "SCRIPT"], "Cannot write the report"),
+        (["preflight", "--target", "mps:16GB@1.2", "SCRIPT"], "from 2.9 to 2.15"),
+        (["parity", "torchrun", "SCRIPT"], "name the script alone"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_a_sentence(
+    script: str, words: list[str], told: str
+) -> None:
+    ran = anytrain(*(script if word == "SCRIPT" else word for word in words), code=2)
+    assert told in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_the_words_of_an_error_are_told_once(tmp_path: Path, script: str) -> None:
+    ran = anytrain("preflight", "--quick", "--target", "cuda:24GB", script, "fp7", str(tmp_path))
+    assert ran.stdout.count("Unknown mixed precision") == 1
+    assert ran.stdout.count("why:") == 1
+    assert "last words" not in ran.stdout
