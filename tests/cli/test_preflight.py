@@ -67,7 +67,9 @@ def test_what_cannot_work_is_refused(tmp_path: Path, script: str) -> None:
 
 
 def test_parity_takes_a_script_over_at_its_first_step(tmp_path: Path, script: str) -> None:
-    told = json.loads(anytrain("parity", "--json", script, "bf16", str(tmp_path)).stdout)
+    ran = anytrain("parity", "--json", script, "bf16", str(tmp_path))
+    assert "first training step" in ran.stderr
+    told = json.loads(ran.stdout)
     assert told["is_equal"]
     assert told["dtype"] == "bfloat16"
     assert 0 < told["worst"]["error"] < told["worst"]["tolerance"]

@@ -44,7 +44,9 @@ def parity(
 
     from anytrain.insight.proofs.taken import compare_script
 
-    found = compare_script(command, precision)
+    found = compare_script(
+        command, precision, lambda text: typer.echo(f"anytrain: {text}", err=True)
+    )
     if as_json:
         told = {"is_equal": found.is_equal, "num_compared": found.num_compared, **asdict(found)}
         typer.echo(json.dumps(told, indent=2))

@@ -8,7 +8,7 @@ to a folder that is removed.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -42,17 +42,22 @@ class _Nothing:
         raise SystemExit(0)
 
 
-def compare_script(command: Sequence[str], precision: str | None = None) -> Parity:
+def compare_script(
+    command: Sequence[str],
+    precision: str | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Parity:
     """Run a script (or "-m" and a module) up to its first training step; return how it compares.
 
-    `precision` takes the place of the run's own.
+    `precision` takes the place of the run's own. `say` is told what is going on.
     """
+    say("running the script up to its first training step")
     with tempfile.TemporaryDirectory() as folder:
         nothing: Any = _Nothing()
         watch(Watch(nothing, folder))
         try:
             # Not a hook: those for all modules are not told the arguments that have names.
-            with mock.patch.object(nn.Module, "__call__", _taking_over(precision)):
+            with mock.patch.object(nn.Module, "__call__", _taking_over(precision, say)):
                 run_program(command)
         except _Compared as done:
             return done.parity
@@ -68,7 +73,7 @@ def compare_script(command: Sequence[str], precision: str | None = None) -> Pari
     )
 
 
-def _taking_over(precision: str | None) -> Any:
+def _taking_over(precision: str | None, say: Callable[[str], None]) -> Any:
     """Return a call of modules whose first one in training is compared instead."""
     call: Any = nn.Module.__call__
     taken: list[nn.Module] = []
@@ -78,6 +83,7 @@ def _taking_over(precision: str | None) -> Any:
             return call(module, *args, **kwargs)
         taken.append(module)
         model: nn.Module = getattr(module, "_orig_mod", module)  # what torch.compile was given
+        say("computing the step on the device and on the CPU, module by module")
         raise _Compared(_compared(model, args, kwargs, precision or _precision_of(model)))
 
     return called
