@@ -115,7 +115,7 @@ def test_a_stopped_rank_is_named_and_the_job_ends(job):
     running.signal(signal.SIGSTOP, 1)
     code, _, err = running.output(0)
     assert code != 0
-    assert "Its Python stack:\n" in err
+    assert "Its Python stack when it last spoke:\n" in err
     assert f"    {running.folder}/rank.py line " in err
     assert len(err.splitlines()) == 4
     pid = running.ranks[1].pid

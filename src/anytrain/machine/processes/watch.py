@@ -187,7 +187,7 @@ def describe_frozen(verdict: Frozen, state: str) -> PeerLost:
     beat = verdict.beat
     where = f"was {beat.where()}" if beat else "was never heard of"
     at = f" (pid {beat.pid} on {beat.host})" if beat else ""
-    stack = f" Its Python stack:\n{beat.stack}" if beat and beat.stack else ""
+    stack = f" Its Python stack when it last spoke:\n{beat.stack}" if beat and beat.stack else ""
     resume = ""
     if beat is not None and state == "stopped":
         resume = f"find out who stopped it (`kill -CONT {beat.pid}` would have woken it), then "
