@@ -114,7 +114,8 @@ def test_a_loop_of_ones_own_is_timed_too(tmp_path: Path) -> None:
         run_command([sys.executable, script, tmp_path])
     took = time.time() - began
     told = why(tmp_path)
-    assert 0.6 * took < told["wall_seconds"] <= took, "from the start of the process on"
+    # The kernel notes a start in hundredths of a second.
+    assert 0.6 * took < told["wall_seconds"] <= took + 0.02, "from the start of the process on"
     assert (told["state"], told["step"]) == ("ended", 16)
     assert told["finding"]["name"] == "evaluate"
     assert told["seconds"]["step"] >= 0.16
