@@ -14,13 +14,13 @@ from anytrain.core import records
 from anytrain.core.errors import BadInput
 from anytrain.insight.report import diff_curves
 from anytrain.insight.report.diff_curves import Curve, Parting
+from anytrain.insight.report.page_curves import is_clocked
 
 if TYPE_CHECKING:
     from anytrain.core.records import Run
 
 # What names a place or a moment rather than a choice: two runs of one job differ in it.
 _PLACES = frozenset({"output_dir", "logging_dir", "run_name", "hub_model_id", "project_dir"})
-_CLOCKED = ("_runtime", "_per_second", "_preparation_time")
 _NOT_CURVES = frozenset({"step", "epoch", "time", "event"})
 _LOWER = ("loss", "error", "perplexity", "mse", "rmse", "mae", "wer", "cer")
 _HIGHER = (
@@ -78,7 +78,7 @@ def curves(run: Run) -> dict[str, dict[int, float]]:
             continue
         for name, value in entry.items():
             number = as_number(value)
-            if name not in _NOT_CURVES and not name.endswith(_CLOCKED) and number is not None:
+            if name not in _NOT_CURVES and not is_clocked(name) and number is not None:
                 found.setdefault(name, {})[step] = number
     return found
 

@@ -21,7 +21,7 @@ _PLACES = frozenset(("step", "epoch", "time", "event"))
 _PHASES = ("train", "eval", "val", "valid", "validation", "test")
 _CLOCKED = re.compile(
     rf"(?:{'|'.join(_PHASES)})[_/](?:.+[_/])?"
-    "(?:runtime|samples_per_second|steps_per_second|(?:model_)?preparation_time)|total_flos"
+    "(?:runtime|(?:samples|steps|tokens)_per_second|(?:model_)?preparation_time)|total_flos"
 )
 _TITLES = {"loss": "Loss", "learning_rate": "Learning rate", "grad_norm": "Gradient norm"}
 _ORDER = ("loss", "learning_rate", "grad_norm")
