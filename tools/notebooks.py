@@ -32,7 +32,7 @@ _FRAME = re.compile(r"^(?=File |Cell In\[)", re.MULTILINE)
 _FRAMES_LEFT_OUT = "(frames of libraries)\n\n"
 # What differs from run to run, or from machine to machine, and means nothing here.
 _VARIES = (
-    (re.compile(r"\[\d+:\d+<\d+:\d+, *[\d.]+ ?(it/s|s/it)\]"), "[times]"),
+    (re.compile(r"\[[\d:]+<[\d:?]+, *[\d.?]+ ?(it/s|s/it)\]"), "[times]"),
     (re.compile(r"[\d.]+ of [\d.]+ [KMGT]iB( that this machine has)?"), "sizes"),
     (re.compile(r"[\d.]+ [KMGT]iB"), "size"),
     (re.compile(r"\(pid \d+\)"), "(pid)"),
@@ -110,7 +110,8 @@ def _lines(notebook: Any) -> Iterator[str]:
             text = _text(output)
             for pattern, word in _VARIES:
                 text = pattern.sub(word, text)
-            yield from text.split("\n")
+            # A progress bar pads its line to cover a longer one before it.
+            yield from (line.rstrip() for line in text.split("\n"))
 
 
 def _text(output: Any) -> str:

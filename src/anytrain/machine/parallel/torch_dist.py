@@ -20,7 +20,7 @@ from torch import nn
 from anytrain.core import environment
 from anytrain.core.environment import Place
 from anytrain.core.errors import AnytrainError, BadInput, PeerLost, WrongOrder
-from anytrain.machine.parallel import ddp, xla_group
+from anytrain.machine.parallel import ddp, rest, xla_group
 from anytrain.machine.parallel.store import StoreBoard
 from anytrain.machine.parallel.world import ReduceOp, Solo, World
 from anytrain.machine.processes import meeting
@@ -62,9 +62,10 @@ def join(
     after which a rank without a sign of life ends the job; 0 waits on. `beats` is the folder
     where a launcher of ours listens.
     """
+    if place.size == 1 and not dist.is_initialized():
+        return _solo(beats)
+    rest.let_gloo_rest_at_exit()
     if not dist.is_initialized():
-        if place.size == 1:
-            return _solo(beats)
         _meet(place, transport, device, timeout_s, init_method)
     if dist.get_world_size() == 1:
         return _solo(beats)
