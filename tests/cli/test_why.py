@@ -49,6 +49,7 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 data = torch.utils.data.DataLoader(torch.ones(32, 4), batch_size=4)
 model, optimizer, data, test = accelerator.prepare(model, optimizer, data, data)
+began = time.perf_counter()
 for epoch in range(2):
     for batch in data:
         time.sleep(0.01)
@@ -60,6 +61,7 @@ for epoch in range(2):
             model(batch)
         time.sleep(0.03)
 accelerator.save_state(sys.argv[1] + "/saved")
+print(time.perf_counter() - began)
 """
 WHY = [sys.executable, "-m", "anytrain", "why"]
 
@@ -111,7 +113,7 @@ def test_of_a_run_on_another_host_it_is_told_when_it_was_last_heard_of(tmp_path:
 def test_a_loop_of_ones_own_is_timed_too(tmp_path: Path) -> None:
     began = time.time()
     with script_file(OWN_LOOP) as script:
-        run_command([sys.executable, script, tmp_path])
+        loops_s = float(run_command([sys.executable, script, tmp_path]).stdout.split()[-1])
     took = time.time() - began
     told = why(tmp_path)
     # The kernel notes a start in hundredths of a second.
@@ -119,8 +121,10 @@ def test_a_loop_of_ones_own_is_timed_too(tmp_path: Path) -> None:
     assert (told["state"], told["step"]) == ("ended", 16)
     assert told["finding"]["name"] == "evaluate"
     assert told["seconds"]["step"] >= 0.16
-    assert 0.48 <= told["seconds"]["evaluate"] < told["seconds"]["step"] * 4
+    assert told["seconds"]["evaluate"] >= 0.48
     assert told["seconds"]["save"] > 0
+    parts = (told["seconds"][name] for name in ("step", "evaluate", "save"))
+    assert sum(parts) <= loops_s + 0.01, "nothing counts twice"
     shown = run_command([*WHY, tmp_path]).stdout
     assert f"{tmp_path}: ended at step 16 after" in shown
     assert told["finding"]["remedy"] in shown

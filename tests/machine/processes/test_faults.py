@@ -152,8 +152,8 @@ def test_a_stack_that_is_too_deep_for_the_file_keeps_its_innermost_calls(tmp_pat
 
 def test_looking_costs_next_to_nothing(tmp_path):
     places = faults.Places(str(tmp_path), 0)
-    began = time.perf_counter()
+    began = time.process_time()
     for _ in range(100):
         places.look()
     # Four times a second: a millisecond would be a 250th of it.
-    assert (time.perf_counter() - began) / 100 < 1e-3
+    assert (time.process_time() - began) / 100 < 1e-3
