@@ -11,7 +11,19 @@ import pytest
 from anytrain.core.errors import BadInput
 from anytrain.engine.checkpoint.manifest import Manifest
 from anytrain.insight.proofs import kills
-from anytrain.insight.proofs.lives import Commit, Script, Trial, mirror
+from anytrain.insight.proofs.lives import Commit, Life, Script, Trial, mirror
+
+SAVES = """
+import sys, time, torch
+from pathlib import Path
+from anytrain.engine.checkpoint import Snapshot, Store
+
+store = Store(Path(sys.argv[1], "checkpoints"))
+for step in (1, 2):
+    store.save(f"step-{step}", Snapshot(step=step, models=[{"weight": torch.zeros(1)}], parts={}))
+    Path(sys.argv[1], f"saved-{step}").touch()
+time.sleep(60)
+"""
 
 
 @pytest.fixture
@@ -98,3 +110,18 @@ def test_kills_are_spread_over_the_saves(num_commits: int, num_kills: int) -> No
             assert steps[-1] >= 6
     again = kills.plan(commits, num_kills, random.Random(0))
     assert again == kills.plan(commits, num_kills, random.Random(0))
+
+
+def test_a_checkpoint_that_came_just_before_the_kill_is_seen(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(SAVES)
+    trial = Trial(Script(str(script), ("{project}",)), tmp_path / "trial")
+
+    def late(life: Life) -> bool:
+        """Decide at the first checkpoint, and kill after the second."""
+        while life.own_commits and not (trial.project / "saved-2").exists():
+            time.sleep(0.01)
+        return bool(life.own_commits)
+
+    assert trial.live(late) is None
+    assert trial.newest is not None and trial.newest.manifest.step == 2

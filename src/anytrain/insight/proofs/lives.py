@@ -119,8 +119,10 @@ class Trial:
                 if code is not None:
                     return code
                 if kill_when is not None and kill_when(life):
-                    return None
+                    break
                 time.sleep(_LOOK_EVERY_S)
+        self.look(life.began)  # a last one may have come before the kill did
+        return None
 
     def look(self, began: float) -> None:
         """Take note of checkpoints that have come since the last look."""
