@@ -78,6 +78,29 @@ def test_the_best_is_kept_without_being_loaded_at_the_end(
     assert kept(tmp_path) == left
 
 
+@pytest.mark.parametrize("way", ["relative", "linked"])
+def test_the_best_is_kept_in_a_folder_by_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("real").mkdir()
+    Path("linked").symlink_to("real")
+    trainer = trained(
+        Path("real" if way == "relative" else "linked"),
+        [0.9, 0.5, 0.4, 0.3, 0.2, 0.1],
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+    )
+    assert (
+        Path(trainer.state.best_model_checkpoint or "").resolve() == tmp_path / "real/checkpoint-1"
+    )
+    assert kept(tmp_path / "real") == [1, trainer.state.global_step]
+
+
 def test_a_checkpoint_tells_only_the_metric_of_its_own_step(tmp_path: Path) -> None:
     trained(
         tmp_path,

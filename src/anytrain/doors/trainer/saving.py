@@ -223,11 +223,12 @@ class Saving(Best):
         models.clear()
 
     def _store(self, trial: Any) -> checkpoint.Store:
-        root = Path(self._get_output_dir(trial))
+        root = Path(self._get_output_dir(trial)).expanduser().resolve()
 
         def known_best() -> str | None:
             best = self.state.best_model_checkpoint
-            return Path(best).name if best is not None and Path(best).parent == root else None
+            is_here = best is not None and Path(best).resolve().parent == root
+            return Path(best).name if best is not None and is_here else None
 
         rule = checkpoint.Retention(
             keep_last=self.args.save_total_limit, best_counts=True, known_best=known_best
