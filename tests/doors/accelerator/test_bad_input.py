@@ -92,7 +92,7 @@ CALLS: dict[str, tuple[Callable[[], Any], str]] = {
         "Cannot register",
     ),
     "a tracker that was not started": (
-        lambda: Accelerator(cpu=True).get_tracker("jsonl"),
+        lambda: Accelerator(cpu=True, log_with="jsonl", project_dir=".").get_tracker("jsonl"),
         "jsonl",
     ),
     "dispatching what is not placed": (

@@ -226,10 +226,42 @@ def test_a_signal_saves_between_two_steps_and_the_run_goes_on_exactly(
     _, told = process.communicate(timeout=60)
     assert process.returncode == 128 + number
     assert "saved" in told
+    assert "Start the same command to go on." in told
     assert "Traceback" not in told
     run_command([sys.executable, script, tmp_path / "cut", 0])
     whole = (tmp_path / "whole/final/model.safetensors").read_bytes()
     assert (tmp_path / "cut/final/model.safetensors").read_bytes() == whole
+
+
+def test_a_script_that_does_not_resume_is_told_how(tmp_path: Path) -> None:
+    sends = "\n        import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    script = RESUMABLE.replace("accelerator.resume()\n", "").replace("time.sleep(pause)", sends)
+    ended = run_script(script, tmp_path / "cut", 0, check=False)
+    assert ended.returncode == 130
+    assert "Start the same command" not in ended.stderr
+    assert "the script must call resume() after prepare()" in ended.stderr
+    script = script.replace(sends, "accelerator.save_state()")
+    ended = run_script(script, tmp_path / "cut", 0, check=False)
+    assert "checkpoint_0 exists already" in ended.stderr
+    assert "call resume() after prepare() to go on with that run" in ended.stderr
+
+
+def test_a_run_goes_on_from_the_newest_whatever_its_name(tmp_path: Path) -> None:
+    numbered = ProjectConfiguration(automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path, project_config=numbered)
+    train(accelerator, accelerator.prepare(*parts()), 1)
+    accelerator.save_state()
+    other = Accelerator(cpu=True, project_dir=tmp_path)
+    prepared = other.prepare(*parts())
+    assert other.resume()
+    train(other, prepared, 2)
+    other.save_state(tmp_path / "mine")
+    other.save_model(prepared[0], tmp_path / "export")
+    third = Accelerator(cpu=True, project_dir=tmp_path)
+    again = third.prepare(*parts())
+    assert third.resume()
+    assert again[1].state_dict()["state"][0]["step"] == 3
+    assert same(prepared[0], again[0])
 
 
 def test_handlers_are_given_back(tmp_path: Path) -> None:

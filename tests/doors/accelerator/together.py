@@ -65,6 +65,27 @@ def check_metrics_count_every_sample_once() -> None:
             assert sorted(seen) == list(range(size)), (config, size, seen)
 
 
+def check_metrics_of_a_stream_lose_no_sample_that_was_dealt() -> None:
+    for dispatching in (False, True):
+        config = DataLoaderConfiguration(dispatch_batches=dispatching)
+        accelerator = Accelerator(cpu=True, dataloader_config=config)
+        loader = accelerator.prepare(DataLoader(Stream(22), batch_size=4, drop_last=True))
+        seen = [v for b in loader for v in accelerator.gather_for_metrics(b).tolist()]
+        assert sorted(seen) == list(range(16)), (dispatching, seen)
+
+
+def check_one_of_a_machine_writes_models() -> None:
+    accelerator = Accelerator(cpu=True)
+    assert accelerator.should_save_model == (accelerator.process_index == 0)
+
+
+def check_what_is_one_thing_is_not_split() -> None:
+    accelerator = Accelerator(cpu=True)
+    for padding in (False, True):
+        with accelerator.split_between_processes("a dog", apply_padding=padding) as part:
+            assert part == "a dog"
+
+
 def check_metrics_of_objects_count_every_sample_once() -> None:
     accelerator = Accelerator(cpu=True)
     loader = accelerator.prepare(DataLoader(torch.arange(11), batch_size=4))

@@ -11,8 +11,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from anytrain.core.errors import BadType, Notice
+from anytrain.core.errors import BadInput, BadType, Notice
 from anytrain.doors.trainer import Trainer
+from anytrain.doors.training_args import TrainingArguments
 from equivalence import twins
 
 
@@ -167,3 +168,17 @@ def test_batches_of_an_evaluation_that_died_are_forgotten(tmp_path: Path) -> Non
     with pytest.raises(RuntimeError, match="the disk is gone"):
         trainer.evaluate()
     assert trainer.evaluate()["eval_accuracy"] == 1.0
+
+
+def test_evaluations_without_data_are_refused_before_the_training(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no eval_dataset"):
+        build(tmp_path, Places(), eval_strategy="epoch", eval_dataset=None)
+
+    class Own(Trainer):
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            return super().get_eval_dataloader(pairs())
+
+    args = TrainingArguments(str(tmp_path), eval_strategy="epoch", num_train_epochs=1)
+    trainer = Own(Places(), args, train_dataset=pairs())
+    trainer.train()
+    assert "eval_loss" in trainer.state.log_history[-2]

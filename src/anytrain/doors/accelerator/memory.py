@@ -14,6 +14,9 @@ from anytrain.engine.assemble import current
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
 
+# In lower case. Where cuDNN has too little room for what it must do, it says the second.
+_FULL = ("out of memory", "cudnn_status_not_supported")
+
 
 def release_memory(*objects: Any) -> list[None]:
     """Drop the objects and give cached device memory back; assign the result to their names.
@@ -36,8 +39,8 @@ def find_executable_batch_size(
 ) -> Callable[..., Any]:
     """Decorate a function of a batch size: on out-of-memory it is called again with less.
 
-    The size is halved, or set by `reduce_batch_size_fn`. Memory is freed before each try, and
-    the size that worked is where the next call starts.
+    The size is a tenth less each time, or set by `reduce_batch_size_fn`. Memory is freed before
+    each try, and the size that worked is where the next call starts.
     """
     if function is None:
         return functools.partial(
@@ -66,7 +69,8 @@ def find_executable_batch_size(
             except Exception as error:  # noqa: BLE001 -- re-raised unless it is out of memory
                 if not is_out_of_memory(device, error):
                     raise
-            learnt = reduce_batch_size_fn() if reduce_batch_size_fn is not None else learnt // 2
+            less = reduce_batch_size_fn
+            learnt = int(learnt * 0.9) if less is None else less()
 
     return with_batch_size
 
@@ -74,7 +78,7 @@ def find_executable_batch_size(
 def is_out_of_memory(backend: Backend, error: BaseException) -> bool:
     """Ask the backend; a user's own words count too, as the peers' wrappers raise plain errors."""
     return backend.is_out_of_memory(error) or (
-        isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
+        isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _FULL)
     )
 
 

@@ -40,6 +40,8 @@ class Saving:
     dataloader_config: DataLoaderConfiguration
     _between: BetweenSteps
     _record: Record | None
+    _looked_back: bool
+    """Whether the script has asked for a checkpoint to go on from."""
     _restored: int | None
     """The updates of the checkpoint that was loaded; None where none was."""
     _project: tuple[str | None, dict[str, Any]]
@@ -116,6 +118,7 @@ class Saving:
         With `strict=False` a model may miss weights or find ones it has no place for.
         """
         _refuse_unknown("load_state", load_model_func_kwargs)
+        self._looked_back = True
         if watching() is not None:  # what a step does hangs on no weight
             return
         if map_location not in (None, "cpu", "on_device"):
@@ -151,10 +154,25 @@ class Saving:
         if self._run.session.end_step is not None:
             self._run.session.end_step()  # what was restored is an input of the next step's graph
 
+    @property
+    def should_save_model(self) -> bool:
+        """Whether this process is the one of its machine to write a file."""
+        return self._run.session.world.local_rank == 0
+
     def resume(self) -> bool:
-        """Load the project's newest whole checkpoint; return whether there was one."""
+        """Load the project's newest whole checkpoint; return whether there was one.
+
+        It may have a number, or a name that `save_state()` was given right in the project folder.
+        """
+        self._looked_back = True
         store, _ = self._store_for(None, saving=False)
-        if store.newest_whole(world=self._run.session.world).path is None:
+        world = self._run.session.world
+        numbered = store.newest_whole(world=world)
+        named = checkpoint.Store(store.root.parent).newest_whole(world=world)
+        if named.created_ns > numbered.created_ns:
+            self.load_state(named.path)
+            return True
+        if numbered.path is None:
             return False
         self.load_state()
         return True
@@ -165,6 +183,7 @@ class Saving:
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._between = BetweenSteps()
         self._record, self._restored, self._project = None, None, (None, {})
+        self._looked_back = False
         if self.project_configuration.project_dir is not None and watching() is None:
             found = self._run.session
             self._between.interrupts = stop_on_signals(found, self._save_interrupted)
@@ -218,7 +237,12 @@ class Saving:
         path = self.save_state(None if named else folder)
         if self.project_configuration.iteration == before:
             return f"the run could not be saved after step {cursor.updates}; see the notice above."
-        return f"saved {path} after step {cursor.updates}. Start the same command to go on."
+        how = (
+            "Start the same command to go on."
+            if self._looked_back
+            else "To go on from there, the script must call resume() after prepare(): it did not."
+        )
+        return f"saved {path} after step {cursor.updates}. {how}"
 
     def _take_free_number(self) -> None:
         """Number the next checkpoint so that it meets none that is there already."""
@@ -312,8 +336,9 @@ class Saving:
                     f"Checkpoint {root / name} exists already.",
                     why="another run's checkpoints are in this project folder, or this one was "
                     "resumed without setting the iteration.",
-                    fix="pass ProjectConfiguration(iteration=N) with the next free number, or "
-                    "another project_dir.",
+                    fix="call resume() after prepare() to go on with that run; to begin anew, pass "
+                    "ProjectConfiguration(iteration=N) with the next free number, or another "
+                    "project_dir.",
                 )
             return checkpoint.Store(root, retention=keep), name
         path = Path(folder)

@@ -10,6 +10,7 @@ from anytrain.doors.accelerator.settings import Settings
 from anytrain.engine.assemble.between import BetweenSteps
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.record import Record
+from anytrain.engine.recording.trackers.general import GeneralTracker
 from anytrain.engine.recording.trackers.values import read
 from anytrain.insight.preflight.watching import watching
 
@@ -46,7 +47,12 @@ class Tracking(ProcessView, Settings):
         return [] if self._trackers is None else list(self._trackers)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return a running tracker, or the library's own object below it."""
+        """Return a running tracker, or the library's own object below it.
+
+        Where nothing is to be tracked it is one that records nothing.
+        """
+        if self._trackers is None and not self._log_with:
+            return GeneralTracker(_blank=True)
         if self._trackers is None:
             raise WrongOrder(
                 f"Cannot get the tracker {name!r}.",

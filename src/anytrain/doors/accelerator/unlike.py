@@ -22,7 +22,6 @@ class UnlikeAccelerate:
     is_composable_parallelism_enabled = False
     is_fsdp2 = False
     parallelism_config = None
-    should_save_model = True
     torch_device_mesh = None
     tensor_parallel_rank = 0
     pipeline_parallel_rank = 0

@@ -265,8 +265,20 @@ def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:
     return collate
 
 
-def check_eval_sets(eval_dataset: Any) -> None:
-    """Refuse an empty set of evaluation sets."""
+def check_eval_sets(trainer: Any, eval_dataset: Any) -> None:
+    """Refuse evaluations that are asked for and cannot be, before anything is trained."""
+    own = type(trainer)
+    makes_own = (
+        own.get_eval_dataloader is not Data.get_eval_dataloader
+        or getattr(own.evaluate, "__module__", "").partition(".")[0] != "anytrain"
+    )
+    if eval_dataset is None and trainer.args.eval_strategy != "no" and not makes_own:
+        raise BadInput(
+            "Cannot evaluate: there is no eval_dataset.",
+            why=f'eval_strategy="{trainer.args.eval_strategy}" asks for evaluations, and the '
+            "Trainer was made without data for them.",
+            fix='pass eval_dataset=, override get_eval_dataloader, or pass eval_strategy="no".',
+        )
     if isinstance(eval_dataset, Mapping) and not eval_dataset:
         raise BadInput(
             "Cannot evaluate on no data set.",

@@ -85,7 +85,7 @@ class Trainer(
         self.processing_class = preparing.one_processing_class(processing_class, tokenizer)
         self.model_init = preparing.one_model(model, model_init)
         preparing.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
-        check_eval_sets(eval_dataset)
+        check_eval_sets(self, eval_dataset)
         self._follow_arguments()
         preparing.set_precision_of_matmuls(self.args, self._session)
         self._new_run()

@@ -61,6 +61,11 @@ class Newest:
     manifest: Manifest | None = None
     passed_over: tuple[PassedOver, ...] = ()
 
+    @property
+    def created_ns(self) -> int:
+        """When it was committed; 0 where there is none."""
+        return 0 if self.manifest is None else self.manifest.created_ns
+
 
 def entries(root: Path) -> list[Entry]:
     """Return the checkpoints in a folder, newest first; those without a manifest come last."""

@@ -157,8 +157,8 @@ def _unfit(
     return CheckpointError(
         f"Cannot load {source} into {type(model).__name__}.",
         why="; ".join(reasons) + ".",
-        fix="build the model as it was when it was saved, or pass strict=False if names may "
-        "differ.",
+        fix="build the model as it was when it was saved"
+        + ("." if wrong else "; where names may differ, load it with load_state(strict=False)."),
     )
 
 

@@ -183,9 +183,10 @@ class IterableDatasetShard(IterableDataset[Any]):
         self._seed_generator()
         for first, current in _pairs_with_first(self._rounds()):
             missing = self.round_size - len(current)
-            self.remainder = len(current) if missing else 0
             if missing and self.drop_last:
+                self.remainder = 0
                 return
+            self.remainder = len(current) if missing else 0
             if missing and self.even_batches:
                 current = current + [first[i % len(first)] for i in range(missing)]
             part = self.round_size // self.num_processes

@@ -17,8 +17,13 @@ def split(inputs: Any, size: int, rank: int, *, pad: bool = False) -> Any:
     ([1, 2, 3], [4, 5])
     >>> split([1, 2, 3], size=2, rank=1, pad=True)
     [3, 3]
+
+    What is one thing, such as a prompt, is everyone's.
+
+    >>> split("a dog", size=2, rank=1)
+    'a dog'
     """
-    if size == 1:
+    if size == 1 or isinstance(inputs, str | bytes) or not hasattr(inputs, "__len__"):
         return inputs
     length = _length(inputs)
     each, extra = divmod(length, size)
