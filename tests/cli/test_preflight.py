@@ -72,6 +72,7 @@ def test_parity_takes_a_script_over_at_its_first_step(tmp_path: Path, script: st
     told = json.loads(ran.stdout)
     assert told["is_equal"]
     assert told["dtype"] == "bfloat16"
+    assert told["loss_is_stand_in"]  # the model returns logits
     assert 0 < told["worst"]["error"] < told["worst"]["tolerance"]
     assert not (tmp_path / "trained").exists()
 

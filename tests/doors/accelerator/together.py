@@ -74,6 +74,13 @@ def check_metrics_of_a_stream_lose_no_sample_that_was_dealt() -> None:
         assert sorted(seen) == list(range(16)), (dispatching, seen)
 
 
+def check_metrics_of_one_object_each_keep_them_all() -> None:
+    accelerator = Accelerator(cpu=True)
+    for _ in accelerator.prepare(DataLoader(torch.arange(9), batch_size=4)):
+        seen = accelerator.gather_for_metrics({"of": accelerator.process_index})
+        assert seen == [{"of": 0}, {"of": 1}], seen
+
+
 def check_one_of_a_machine_writes_models() -> None:
     accelerator = Accelerator(cpu=True)
     assert accelerator.should_save_model == (accelerator.process_index == 0)

@@ -40,7 +40,8 @@ from huggingface_hub import constants
 from anytrain.core.errors import HubError
 constants.ENDPOINT, constants.HF_HUB_OFFLINE = "http://127.0.0.1:9", False
 try:
-    Trainer(Line(), arguments(push_to_hub=True, hub_token="hf_local"), train_dataset=rows)
+    pushing = arguments(push_to_hub=True, hub_token="hf_local")
+    Trainer(Line(), pushing, train_dataset=rows, eval_dataset=rows)
 except HubError as error:
     (root / f"refused{os.environ['RANK']}").write_text(str(error))
 

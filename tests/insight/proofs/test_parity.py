@@ -186,6 +186,15 @@ def test_outputs_without_a_loss_and_a_loss_of_ones_own_are_gone_back_from() -> N
     assert own.reference_loss == pytest.approx(loss_fn(model, (x, y)).item())
 
 
+def test_a_loss_that_the_model_did_not_give_is_called_a_stand_in() -> None:
+    made = compare(nn.Linear(4, 2), torch.ones(3, 4), device="cpu")
+    assert made.loss_is_stand_in
+    assert f"a stand-in loss made from the model's output: {made.loss:.6g}, on" in str(made)
+    given = compare(net(), batch(), device="cpu")
+    assert not given.loss_is_stand_in
+    assert f"\n  loss {given.loss:.6g}, on the CPU" in str(given)
+
+
 def test_dropout_is_left_out_wherever_it_is_written() -> None:
     x = torch.ones(4, 6)
     attention = nn.MultiheadAttention(6, 2, dropout=0.5, batch_first=True)

@@ -16,7 +16,9 @@ import pytest
 from anytrain.core.records import open_run
 from anytrain.engine.recording.console import Plain
 from anytrain.engine.recording.terminal import Terminal
+from anytrain.insight.report.page_summary import how_it_stands
 from anytrain.insight.report.watch import Silent, Watch, follow, present, summary
+from anytrain.insight.report.why import tell
 from made_records import Record
 
 
@@ -231,6 +233,22 @@ def test_an_own_loop_shows_the_loss_under_the_name_it_was_logged_by(record) -> N
         record.log(step, **{"val/loss": 9.0, "train/loss": 1 / step})
     lines = present(open_run(record.folder), 100, is_ascii=False)
     assert "train/loss 0.3333 █▃▁" in lines[2]
+
+
+def test_the_step_of_an_own_loop_is_its_updates_not_what_it_logs_at(record, gone: int) -> None:
+    record.begin(pid=gone, max_steps=None, samples_per_step=None)
+    for update in range(1, 10):  # of four batches each; the script counts batches
+        record.train(range(update, update + 1))
+        record.log(4 * update, loss=1 / update)
+    run = open_run(record.folder)
+    lines = present(run, 100, is_ascii=False)
+    assert "killed after step 9;" in lines[0]
+    assert lines[1].startswith("training 9 ") and "1.0 steps/s" in lines[2]
+    assert lines[-1] == "last logged at step 36"
+    watch = Watch(run, Silent)
+    watch.look()
+    assert summary(watch).steps == tell(run.lives[-1])["step"] == 9
+    assert "It is known up to step 9 (" in how_it_stands(run)
 
 
 def test_nothing_that_a_run_wrote_can_move_the_cursor(record) -> None:

@@ -406,7 +406,8 @@ class Accelerator(Tracking, Saving, Foretelling, UnlikeAccelerate):
             data = collect.gather_objects(input_data, world)
         else:
             data = collect.gather(input_data, world, check=self.debug)
-        if world.size > 1 and cursor.at_end and cursor.remainder > 0:
+        of_rows = not as_objects or isinstance(input_data, (list, tuple))
+        if of_rows and world.size > 1 and cursor.at_end and cursor.remainder > 0:
             kept = cursor.remainder
             data = data[:kept] if as_objects else map_tensors(lambda t: t[:kept], data)
         if cursor.end_step is not None:

@@ -177,11 +177,11 @@ class Followed:
         self.weigh()
         self.tell(entry)
 
-    def take(self, entry: Entry) -> None:
-        """Take the figures of an entry."""
+    def take(self, entry: Entry, *, at_update: bool = True) -> None:
+        """Take the figures of an entry; its step tells the pace where it counts updates."""
         if entry.is_evaluation:
             return
-        if self.pace is not None and entry.step > self.course.step:
+        if at_update and self.pace is not None and entry.step > self.course.step:
             self.pace.mark(self.clock(), entry.step)
         self.standing.latest.update(entry.pairs())
         if entry.loss is not None:

@@ -93,6 +93,8 @@ class Parity:
     loss: float = math.nan
     """Of the device's step by itself, nothing corrected on the way."""
     reference_loss: float = math.nan
+    loss_is_stand_in: bool = False
+    """Whether the model gave no loss, and both are made from its output."""
     unlike_calls: list[str] = field(default_factory=list)
     """Modules that one side calls more often than the other."""
 
@@ -114,7 +116,8 @@ class Parity:
     def __str__(self) -> str:
         against = f"{self.device} in {self.dtype} against the CPU in float32"
         counted = f"{self.num_compared} tensors of {self.num_modules} modules"
-        losses = f"loss {self.loss:.6g}, on the CPU {self.reference_loss:.6g}"
+        name = "a stand-in loss made from the model's output:" if self.loss_is_stand_in else "loss"
+        losses = f"{name} {self.loss:.6g}, on the CPU {self.reference_loss:.6g}"
         if self.is_equal:
             return (
                 f"equal: {against}, {counted} within tolerance\n  {losses}\n  worst: {self.worst}"
@@ -151,7 +154,7 @@ def compare(
     """
     where = _device(device)
     name = str(_dtype(dtype)).removeprefix("torch.")
-    loss_of = loss_fn or _own_loss
+    loss_of = loss_fn or OutputLoss(_call)
     reference = _Side(_copied(model, torch.device("cpu"), whole=True), batch, loss_of, name)
     subject = _Side(_copied(model, where, whole=False), batch, loss_of, name, autocast=True)
     taken = reference.run(Taps()).book
@@ -159,6 +162,7 @@ def compare(
     found = subject.run(Taps(taken)).book
     parity = Parity(str(where), name, sum(1 for _ in model.modules()))
     parity.loss, parity.reference_loss = free, reference.loss
+    parity.loss_is_stand_in = isinstance(loss_of, OutputLoss) and loss_of.is_stand_in
     parity.unlike_calls = unlike_calls(taken, found)
     measured = Measures(reference.model, taken)
     allowed = _allowances(model, batch, loss_of, measured, _computes_in(name, where))
@@ -283,23 +287,31 @@ def _copied(model: nn.Module, device: torch.device, *, whole: bool) -> nn.Module
 # -- what was given ---------------------------------------------------------------------------
 
 
-def _own_loss(model: nn.Module, batch: Any) -> Any:
-    """Return the output's own loss, or a weighting of the outputs."""
-    return loss_of_output(call(model, batch))
+class OutputLoss:
+    """Take the loss that a model's output offers; else a stand-in made from its values."""
+
+    def __init__(self, call: Callable[[nn.Module, Any], Any]) -> None:
+        self._call = call
+        self.is_stand_in = False
+        """Whether the last output offered none."""
+
+    def __call__(self, model: nn.Module, batch: Any) -> Any:
+        """Call the model; return the loss of its output."""
+        output = self._call(model, batch)
+        own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+        self.is_stand_in = not isinstance(own, torch.Tensor)
+        return own.mean() if isinstance(own, torch.Tensor) else _weighted(output)
 
 
-def call(model: nn.Module, batch: Any) -> Any:
+def _call(model: nn.Module, batch: Any) -> Any:
     """Call the model with a batch: by name, in order, or as one argument."""
     if isinstance(batch, Mapping):
         return model(**batch)
     return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
 
 
-def loss_of_output(output: Any) -> Any:
-    """Return what a model's output offers as a loss; else its values, weighted at random."""
-    own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
-    if isinstance(own, torch.Tensor):
-        return own.mean()
+def _weighted(output: Any) -> Any:
+    """Return the sum of an output's values, weighted at random."""
     draw = torch.Generator().manual_seed(_SEED)
     total: Any = 0.0
     for leaf in leaves(output):

@@ -18,7 +18,7 @@ from torch import nn
 from anytrain.core.errors import BadInput
 from anytrain.insight.preflight.watching import Watch, watch, watching
 from anytrain.insight.program import run_program
-from anytrain.insight.proofs.parity import Parity, compare, loss_of_output
+from anytrain.insight.proofs.parity import OutputLoss, Parity, compare
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
@@ -95,9 +95,7 @@ def _is_training(module: nn.Module) -> bool:
 
 
 def _compared(model: nn.Module, args: Any, kwargs: Any, precision: str) -> Parity:
-    def loss_of(copy: nn.Module, batch: Any) -> Any:
-        return loss_of_output(copy(*batch[0], **batch[1]))
-
+    loss_of = OutputLoss(lambda copy, batch: copy(*batch[0], **batch[1]))
     device = next(model.parameters()).device
     with torch.autocast(device.type, enabled=False):
         return compare(model, (args, kwargs), loss_of, device, precision)

@@ -11,6 +11,7 @@ from anytrain.insight.pages.page import Content, Markup, joined, table, tag
 from anytrain.insight.report.page_curves import Figures, counted, is_clocked, starts
 from anytrain.insight.report.page_section import Section, section
 from anytrain.insight.report.page_values import finite, mapping, moment, text, whole
+from anytrain.insight.report.steps import own_count, position
 
 _LOOKS = {"finished": "good", "running": "note", "failed": "error", "killed": "error"}
 _TRAINING = ("data", "transfer", "step", "wait", "other")
@@ -73,7 +74,7 @@ def every_figure(known: Figures) -> Section | None:
 
 def _last_words(run: Run, life: Life | None) -> str:
     heard = None if life is None else life.heard
-    upto = f"step {number(_last_step(run))}"
+    upto = f"step {number(position(run))}"
     when = f" ({moment(heard)})" if heard is not None else ""
     if run.state == "finished":
         return f"The run finished at {upto}{when}."
@@ -93,13 +94,6 @@ def _last_words(run: Run, life: Life | None) -> str:
     host = "" if life is None else text(life.began.get("host", "another host"))
     where = f" It ran on {host}, and only that host knows whether it still does." if host else ""
     return f"How the run ended is not known; it was last heard of at {upto}{when}.{where}"
-
-
-def _last_step(run: Run) -> float:
-    """Return the last step that is known of: a kill may leave the log ahead of the timesheet."""
-    logged = (finite(entry.get("step")) for entry in run.metrics[-100:])
-    timed = (finite(life.last.get("step")) for life in run.lives[-1:])
-    return max((step for step in (*logged, *timed) if step is not None), default=0.0)
 
 
 def _error(life: Life | None) -> str:
@@ -132,7 +126,10 @@ def _losses(known: Figures) -> Iterator[tuple[str, Content, str]]:
 def _progress(run: Run, life: Life) -> Iterator[tuple[str, Content, str]]:
     most, epoch = whole(life.began.get("max_steps")), finite(life.last.get("epoch"))
     of = f" of {most:,}" if most else ""
-    yield "steps", f"{number(_last_step(run))}{of}", "" if epoch is None else f"epoch {epoch:.4g}"
+    logged = own_count(run)
+    more = [f"epoch {epoch:.4g}"] if epoch is not None else []
+    more += [f"last logged at step {number(logged)}"] if logged is not None else []
+    yield "steps", f"{number(position(run))}{of}", ", ".join(more)
     spent = sum(sum(each.seconds.values()) for each, _ in counted(run))
     if spent:
         start = sum(each.seconds.get("start", 0.0) for each, _ in counted(run))

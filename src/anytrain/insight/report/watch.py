@@ -18,6 +18,7 @@ from anytrain.core.records import Run, open_run
 from anytrain.engine.recording.console import Course, Followed, Plain
 from anytrain.engine.recording.shown import Entry, Summary, duration, entry, printable
 from anytrain.engine.recording.terminal import Terminal
+from anytrain.insight.report.steps import logs_at_updates, own_count, position
 from anytrain.insight.report.why import shares
 
 _LOOK_S = 0.5
@@ -164,8 +165,10 @@ class Watch:
             pace.go_on(now)
         if found.is_evaluation:
             self.evaluated.update(found.pairs())
-        self.view.take(found)
-        self.view.step = max(self.view.step, found.step)
+        at_update = logs_at_updates(self.run)
+        self.view.take(found, at_update=at_update)
+        if at_update:
+            self.view.step = max(self.view.step, found.step)
         return found
 
     def _note(self, raw: dict[str, Any]) -> None:
@@ -284,6 +287,8 @@ def present(run: Run, width: int, is_ascii: bool) -> list[str]:
     if last is not None and not watch.is_over:
         told[0] += f", last heard {_ago(last)}"
     told += bars if run.lives or run.metrics else []
+    logged = own_count(run)
+    told += [] if logged is None else [f"last logged at step {logged}"]
     evaluated = [f"{name} {value}" for name, value in watch.evaluated.items()]
     if evaluated:
         told.append("  ".join(evaluated))
@@ -371,14 +376,6 @@ def heard(run: Run) -> float | None:
     times = [run.lives[-1].heard] if run.lives else []
     times += [_number(lines[-1].get("time")) for lines in (run.metrics, run.starts) if lines]
     return max((at for at in times if at is not None), default=None)
-
-
-def position(run: Run) -> int:
-    """Return how many steps the run has taken."""
-    last = run.lives[-1] if run.lives else None
-    known = [] if last is None else [last.last.get("step"), last.began.get("step")]
-    known += [run.metrics[-1].get("step")] if run.metrics else []
-    return max((step for step in map(_whole, known) if step is not None), default=0)
 
 
 def memory(run: Run) -> dict[str, int]:
