@@ -201,6 +201,13 @@ def test_only_the_main_process_runs_decorated_functions() -> None:
     assert accelerator.on_process(process_index=1)(lambda: "ran")() is None
 
 
+def test_a_loss_repeated_for_a_batch_counts_for_the_rows_of_the_last() -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(torch.arange(5.0), batch_size=4))
+    told = [accelerator.gather_for_metrics(rows.mean().repeat(4)).tolist() for rows in loader]
+    assert told == [[1.5] * 4, [4.0]]
+
+
 def test_the_batch_size_is_lowered_by_a_tenth_until_it_fits() -> None:
     tried = []
 

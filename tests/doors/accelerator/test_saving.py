@@ -264,6 +264,62 @@ def test_a_run_goes_on_from_the_newest_whatever_its_name(tmp_path: Path) -> None
     assert same(prepared[0], again[0])
 
 
+def test_after_a_damaged_checkpoint_the_run_goes_on_and_saves(tmp_path: Path) -> None:
+    numbered = ProjectConfiguration(automatic_checkpoint_naming=True)
+
+    def start() -> tuple:
+        accelerator = Accelerator(cpu=True, project_dir=tmp_path, project_config=numbered)
+        numbered.iteration = 0
+        return accelerator, accelerator.prepare(*parts())
+
+    accelerator, prepared = start()
+    for _ in range(2):
+        train(accelerator, prepared, 1)
+        accelerator.save_state()
+    (tmp_path / "checkpoints/checkpoint_1/model.safetensors").write_bytes(b"")
+    accelerator, prepared = start()
+    with pytest.warns(Notice, match="checkpoint_1"):
+        assert accelerator.resume()
+    train(accelerator, prepared, 1)
+    accelerator.save_state()
+    assert (tmp_path / "checkpoints/checkpoint_2/manifest.json").is_file()
+    for name in ("checkpoint_0", "checkpoint_2"):
+        (tmp_path / "checkpoints" / name / "model.safetensors").write_bytes(b"")
+    accelerator, prepared = start()
+    with pytest.warns(Notice, match="checkpoint_0"):
+        assert not accelerator.resume()
+    accelerator.save_state()
+    assert (tmp_path / "checkpoints/checkpoint_3/manifest.json").is_file()
+
+
+@pytest.mark.parametrize(("done", "left"), [(6, 6), (4, 2), (5, 1)])
+def test_a_script_that_counts_epochs_itself_loses_none(
+    tmp_path: Path, done: int, left: int
+) -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(torch.arange(24), batch_size=4))
+    for count, _ in enumerate(loader, start=1):
+        if count == done:
+            accelerator.save_state(tmp_path / "saved")
+    other = Accelerator(cpu=True)
+    loader = other.prepare(DataLoader(torch.arange(24), batch_size=4))
+    other.load_state(tmp_path / "saved")
+    assert sum(1 for _ in loader) == left
+
+
+def test_a_model_that_the_disk_has_no_room_for_is_told(tmp_path: Path) -> None:
+    script = """
+    import resource, signal, sys, torch
+    from anytrain import Accelerator
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    Accelerator(cpu=True).save_model(torch.nn.Linear(100, 100), sys.argv[1])
+    """
+    told = run_script(script, tmp_path / "model", check=False).stderr
+    assert f"Cannot write {tmp_path}/model/model.safetensors." in told
+    assert "save to another disk" in told
+
+
 def test_handlers_are_given_back(tmp_path: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     accelerator = Accelerator(cpu=True, project_dir=tmp_path)
@@ -319,14 +375,14 @@ def test_a_shuffle_with_its_own_generator_goes_on_after_an_epoch(tmp_path: Path)
 
 
 def test_an_epoch_saved_at_its_last_batch_is_ended_once(tmp_path: Path) -> None:
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path)
     loader = accelerator.prepare(DataLoader(torch.arange(4), batch_size=2))
     for batch in loader:
         if batch.tolist() == [2, 3]:
             accelerator.save_state(tmp_path / "last")
-    fresh = Accelerator(cpu=True)
+    fresh = Accelerator(cpu=True, project_dir=tmp_path)
     loader = fresh.prepare(DataLoader(torch.arange(4), batch_size=2))
-    fresh.load_state(tmp_path / "last")
+    assert fresh.resume()
     assert [batch.tolist() for batch in loader] == []
     assert loader.iteration == 1
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3]]

@@ -170,6 +170,29 @@ def test_batches_of_an_evaluation_that_died_are_forgotten(tmp_path: Path) -> Non
     assert trainer.evaluate()["eval_accuracy"] == 1.0
 
 
+def test_a_subclass_finds_what_it_counts_with(tmp_path: Path) -> None:
+    seen = []
+
+    class Own(Trainer):
+        def compute_loss(self, model: Any, inputs: Any, **more: Any) -> Any:
+            seen.append(self.current_gradient_accumulation_steps)
+            return super().compute_loss(model, inputs, **more)
+
+        def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+            seen.append(f"logged at {self._globalstep_last_logged}")
+            super().log(logs, start_time)
+
+    args = TrainingArguments(
+        str(tmp_path),
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
+        num_train_epochs=1,
+        logging_steps=1,
+    )
+    Own(Places(), args, train_dataset=pairs(6)).train()
+    assert seen == [2, 2, "logged at 1", 1, "logged at 2", "logged at 2"]
+
+
 def test_evaluations_without_data_are_refused_before_the_training(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="there is no eval_dataset"):
         build(tmp_path, Places(), eval_strategy="epoch", eval_dataset=None)

@@ -42,6 +42,14 @@ def test_the_last_checkpoint_has_the_highest_step_not_the_last_name(tmp_path: Pa
     assert outputs.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1000")
 
 
+def test_a_checkpoint_of_ours_without_a_manifest_is_passed_over(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2)
+    (tmp_path / "checkpoint-2/cursor.json").write_text("{}")
+    (tmp_path / "checkpoint-2/manifest.json").unlink()
+    with pytest.warns(Notice, match="checkpoint-2 is passed over"):
+        assert outputs.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1")
+
+
 def test_a_folder_without_checkpoints_has_no_last_one(tmp_path: Path) -> None:
     assert outputs.get_last_checkpoint(tmp_path) is None
 

@@ -45,6 +45,13 @@ def test_the_log_level_follows_the_rank() -> None:
     assert args.get_process_log_level() == logging.ERROR
     passive = TrainingArguments("out", use_cpu=True)
     assert passive.get_process_log_level() == logging.getLogger("anytrain").getEffectiveLevel()
+    transformers = pytest.importorskip("transformers")
+    before = transformers.logging.get_verbosity()
+    try:
+        transformers.logging.set_verbosity_info()
+        assert passive.get_process_log_level() == logging.INFO
+    finally:
+        transformers.logging.set_verbosity(before)
 
 
 @pytest.mark.parametrize(("asked", "steps"), [(0, 0), (10, 10), (0.1, 10), (0.999, 100), (1, 1)])

@@ -5,8 +5,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset, default_collate
+from torch.utils.data import (
+    ConcatDataset,
+    DataLoader,
+    Dataset,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
 
+from anytrain import Accelerator
 from anytrain.engine.data.collate import collate
 from anytrain.engine.data.columns import DropColumns
 from anytrain.engine.data.seeded import Tickets, draws_nothing, load
@@ -89,3 +97,16 @@ def test_batches_are_remembered_and_loaded_again_without_seeds() -> None:
     assert tickets.dealt(1) == [0, 2]
     again = load(ROWS, collate, tickets.draw([0, 2]))
     assert torch.equal(again["x"], torch.stack([ROWS[0]["x"], ROWS[2]["x"]]))
+
+
+def test_the_sample_that_cannot_be_loaded_is_named() -> None:
+    class Broken(Own):
+        def __getitem__(self, index: int) -> Any:
+            if index == 3:
+                raise ValueError("no such picture")
+            return super().__getitem__(index)
+
+    loader = Accelerator(cpu=True).prepare(DataLoader(Broken(), batch_size=2))
+    with pytest.raises(ValueError, match="no such picture") as raised:
+        list(loader)
+    assert raised.value.__notes__ == ["Raised by the data set, for sample 3."]

@@ -48,6 +48,11 @@ class DataLoaderStateMixin:
         view: GradientState = GradientState._of(self.walk.cursor)  # type: ignore[assignment]  # of the class it is called on
         return view
 
+    @property
+    def num_last(self) -> int:
+        """How many rows of the last round count; 0 or less: all."""
+        return self.remainder
+
     def reset(self) -> None:
         """Forget that an end was near."""
         self.end_of_dataloader = False

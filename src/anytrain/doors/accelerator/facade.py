@@ -407,8 +407,8 @@ class Accelerator(Tracking, Saving, Foretelling, UnlikeAccelerate):
         else:
             data = collect.gather(input_data, world, check=self.debug)
         of_rows = not as_objects or isinstance(input_data, (list, tuple))
-        if of_rows and world.size > 1 and cursor.at_end and cursor.remainder > 0:
-            kept = cursor.remainder
+        if of_rows and cursor.at_end and cursor.num_last > 0:
+            kept = cursor.num_last
             data = data[:kept] if as_objects else map_tensors(lambda t: t[:kept], data)
         if cursor.end_step is not None:
             cursor.end_step()  # what is gathered is read next: all of it, in one graph

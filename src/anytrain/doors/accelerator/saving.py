@@ -118,6 +118,16 @@ class Saving:
         With `strict=False` a model may miss weights or find ones it has no place for.
         """
         _refuse_unknown("load_state", load_model_func_kwargs)
+        self._load(input_dir, strict, map_location)
+        for loader in self._run.loaders:
+            loader.end_restored_epoch()  # as scripts that count epochs themselves expect
+
+    def _load(
+        self,
+        input_dir: Place | None = None,
+        strict: bool = True,
+        map_location: str | None = None,
+    ) -> None:
         self._looked_back = True
         if watching() is not None:  # what a step does hangs on no weight
             return
@@ -131,8 +141,7 @@ class Saving:
         if input_dir is None:
             store, _ = self._store_for(None, saving=False)
             newest = store.newest_whole(world=world)
-            for damage in newest.passed_over:
-                warnings.warn(f"Passed over a damaged checkpoint: {damage}", Notice, stacklevel=2)
+            _tell_damage(newest)
             if newest.path is None:
                 raise CheckpointError(
                     f"There is no whole checkpoint in {store.root}.",
@@ -170,12 +179,15 @@ class Saving:
         numbered = store.newest_whole(world=world)
         named = checkpoint.Store(store.root.parent).newest_whole(world=world)
         if named.created_ns > numbered.created_ns:
-            self.load_state(named.path)
+            self._load(named.path)
             return True
         if numbered.path is None:
-            return False
-        self.load_state()
-        return True
+            _tell_damage(numbered)
+        else:
+            self._load()
+        if numbered.passed_over and self.project_configuration.automatic_checkpoint_naming:
+            self._take_free_number()  # what is damaged stays, and is not written over
+        return numbered.path is not None
 
     def _begin_saving(self) -> None:
         """Save and leave between two steps when a signal asks, where there is a place to save."""
@@ -343,6 +355,11 @@ class Saving:
             return checkpoint.Store(root, retention=keep), name
         path = Path(folder)
         return checkpoint.Store(path.parent), path.name
+
+
+def _tell_damage(found: checkpoint.Newest) -> None:
+    for damage in found.passed_over:
+        warnings.warn(f"Passed over a damaged checkpoint: {damage}", Notice, stacklevel=4)
 
 
 def _end(record: weakref.ref[Record]) -> None:

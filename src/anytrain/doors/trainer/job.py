@@ -47,6 +47,7 @@ class TrainerJob:
         if reading.num_bad and trainer.args.on_nonfinite == "skip":
             logs["skipped_steps"] = reading.num_bad
         trainer._answer_bad_steps(reading)
+        trainer._globalstep_last_logged = trainer.state.global_step
         older.call(trainer.log, logs, trainer._began)
         if trainer._regions is not None:
             trainer._regions.tend(trainer._progress.max_steps - trainer._progress.step)

@@ -35,6 +35,8 @@ class NonFinite(Saving):
     _step: Update
     _kept: deque[tuple[int, int, int, Callable[[], None]]]
     _num_rewinds: int
+    current_gradient_accumulation_steps: int
+    """The batches of the present update; subclasses read it in compute_loss."""
 
     def _remembering(self, step: Update) -> Callable[[Any], StepOutput]:
         """Return the step, its inputs counted, with what its replay needs taken down first."""
@@ -44,6 +46,7 @@ class NonFinite(Saving):
 
         def remembered(batch: Any) -> StepOutput:
             self._count_inputs(batch.micro)
+            self.current_gradient_accumulation_steps = len(batch.micro)
             if replays:
                 told = (self._progress.step, batch.first, len(batch.micro), keep_rng(self._run))
                 self._kept.append(told)

@@ -23,6 +23,8 @@ PREFIX_CHECKPOINT_DIR = "checkpoint"
 Arrays: TypeAlias = Any
 """A numpy array, or arrays nested in tuples, lists and dicts."""
 
+_OWN_FILE = "cursor.json"
+"""What no other library writes into a checkpoint."""
 _CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
 
@@ -172,7 +174,8 @@ def get_last_checkpoint(folder: str | Path) -> str | None:
     """
     found = [(int(match[1]), path) for path, match in _checkpoints(Path(folder))]
     for _, path in sorted(found, reverse=True):
-        problems = catalog.verify(path) if (path / MANIFEST).exists() else []
+        is_ours = any((path / name).exists() for name in (MANIFEST, _OWN_FILE))
+        problems = catalog.verify(path) if is_ours else []
         if not problems:
             return str(path)
         warnings.warn(

@@ -104,7 +104,8 @@ class Trainer(
         self._made_scheduler = False
         self.is_in_train = False
         self.current_flos, self._flos_of = 0.0, {}
-        self._began, self._tokens_before = time.time(), 0
+        self._began, self._tokens_before, self._globalstep_last_logged = time.time(), 0, 0
+        self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._kept_loaders, self._last_metrics, self._own_folders = {}, {}, set()
         self.callback_handler = Callbacks(
             [DefaultFlowCallback, *(callbacks or [])],

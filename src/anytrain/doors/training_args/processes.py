@@ -125,9 +125,15 @@ class Processes(Fields):
         return None
 
     def get_process_log_level(self) -> int:
-        """Return the log level of this process; "passive" keeps what the program has set."""
+        """Return the log level of this process; "passive" keeps what the program has set.
+
+        Scripts set it through transformers, where they use that.
+        """
         level = LOG_LEVELS[self.log_level if self.should_log else self.log_level_replica]
-        return logging.getLogger("anytrain").getEffectiveLevel() if level == -1 else level
+        own = logging.getLogger("anytrain")
+        theirs = "transformers" in sys.modules and own.level == logging.NOTSET
+        passive = logging.getLogger("transformers") if theirs else own
+        return passive.getEffectiveLevel() if level == -1 else level
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
         """Return the number of warm-up steps of a training of that length."""

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import BadInput, DiskFull
 from anytrain.engine.checkpoint import files
 from anytrain.engine.checkpoint.encode import identity
 from anytrain.engine.checkpoint.model import model_state, split
@@ -98,6 +98,15 @@ def _write(path: Path, chunks: Iterable[Any]) -> None:
     try:
         files.write_file(aside, chunks)
         files.rename(aside, path)
+    except OSError as error:
+        if error.errno not in files.NO_ROOM:
+            raise
+        free = files.free_bytes(path.parent)
+        raise DiskFull(
+            f"Cannot write {path}.",
+            why=f"{path.parent} has {free:,} bytes left, which is too little for it.",
+            fix="make room there, or save to another disk.",
+        ) from error
     finally:
         aside.unlink(missing_ok=True)
     files.sync_folder(path.parent)

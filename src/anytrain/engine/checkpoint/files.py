@@ -25,6 +25,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 CHUNK_BYTES = 16 << 20
 SMALL_BYTES = 1 << 20
 DIGEST_BYTES = 32
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+"""The errors of a disk that takes no more."""
 _MISSING = (errno.ENOENT, errno.ENOTDIR)
 
 

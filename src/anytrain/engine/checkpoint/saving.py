@@ -10,7 +10,6 @@ all of them give the same answer.
 
 from __future__ import annotations
 
-import errno
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,6 @@ Exchange: TypeAlias = Callable[[str, Any], list[Any]]
 """Give a step's name and a JSON-able value, get every rank's value in rank order."""
 
 _Report: TypeAlias = dict[str, Any]
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SPARE_BYTES = 1 << 20
 _SEEN_WITHIN_S = 3.0
 
@@ -381,7 +379,7 @@ def _told(kind: FailureKind, what: str, why: str, fix: str) -> _Report:
 
 
 def _disk_failure(place: Place, error: OSError | Damaged) -> _Report:
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
+    if isinstance(error, OSError) and error.errno in files.NO_ROOM:
         return _space_failure(place, f"the disk said: {error.strerror}.")
     why = f"{error.file}: {error.why}" if isinstance(error, Damaged) else str(error)
     return _told(

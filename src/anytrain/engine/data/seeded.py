@@ -149,11 +149,18 @@ class SeededDataset:
                 return drawn
             for ticket in tickets:
                 seed_all(ticket.seed)
-                drawn.append(self.dataset[ticket.index])
+                drawn.append(self._sample(ticket.index))
         except BaseException:
             put_back(drawn.before)
             raise
         return drawn
+
+    def _sample(self, index: Any) -> Any:
+        try:
+            return self.dataset[index]
+        except Exception as error:
+            error.add_note(f"Raised by the data set, for sample {index!r}.")
+            raise
 
 
 class SeededCollate:

@@ -14,6 +14,10 @@ class Walked(Protocol):
     end_of_dataloader: bool
     remainder: int
 
+    @property
+    def num_last(self) -> int:
+        """How many rows of the last round count; 0 or less: all."""
+
 
 class Stops(Protocol):
     """What may end the run between two steps."""
@@ -103,6 +107,12 @@ class Cursor:
         """How many samples of the last round are no repeats; -1 where nobody knows."""
         loader = self.loader
         return -1 if loader is None else loader.remainder
+
+    @property
+    def num_last(self) -> int:
+        """How many rows of the last round count, whatever was made of them; 0 or less: all."""
+        loader = self.loader
+        return loader.num_last if loader is not None else -1
 
     def enter(self, loader: Walked) -> None:
         """Note that a loader is being walked."""

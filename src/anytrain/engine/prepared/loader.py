@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from anytrain.engine.data.ahead import Ahead, Placement
 from anytrain.engine.data.alike import Watch
@@ -290,6 +290,29 @@ class PreparedLoader(DataLoader[Any]):
         """How many samples of the last round are no repeats; 0 or less where none is repeated."""
         fills = getattr(self.collate_fn, "rows", None) is not None
         return self.remainder if self.walk.world.size > 1 or fills else -1
+
+    @property
+    def num_last(self) -> int:
+        """How many rows of the last round count; 0 or less where all do, or nobody knows.
+
+        Alone, none is a repeat: a loss that was repeated for a whole batch is cut to as many. But
+        only torch's own sampler is known to have the short batch last.
+        """
+        source: Any = self.base_dataloader.batch_sampler
+        while getattr(source, "batch_sampler", None) is not None:
+            source = source.batch_sampler
+        knows = self.walk.world.size > 1 or type(source) is BatchSampler
+        return self.remainder if knows else -1
+
+    def end_restored_epoch(self) -> None:
+        """Where a restored position is at the end of its epoch, begin the next walk after it."""
+        try:
+            length = len(self) * self._per_batch
+        except TypeError:
+            return  # a stream that does not know its length
+        if self._resume is not None and self._resume["done"] >= length:
+            self.rewind()
+            self.iteration += 1
 
     def rescale(self, saved_size: int, size: int, *, at_end: bool) -> None:
         """Count a restored position in batches of another size; a part of one is not done."""
