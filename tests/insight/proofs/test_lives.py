@@ -79,8 +79,8 @@ def test_a_life_that_is_killed_leaves_no_process(here: Path, tmp_path: Path) -> 
         "import os, subprocess, sys, time\n"
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],\n"
         "    start_new_session=True)\n"
-        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\n"
         "print('waiting', flush=True)\n"
+        f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\n"
         "time.sleep(60)\n"
     )
     trial = Trial(Script("train.py", ("{project}",)), tmp_path / "trial")
