@@ -83,6 +83,7 @@ class Marks:
     def __init__(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._file = os.open(folder / "marks", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.write(self._file, b"\n")  # a kill may have torn the line before, at a page's end
         self.rank = 0
 
     def __call__(self, what: str, updates: int, **more: Any) -> None:
@@ -94,7 +95,13 @@ def read_marks(folder: Path) -> list[dict[str, Any]]:
     path = folder / "marks"
     text = path.read_text() if path.exists() else ""
     # What follows the last line's end is still being written.
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    return [
+        json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines() if _is_whole(line)
+    ]
+
+
+def _is_whole(line: str) -> bool:
+    return line.startswith("{") and line.endswith("}")
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:

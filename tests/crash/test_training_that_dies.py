@@ -281,7 +281,8 @@ def final(folder: Path) -> tuple[int, str, str]:
 def marks(folder: Path) -> list[dict[str, Any]]:
     path = folder / "marks"
     text = path.read_text() if path.exists() else ""
-    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    return [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
 
 
 def wait_for(folder: Path, what: str, updates: int, life: int, process: Any) -> dict[str, Any]:
