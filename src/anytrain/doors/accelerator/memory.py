@@ -14,7 +14,7 @@ from anytrain.engine.assemble import current
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
 
-# In lower case. Where cuDNN has too little room for what it must do, it says the second.
+# In lower case. At the second, of cuDNN, HF tries a smaller batch as well.
 _FULL = ("out of memory", "cudnn_status_not_supported")
 
 

@@ -306,11 +306,13 @@ class PreparedLoader(DataLoader[Any]):
 
     def end_restored_epoch(self) -> None:
         """Where a restored position is at the end of its epoch, begin the next walk after it."""
+        if self._resume is None or isinstance(self.dataset, IterableDataset):
+            return  # the length of a stream is not to be relied on
         try:
             length = len(self) * self._per_batch
-        except TypeError:
-            return  # a stream that does not know its length
-        if self._resume is not None and self._resume["done"] >= length:
+        except (TypeError, NotImplementedError):
+            return  # a batch sampler that does not know its length
+        if self._resume["done"] >= length:
             self.rewind()
             self.iteration += 1
 
