@@ -331,7 +331,8 @@ def test_a_bad_step_is_left_out_of_a_recorded_run(tmp_path: Path) -> None:
         assert torch.equal(weight, recorded.model.state_dict()[name]), name
 
 
-def test_memory_stays_near_the_eager_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_memory_stays_near_the_eager_runs(tmp_path: Path, checkpointed: bool) -> None:
     big = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 8}
     compile_kernels(lambda: bert(**big))
     peaks = []
@@ -343,10 +344,13 @@ def test_memory_stays_near_the_eager_runs(tmp_path: Path) -> None:
             tmp_path,
             engine,
             lambda: twins.bert(**big, max_position_embeddings=256),
-            train_dataset=unmasked(twins.sentences(64, length=128)),
+            train_dataset=unmasked(twins.sentences(640, length=128)),
+            per_device_train_batch_size=64,
+            gradient_checkpointing=checkpointed,
             bf16=True,
         )
         peaks.append(torch.cuda.max_memory_allocated() - before)
+        assert plan_of(trainer).value == ("eager" if engine == "eager" else "cuda_graph")
         trainer.model.cpu()
         del trainer
     assert peaks[1] <= 1.15 * peaks[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -12,8 +13,8 @@ from torch.nn import functional
 from anytrain.engine.step.layers import HALF, Group
 
 
-def group_of(layer: nn.Linear) -> Group:
-    group = Group([layer])
+def group_of(*layers: nn.Linear) -> Group:
+    group = Group(list(layers))
     with torch.no_grad():
         for parameter, leaf, where in group.parts():
             leaf[where].copy_(parameter)
@@ -56,3 +57,27 @@ def test_a_widened_layers_result_may_be_cut_into_rows_and_written_to() -> None:
     found.float().sum().backward()
     assert group.weight.grad is not None
     assert group.weight.grad[:1027].all() and not group.weight.grad[1027:].any()
+
+
+def test_layers_of_one_input_are_one_multiplication_and_nothing_of_it_is_kept() -> None:
+    layers = [nn.Linear(16, 8) for _ in range(3)]
+    group = group_of(*layers)
+    inputs = torch.randn(4, 16).to(HALF)
+    found = {number: group.result(number, inputs, Any, Any) for number in (0, 2, 1)}
+    assert len({one.untyped_storage().data_ptr() for one in found.values()}) == 1
+    for number, layer in enumerate(layers):
+        expected = functional.linear(inputs, layer.weight.to(HALF), layer.bias.to(HALF))
+        torch.testing.assert_close(found[number], expected)
+    kept = weakref.ref(inputs), *map(weakref.ref, found.values())
+    del inputs, found, expected
+    assert all(one() is None for one in kept)
+
+
+def test_a_layer_that_reads_something_else_in_between_is_computed_anew() -> None:
+    group = group_of(nn.Linear(16, 8), nn.Linear(16, 8))
+    one, other = torch.randn(2, 4, 16).to(HALF)
+    first = group.result(0, one, Any, Any)
+    assert not torch.equal(group.result(0, other, Any, Any), first)
+    assert torch.equal(group.result(0, one, Any, Any), first)
+    one.zero_()
+    assert torch.equal(group.result(1, one, Any, Any)[0], group.layers[1].bias.to(HALF))

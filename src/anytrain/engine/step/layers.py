@@ -49,7 +49,10 @@ class Group:
         shape = first.weight.shape if self.is_turned else (self.width, first.weight.shape[1])
         self.weight = _leaf(shape, first.weight)
         self.bias = None if first.bias is None else _leaf((self.width,), first.bias)
-        self._last: tuple[torch.Tensor, int, tuple[torch.Tensor, ...]] | None = None
+        self._read: tuple[torch.Tensor, int] | None = None
+        """The input that results are kept of, and its version."""
+        self._results: dict[int, torch.Tensor] = {}
+        """Those that nobody has asked for yet."""
 
     def parts(self) -> Iterator[tuple[nn.Parameter, torch.Tensor, slice]]:
         """Yield each layer's parameters, with the leaf that holds them and where in it."""
@@ -64,19 +67,27 @@ class Group:
     def result(
         self, number: int, inputs: torch.Tensor, kernels: Kernels, scratch: Scratch
     ) -> torch.Tensor:
-        """Return what one of the layers makes of an input; the others' results are kept."""
-        last = self._last
-        if last is None or last[0] is not inputs or last[1] != inputs._version:
+        """Return what one of the layers makes of an input; the others' results wait for them.
+
+        None is kept longer: a block that is checkpointed would keep its activations after all.
+        """
+        if self._read is None or self._read[0] is not inputs or self._read[1] != inputs._version:
+            self.forget()
+        if number not in self._results:
             how = kernels, scratch, self.is_turned, sum(self.widths)
             whole = _linear(inputs, self.weight, self.bias, how)
             single = len(self.widths) == 1
-            results = (whole,) if single else whole.split(self.widths, dim=-1)
-            last = self._last = inputs, inputs._version, results
-        return last[2][number]
+            self._results = dict(enumerate((whole,) if single else whole.split(self.widths, -1)))
+            self._read = inputs, inputs._version
+        found = self._results.pop(number)
+        if not self._results:
+            self.forget()
+        return found
 
     def forget(self) -> None:
         """Let go of the last input and results."""
-        self._last = None
+        self._read = None
+        self._results = {}
 
 
 def _leaf(shape: Any, like: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-_SIZE = r"([\d.]+ [KMGT]?i?B)"
+_SIZE = r"([\d.]+ (?:[KMGT]?i?B|bytes))"
 _NUMBERS = {
     "asked": rf"Tried to allocate {_SIZE}",
     "device": r"GPU (\d+) has a total capacity",
