@@ -15,6 +15,7 @@ from anytrain.engine.step.layers import Sightings
 from anytrain.machine.backends.cuda_kernels import (
     Kernels,
     column_sums,
+    loss_forward,
     norm_backward,
     norm_forward,
     scratch_for,
@@ -241,3 +242,58 @@ def test_a_wide_head_and_a_gelu_are_autocasts(kernels: Kernels, tied: bool, bias
         halves.clear()
         model.zero_grad()
     assert all("forward" not in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum"])
+@pytest.mark.parametrize("width", [50257, 32000, 16385])
+def test_a_loss_over_a_vocabulary_is_torchs(
+    kernels: Kernels, width: int, reduction: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, width)).cuda()
+    inputs = torch.randn(4, 33, 64, device="cuda") * 5
+    words = torch.randint(width, (4, 33), device="cuda")
+    words[1, 5:9], words[2, 0], words[2, 1] = -100, 0, width - 1
+    launched: list[str] = []
+    launch = kernels.launch
+
+    def noted(name: str, *rest: Any) -> None:
+        launched.append(name)
+        launch(name, *rest)
+
+    monkeypatch.setattr(kernels, "launch", noted)
+
+    def run() -> torch.Tensor:
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            logits = model(inputs).float()
+            loss = nn.functional.cross_entropy(
+                logits.view(-1, width), words.view(-1), reduction=reduction
+            )
+        loss.backward()
+        return loss.detach()
+
+    sightings = Sightings(model)
+    with sightings.watched():
+        expected = run()
+    grads = {name: p.grad for name, p in model.named_parameters()}
+    model.zero_grad()
+    halves = Halves(kernels, model, sightings.groups())
+    with halves.used():
+        found = run()
+    assert launched.count("loss_forward") == launched.count("loss_backward") == 1
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
+    for name, parameter in model.named_parameters():
+        gradient = halves.gradient(parameter)
+        assert gradient is not None, name
+        torch.testing.assert_close(
+            gradient.float(), grads[name], rtol=5e-2, atol=1e-2 * float(grads[name].abs().max())
+        )
+
+
+def test_a_loss_without_its_class_or_with_no_number_shows(kernels: Kernels) -> None:
+    logits = torch.zeros(4, 16384, dtype=torch.bfloat16, device="cuda")
+    logits[1, 7], logits[2, :-1] = torch.nan, -torch.inf
+    targets = torch.tensor([16384, 0, 16383, -100], device="cuda")
+    losses, _ = loss_forward(kernels, logits, 16384, targets, -100)
+    assert losses.isnan().tolist() == [True, True, False, False]
+    assert losses[2:].tolist() == [0, 0]

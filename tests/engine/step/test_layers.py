@@ -10,7 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from anytrain.engine.step.layers import HALF, Group
+from anytrain.engine.step.layers import HALF, Group, Tools
+from anytrain.engine.step.loss import Losses
+
+NONE: Any = None
+TOOLS = Tools(kernels=NONE, scratch=NONE, losses=Losses(NONE))
+"""A CPU has no kernels."""
 
 
 def group_of(*layers: nn.Linear) -> Group:
@@ -34,9 +39,9 @@ def test_only_wide_layers_of_an_odd_width_are_widened(width: int, kept: int) -> 
 def test_a_widened_layer_computes_what_it_computed(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     layer = nn.Linear(16, 1027, bias=False)
-    group, unused = group_of(layer), Any
+    group = group_of(layer)
     inputs = torch.randn(shape).to(HALF).requires_grad_()
-    found = group.result(0, inputs, unused, unused)
+    found = group.result(0, inputs, TOOLS)
     weight = layer.weight.detach().to(HALF).requires_grad_()
     expected = functional.linear(inputs, weight)
     assert torch.equal(found, expected)
@@ -49,9 +54,10 @@ def test_a_widened_layer_computes_what_it_computed(shape: tuple[int, ...]) -> No
 
 
 def test_a_widened_layers_result_may_be_cut_into_rows_and_written_to() -> None:
+    torch.manual_seed(0)
     group = group_of(nn.Linear(16, 1027, bias=False))
     inputs = torch.randn(2, 3, 16).to(HALF)
-    found = group.result(0, inputs, Any, Any)
+    found = group.result(0, inputs, TOOLS)
     assert found.view(-1, 1027).shape == (6, 1027)
     found /= 2
     found.float().sum().backward()
@@ -63,7 +69,7 @@ def test_layers_of_one_input_are_one_multiplication_and_nothing_of_it_is_kept() 
     layers = [nn.Linear(16, 8) for _ in range(3)]
     group = group_of(*layers)
     inputs = torch.randn(4, 16).to(HALF)
-    found = {number: group.result(number, inputs, Any, Any) for number in (0, 2, 1)}
+    found = {number: group.result(number, inputs, TOOLS) for number in (0, 2, 1)}
     assert len({one.untyped_storage().data_ptr() for one in found.values()}) == 1
     for number, layer in enumerate(layers):
         expected = functional.linear(inputs, layer.weight.to(HALF), layer.bias.to(HALF))
@@ -76,8 +82,8 @@ def test_layers_of_one_input_are_one_multiplication_and_nothing_of_it_is_kept() 
 def test_a_layer_that_reads_something_else_in_between_is_computed_anew() -> None:
     group = group_of(nn.Linear(16, 8), nn.Linear(16, 8))
     one, other = torch.randn(2, 4, 16).to(HALF)
-    first = group.result(0, one, Any, Any)
-    assert not torch.equal(group.result(0, other, Any, Any), first)
-    assert torch.equal(group.result(0, one, Any, Any), first)
+    first = group.result(0, one, TOOLS)
+    assert not torch.equal(group.result(0, other, TOOLS), first)
+    assert torch.equal(group.result(0, one, TOOLS), first)
     one.zero_()
-    assert torch.equal(group.result(1, one, Any, Any)[0], group.layers[1].bias.to(HALF))
+    assert torch.equal(group.result(1, one, TOOLS)[0], group.layers[1].bias.to(HALF))

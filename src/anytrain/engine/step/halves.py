@@ -3,7 +3,8 @@
 Autocast rounds each weight by itself, turns each weight's gradient back to float32, and rounds a
 layer's input anew for each layer that reads it. The values are the same here; the launches are
 fewer, and gradients stay in the bfloat16 that they were computed in. A layer norm, which autocast
-computes in float32, gives its result in both precisions at once, and a GELU is one kernel.
+computes in float32, gives its result in both precisions at once, a GELU is one kernel, and the loss
+over a vocabulary reads its logits as they are.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from torch import nn
 
 from anytrain.engine.optim.fused import FusedAdam
 from anytrain.engine.step.gelu import Form, form_of
-from anytrain.engine.step.layers import HALF, Group, is_norm, normalize
+from anytrain.engine.step.layers import HALF, Group, Tools, is_norm, normalize
+from anytrain.engine.step.loss import Losses
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
 
 
@@ -48,7 +50,8 @@ class Halves:
             copy = leaf.detach()[where]
             row[0], row[1], row[5] = parameter.data_ptr(), copy.data_ptr(), parameter.numel()
         self._rows = rows.to(device)
-        self._scratch = scratch_for(max(group.width for group in groups), device)
+        scratch = scratch_for(max(group.width for group in groups), device)
+        self._tools = Tools(kernels, scratch, Losses(kernels))
         self._norms: list[Any] = [m for m in model.modules() if is_norm(m, kernels)]
         found = ((module, form_of(module)) for module in model.modules())
         self._gelus = [(module, form) for module, form in found if form is not None]
@@ -74,7 +77,8 @@ class Halves:
         for module, forward in instead:
             vars(module)["forward"] = forward
         try:
-            yield
+            with self._tools.losses.used():
+                yield
         finally:
             self._last = self._normed = None
             for group in self._groups:
@@ -114,7 +118,7 @@ class Halves:
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             if torch.is_autocast_enabled("cuda"):
                 rounded = self._rounded(inputs)
-                return group.result(number, rounded, self._kernels, self._scratch)
+                return group.result(number, rounded, self._tools)
             result: torch.Tensor = plain(layer, inputs)  # the model wants full precision here
             return result
 

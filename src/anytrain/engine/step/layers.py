@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from anytrain.engine.step.loss import Head, Losses
 from anytrain.machine.backends.cuda_kernels import (
     NORM_PART,
     Kernels,
@@ -29,7 +30,17 @@ _MOST_PARTS = 8
 _WIDE = 1024
 _EVEN = 64
 """Multiplications of a width that is a multiple of this have the fast kernels."""
-Scratch = tuple[torch.Tensor, torch.Tensor]
+_VOCABULARY = 16384
+"""A layer this wide may be a head whose logits go into a loss."""
+
+
+class Tools(NamedTuple):
+    """What layers compute with."""
+
+    kernels: Kernels
+    scratch: tuple[torch.Tensor, torch.Tensor]
+    """For sums of columns."""
+    losses: Losses
 
 
 class Group:
@@ -64,9 +75,7 @@ class Group:
                 yield layer.bias, self.bias, slice(begin, begin + width)
             begin += width
 
-    def result(
-        self, number: int, inputs: torch.Tensor, kernels: Kernels, scratch: Scratch
-    ) -> torch.Tensor:
+    def result(self, number: int, inputs: torch.Tensor, tools: Tools) -> torch.Tensor:
         """Return what one of the layers makes of an input; the others' results wait for them.
 
         None is kept longer: a block that is checkpointed would keep its activations after all.
@@ -74,10 +83,12 @@ class Group:
         if self._read is None or self._read[0] is not inputs or self._read[1] != inputs._version:
             self.forget()
         if number not in self._results:
-            how = kernels, scratch, self.is_turned, sum(self.widths)
-            whole = _linear(inputs, self.weight, self.bias, how)
+            how = tools, self.is_turned, sum(self.widths)
+            seen, whole = _linear(inputs, self.weight, self.bias, how)
+            if self.width >= _VOCABULARY:
+                tools.losses.head = Head(seen, seen._version, seen if whole is None else whole)
             single = len(self.widths) == 1
-            self._results = dict(enumerate((whole,) if single else whole.split(self.widths, -1)))
+            self._results = dict(enumerate((seen,) if single else seen.split(self.widths, -1)))
             self._read = inputs, inputs._version
         found = self._results.pop(number)
         if not self._results:
@@ -216,23 +227,24 @@ def _are_plain(parameters: list[Any]) -> bool:
 class _Linear(torch.autograd.Function):
     """A linear layer in bfloat16 whose bias gradient is one launch.
 
-    Columns behind the width that is asked for are zeros' own, and nobody sees them.
+    Columns behind the width that is asked for are zeros' own, and nobody sees them but a loss that
+    takes the second result; without such columns that is None.
     """
 
     @staticmethod
     def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, how: Any) -> Any:
         ctx.save_for_backward(inputs, weight)
         ctx.how = how
-        made = functional.linear(inputs, weight.t() if how[2] else weight, bias)
-        return made if made.shape[-1] == how[3] else _narrowed(made, how[3])
+        ctx.set_materialize_grads(False)
+        made = functional.linear(inputs, weight.t() if how[1] else weight, bias)
+        return (made, None) if made.shape[-1] == how[2] else (_narrowed(made, how[2]), made)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: Any) -> Any:
         inputs, weight = ctx.saved_tensors
-        kernels, scratch, turned, _ = ctx.how
-        gradient = given[0].reshape(-1, given[0].shape[-1])
-        gradient = _widened(gradient, weight.shape[1 if turned else 0])
+        tools, turned, _ = ctx.how
+        gradient = _gathered(given, weight.shape[1 if turned else 0])
         needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         of_inputs = of_weight = of_bias = None
         if needs_inputs:
@@ -242,8 +254,18 @@ class _Linear(torch.autograd.Function):
             rows = inputs.reshape(-1, inputs.shape[-1])
             of_weight = rows.t() @ gradient if turned else gradient.t() @ rows
         if needs_bias:
-            of_bias = _sum_rows(gradient, kernels, scratch)
+            of_bias = _sum_rows(gradient, tools)
         return of_inputs, of_weight, of_bias, None
+
+
+def _gathered(given: tuple[torch.Tensor | None, ...], width: int) -> torch.Tensor:
+    """Return the gradient of all columns, from those of the two results."""
+    seen, whole = (None if g is None else g.reshape(-1, g.shape[-1]) for g in given)
+    if seen is None:
+        assert whole is not None
+        return whole
+    widened = _widened(seen, width)
+    return widened if whole is None else widened + whole
 
 
 def _narrowed(made: torch.Tensor, width: int) -> torch.Tensor:
@@ -263,10 +285,10 @@ def _widened(gradient: torch.Tensor, width: int) -> torch.Tensor:
     return made
 
 
-def _sum_rows(matrix: torch.Tensor, kernels: Kernels, scratch: Scratch) -> torch.Tensor:
+def _sum_rows(matrix: torch.Tensor, tools: Tools) -> torch.Tensor:
     if matrix.shape[1] % 8 or matrix.data_ptr() % _ALIGNED:
         return matrix.sum(0)
-    return column_sums(kernels, matrix, scratch)
+    return column_sums(tools.kernels, matrix, tools.scratch)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -288,5 +310,5 @@ class _LayerNorm(torch.autograd.Function):
         return *gradients, None, None
 
 
-_linear: Callable[..., torch.Tensor] = _Linear.apply
+_linear: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = _Linear.apply
 normalize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _LayerNorm.apply

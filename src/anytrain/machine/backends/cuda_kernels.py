@@ -18,7 +18,10 @@ import torch
 
 from anytrain.core import environment
 
-_NAMES = ("squares", "norm", "rates", "adam", "count", "halve", "column_sums", "fold")
+_NAMES = (
+    *("squares", "norm", "rates", "adam", "count"),
+    *("halve", "column_sums", "fold", "loss_forward", "loss_backward"),
+)
 _PREFIX = "step_"  # CUDA has functions of its own of such names
 _CHUNK = 16384
 _THREADS = 256
@@ -163,3 +166,39 @@ def norm_backward(
     folded = inputs.new_empty(2, width)
     kernels.launch("fold", (2 * width // 32, 1), [parts, folded, blocks, 2 * width])
     return result, folded[0], folded[1]
+
+
+def loss_forward(
+    kernels: Kernels, logits: torch.Tensor, width: int, targets: torch.Tensor, ignored: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return each row's cross-entropy, and the logarithm of the sum of its exponentials.
+
+    Of the rows of a bfloat16 matrix, the first `width` columns are logits.
+    """
+    losses, logs = (torch.empty(len(logits), device=logits.device) for _ in range(2))
+    args = [logits, targets, losses, logs, *_layout(logits, width, ignored)]
+    kernels.launch("loss_forward", (len(logits), 1), args)
+    return losses, logs
+
+
+def loss_backward(
+    kernels: Kernels,
+    saved: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    width: int,
+    ignored: int,
+    given: torch.Tensor,
+) -> torch.Tensor:
+    """Return the gradient of the logits, from that of each row's loss.
+
+    `saved` are the logits, the targets and the rows' logarithms.
+    """
+    logits, targets, logs = saved
+    result = torch.empty_like(logits)
+    args = [logits, targets, logs, given, result, *_layout(logits, width, ignored)]
+    kernels.launch("loss_backward", (len(logits), 1), args)
+    return result
+
+
+def _layout(logits: torch.Tensor, width: int, ignored: int) -> tuple[int, int, int, int]:
+    stride = logits.shape[1]
+    return width, stride, ignored, int(stride % 8 == 0)

@@ -235,6 +235,109 @@ extern "C" __global__ void step_column_sums(const u16* matrix, u16* result, floa
   if (threadIdx.x == 0) done[blockIdx.x] = 0;
 }
 
+// -- the loss over many classes ------------------------------------------------------------------
+//
+// A block has one row of rounded logits, and rows lie `stride` apart. `is_even` says that 8 of them
+// can be read at once; columns from `width` on are nobody's.
+
+__device__ inline void merge(float& top, float& sum, float top2, float sum2) {
+  float larger = fmaxf(top, top2);
+  sum = sum * __expf(top - larger) + sum2 * __expf(top2 - larger);
+  top = larger;
+}
+
+__device__ inline void widen8(uint4 v, float* to) {
+  u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    to[2 * i] = __uint_as_float(words[i] << 16);
+    to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  }
+}
+
+// Each row's loss, and the logarithm of the sum of its exponentials.
+extern "C" __global__ void step_loss_forward(const u16* logits, const i64* targets, float* losses,
+                                        float* logs, int width, int stride, int ignored,
+                                        int is_even) {
+  __shared__ float tops[THREADS / 32], sums[THREADS / 32];
+  const u16* row = logits + (i64)blockIdx.x * stride;
+  float top = -3e38f, sum = 0;
+  int whole = is_even ? width / 8 * 8 : 0;
+  for (int at = 8 * threadIdx.x; at < whole; at += 8 * THREADS) {
+    float v[8];
+    widen8(*(const uint4*)(row + at), v);
+    float larger = v[0];
+#pragma unroll
+    for (int i = 1; i < 8; i++) larger = fmaxf(larger, v[i]);
+    if (larger > top) {
+      sum *= __expf(top - larger);
+      top = larger;
+    }
+#pragma unroll
+    for (int i = 0; i < 8; i++) sum += __expf(v[i] - top);
+  }
+  for (int at = whole + threadIdx.x; at < width; at += THREADS) {
+    float v = widen(row[at]);
+    if (v > top) {
+      sum *= __expf(top - v);
+      top = v;
+    }
+    sum += __expf(v - top);
+  }
+  for (int far = 16; far > 0; far /= 2) {
+    float top2 = __shfl_xor_sync(0xffffffffu, top, far);
+    float sum2 = __shfl_xor_sync(0xffffffffu, sum, far);
+    merge(top, sum, top2, sum2);
+  }
+  if (threadIdx.x % 32 == 0) {
+    tops[threadIdx.x / 32] = top;
+    sums[threadIdx.x / 32] = sum;
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int i = 1; i < THREADS / 32; i++) merge(top, sum, tops[i], sums[i]);
+  float log_sum = top + logf(sum);
+  i64 target = targets[blockIdx.x];
+  logs[blockIdx.x] = log_sum;
+  if (target == ignored) losses[blockIdx.x] = 0;
+  else if (target < 0 || target >= width) losses[blockIdx.x] = __int_as_float(0x7fffffff);  // no class
+  else losses[blockIdx.x] = log_sum - widen(row[target]);
+}
+
+// The gradient of the logits, rounded; nobody's columns get zeros.
+extern "C" __global__ void step_loss_backward(const u16* logits, const i64* targets,
+                                         const float* logs, const float* given, u16* result,
+                                         int width, int stride, int ignored, int is_even) {
+  const u16* row = logits + (i64)blockIdx.x * stride;
+  u16* to = result + (i64)blockIdx.x * stride;
+  i64 target = targets[blockIdx.x];
+  bool is_seen = target != ignored;
+  float scale = is_seen ? given[blockIdx.x] : 0, log_sum = logs[blockIdx.x];
+  int whole = is_even ? width / 8 * 8 : 0;
+  for (int at = 8 * threadIdx.x; at < whole; at += 8 * THREADS) {
+    uint4 made = make_uint4(0, 0, 0, 0);
+    if (is_seen) {
+      float v[8];
+      widen8(*(const uint4*)(row + at), v);
+      u32 words[4];
+#pragma unroll
+      for (int i = 0; i < 8; i++)
+        v[i] = (__expf(v[i] - log_sum) - (at + i == target ? 1.0f : 0.0f)) * scale;
+#pragma unroll
+      for (int i = 0; i < 4; i++)
+        words[i] = (u32)narrow(v[2 * i]) | ((u32)narrow(v[2 * i + 1]) << 16);
+      made = make_uint4(words[0], words[1], words[2], words[3]);
+    }
+    *(uint4*)(to + at) = made;
+  }
+  for (int at = whole + threadIdx.x; at < stride; at += THREADS) {
+    float value = 0;
+    if (is_seen && at < width)
+      value = (__expf(widen(row[at]) - log_sum) - (at == target ? 1.0f : 0.0f)) * scale;
+    to[at] = narrow(value);
+  }
+}
+
 // -- layer norm ----------------------------------------------------------------------------------
 // A warp a row, of 128 * PARTS values. The result is written in float32 and in bfloat16, for the
 // layers that read it rounded; its gradient comes back in both, of which one may be missing.

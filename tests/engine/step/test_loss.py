@@ -1,0 +1,129 @@
+"""Which cross-entropies go through the kernels, told on a CPU with torch in the kernels' place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from anytrain.engine.step import loss
+from anytrain.engine.step.layers import HALF, Group, Tools
+from anytrain.engine.step.loss import Losses
+
+WORDS = 16411
+NONE: Any = None
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Put torch in the kernels' place; return the widths of what came to them."""
+    seen: list[int] = []
+
+    def forward(kernels: Any, logits: Any, width: int, targets: Any, ignored: int) -> Any:
+        seen.append(width)
+        values = logits[:, :width].float()
+        losses = functional.cross_entropy(values, targets, reduction="none", ignore_index=ignored)
+        return losses, values.logsumexp(1)
+
+    def backward(kernels: Any, saved: Any, width: int, ignored: int, given: Any) -> Any:
+        logits, targets, logs = saved
+        made = torch.zeros_like(logits)
+        slopes = (logits[:, :width].float() - logs[:, None]).exp()
+        kept = targets != ignored
+        slopes[kept, targets[kept]] -= 1
+        made[:, :width] = slopes * (given * kept)[:, None]
+        return made
+
+    monkeypatch.setattr(loss, "loss_forward", forward)
+    monkeypatch.setattr(loss, "loss_backward", backward)
+    return seen
+
+
+def like_transformers(logits: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+    targets = functional.pad(words, (0, 1), value=-100)[:, 1:].contiguous()
+    return functional.cross_entropy(
+        logits.float().view(-1, WORDS), targets.view(-1), ignore_index=-100, reduction="sum"
+    )
+
+
+def flat(logits: torch.Tensor) -> torch.Tensor:
+    return logits.reshape(-1, WORDS)
+
+
+TAKEN: dict[str, Loss] = {
+    "as transformers": like_transformers,
+    "the mean": lambda x, y: functional.cross_entropy(flat(x).float(), y.view(-1)),
+    "a module": lambda x, y: nn.CrossEntropyLoss(ignore_index=3)(flat(x.float()), y.view(-1)),
+    "smoothed by nothing": lambda x, y: functional.cross_entropy(
+        flat(x), y.view(-1), weight=None, label_smoothing=0.0
+    ),
+    "and used elsewhere too": lambda x, y: (
+        like_transformers(x, y) + x.float().logsumexp(-1).square().mean()
+    ),
+}
+LEFT: dict[str, Loss] = {
+    "smoothed": lambda x, y: functional.cross_entropy(flat(x), y.view(-1), label_smoothing=0.1),
+    "weighted": lambda x, y: functional.cross_entropy(
+        flat(x).float(), y.view(-1), torch.linspace(0, 1, WORDS)
+    ),
+    "each by itself": lambda x, y: (
+        functional.cross_entropy(flat(x).float(), y.view(-1), reduction="none").square().mean()
+    ),
+    "scaled": lambda x, y: functional.cross_entropy(flat(x.float() / 2), y.view(-1)),
+    "shifted": lambda x, y: functional.cross_entropy(flat(x[:, :-1]), y[:, 1:].reshape(-1)),
+    "turned": lambda x, y: functional.cross_entropy(
+        x.transpose(0, 1).reshape(-1, WORDS), y.t().reshape(-1)
+    ),
+    "probabilities": lambda x, y: functional.cross_entropy(
+        flat(x).float(), functional.one_hot(y.view(-1), WORDS).float()
+    ),
+    "spread out": lambda x, y: functional.cross_entropy(x.float().permute(0, 2, 1), y),
+    "written to": lambda x, y: like_transformers(x.div_(2), y),
+}
+
+
+def run(compute: Loss, *, by_kernels: bool) -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
+    layer = nn.Linear(8, WORDS, bias=False)
+    group = Group([layer])
+    with torch.no_grad():
+        for parameter, leaf, where in group.parts():
+            leaf[where].copy_(parameter)
+    inputs = torch.randn(2, 5, 8).to(HALF).requires_grad_()
+    words = torch.randint(WORDS, (2, 5))
+    words[0, 2] = 3
+    tools = Tools(NONE, NONE, Losses(NONE))
+    if by_kernels:
+        with tools.losses.used():
+            value = compute(group.result(0, inputs, tools), words)
+            value.backward()
+    else:
+        value = compute(functional.linear(inputs, group.weight)[..., :WORDS], words)
+        value.backward()
+    grads = inputs.grad, group.weight.grad
+    return value.detach(), *(g.float() for g in grads if g is not None)
+
+
+@pytest.mark.parametrize("name", [*TAKEN, *LEFT])
+def test_a_loss_is_torchs_whoever_computes_it(name: str, taken: list[int]) -> None:
+    compute = {**TAKEN, **LEFT}[name]
+    expected = run(compute, by_kernels=False)
+    assert not taken
+    found = run(compute, by_kernels=True)
+    assert taken == ([WORDS] if name in TAKEN else [])
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=2e-3)
+
+
+def test_torchs_function_is_back_afterwards() -> None:
+    own = functional.cross_entropy
+    losses = Losses(NONE)
+    with pytest.raises(KeyError), losses.used():
+        assert functional.cross_entropy is not own
+        raise KeyError
+    assert functional.cross_entropy is own and losses.head is None
