@@ -83,6 +83,8 @@ LEFT: dict[str, Loss] = {
         flat(x).float(), functional.one_hot(y.view(-1), WORDS).float()
     ),
     "spread out": lambda x, y: functional.cross_entropy(x.float().permute(0, 2, 1), y),
+    "rounded once more": lambda x, y: like_transformers(x.half(), y),
+    "in float64": lambda x, y: functional.cross_entropy(flat(x).double(), y.view(-1)),
     "written to": lambda x, y: like_transformers(x.div_(2), y),
 }
 

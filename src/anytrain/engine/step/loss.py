@@ -17,8 +17,8 @@ from torch.nn import functional
 
 from anytrain.machine.backends.cuda_kernels import Kernels, loss_backward, loss_forward
 
-_SAME_VALUES = {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0", "ToCopyBackward0"}
-"""What may lie between a head and its loss: the order of the values stays, and so do they."""
+_VIEWS = {"ViewBackward0", "UnsafeViewBackward0", "ReshapeAliasBackward0"}
+_CAST = "ToCopyBackward0"
 
 
 class Head(NamedTuple):
@@ -94,13 +94,15 @@ class Losses:
 
 
 def _comes_from(logits: torch.Tensor, seen: torch.Tensor) -> bool:
-    """Whether nothing was computed between the two."""
+    """Whether the one is the other in another shape, or a float32 copy of it."""
     node: Any = logits.grad_fn
+    casts = 0 if logits.dtype == seen.dtype else 1
     while node is not None and node is not seen.grad_fn:
-        if node.name() not in _SAME_VALUES:
+        casts -= node.name() == _CAST
+        if casts < 0 or node.name() not in {_CAST, *_VIEWS}:
             return False
         node = node.next_functions[0][0]
-    return node is not None
+    return node is not None and logits.dtype in (seen.dtype, torch.float32)
 
 
 class _Loss(torch.autograd.Function):
