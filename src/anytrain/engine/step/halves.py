@@ -11,28 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from anytrain.engine.optim.fused import FusedAdam
 from anytrain.engine.step.gelu import Form, form_of
 from anytrain.engine.step.layers import HALF, Group, Tools, is_norm, normalize
 from anytrain.engine.step.loss import Losses
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
-
-
-class _Pair(NamedTuple):
-    """A tensor, and the same rounded."""
-
-    whole: torch.Tensor
-    version: int
-    rounded: torch.Tensor
-
-    def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether it is this tensor's, and nothing was written to it since."""
-        return self.whole is tensor and self.version == tensor._version
 
 
 class Halves:
@@ -55,8 +44,9 @@ class Halves:
         self._norms: list[Any] = [m for m in model.modules() if is_norm(m, kernels)]
         found = ((module, form_of(module)) for module in model.modules())
         self._gelus = [(module, form) for module, form in found if form is not None]
-        self._last: _Pair | None = None
-        self._normed: _Pair | None = None
+        self._rounded: WeakIdKeyDictionary = WeakTensorKeyDictionary()
+        """What was rounded of each tensor and of which version of it, for as long as it is there:
+        longer would keep a checkpointed block's activations."""
 
     def _places(self) -> list[tuple[int, bool]]:
         return [(parameter.data_ptr(), parameter.requires_grad) for parameter in self._where]
@@ -80,7 +70,7 @@ class Halves:
             with self._tools.losses.used():
                 yield
         finally:
-            self._last = self._normed = None
+            self._rounded.clear()
             for group in self._groups:
                 group.forget()
             for module, _ in instead:
@@ -117,8 +107,7 @@ class Halves:
 
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             if torch.is_autocast_enabled("cuda"):
-                rounded = self._rounded(inputs)
-                return group.result(number, rounded, self._tools)
+                return group.result(number, self._round(inputs), self._tools)
             result: torch.Tensor = plain(layer, inputs)  # the model wants full precision here
             return result
 
@@ -131,22 +120,23 @@ class Halves:
             fits = inputs.dtype == torch.float32 and inputs.is_contiguous()
             if fits and torch.is_autocast_enabled("cuda"):
                 whole, rounded = normalize(inputs, norm.weight, norm.bias, norm.eps, self._kernels)
-                self._normed = _Pair(whole, whole._version, rounded)
+                self._rounded[whole] = whole._version, rounded
                 return whole
             result: torch.Tensor = plain(norm, inputs)
             return result
 
         return forward
 
-    def _rounded(self, inputs: torch.Tensor) -> torch.Tensor:
+    def _round(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the input in bfloat16; layers that read the same one share it."""
         if inputs.dtype == HALF:
             return inputs
-        if self._normed is not None and self._normed.is_of(inputs):
-            return self._normed.rounded
-        if self._last is None or not self._last.is_of(inputs):
-            self._last = _Pair(inputs, inputs._version, inputs.to(HALF))
-        return self._last.rounded
+        version, rounded = self._rounded.get(inputs, (None, None))
+        if version != inputs._version:
+            rounded = inputs.to(HALF)
+            self._rounded[inputs] = inputs._version, rounded
+        found: torch.Tensor = rounded
+        return found
 
 
 def _rounded_gelu(gelu: Any, form: Form) -> Callable[..., torch.Tensor]:

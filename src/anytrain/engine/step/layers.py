@@ -6,6 +6,7 @@ other, rounded; the gradients of the weights come out in the same order.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -112,7 +113,8 @@ class Sightings:
     def __init__(self, model: nn.Module) -> None:
         self._layers = [module for module in model.modules() if is_linear(module)]
         self._runs: list[list[Any]] = []
-        self._input: Any = None
+        self._input: weakref.ref[torch.Tensor] | None = None
+        """What was read last; to hold it would hold a checkpointed block's activations."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -127,10 +129,11 @@ class Sightings:
                 handle.remove()
 
     def _see(self, layer: Any, inputs: tuple[Any, ...]) -> None:
-        if inputs and inputs[0] is self._input:
+        read = inputs[0] if inputs else None
+        if self._input is not None and self._input() is read:
             self._runs[-1].append(layer)
         else:
-            self._input = inputs[0] if inputs else None
+            self._input = None if read is None else weakref.ref(read)
             self._runs.append([layer])
 
     def groups(self) -> list[Group]:

@@ -1,0 +1,132 @@
+"""What layers on rounded weights hold on to, told on a CPU with torch in the kernels' place."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from anytrain.engine.step import layers
+from anytrain.engine.step.halves import Halves
+from anytrain.engine.step.layers import Sightings
+
+
+class Block(nn.Module):
+    """Two layers that read one input, and one that reads theirs."""
+
+    def __init__(self, kept: list[Any]) -> None:
+        super().__init__()
+        self.left, self.right, self.out = (nn.Linear(8, 8, bias=False) for _ in range(3))
+        self._kept = kept
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        whole = x.float() * 2
+        mixed = self.left(whole) * self.right(whole)
+        self._kept.append(weakref.ref(whole))
+        return x + self.out(mixed.tanh()).float()
+
+
+class Two(nn.Module):
+    """Two of them, checkpointed or not."""
+
+    def __init__(self, *, checkpointed: bool) -> None:
+        super().__init__()
+        self.kept: list[Any] = []
+        self.blocks = nn.ModuleList(Block(self.kept) for _ in range(2))
+        self._checkpointed = checkpointed
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = checkpoint(block, x, use_reentrant=False) if self._checkpointed else block(x)
+        return x.square().sum()
+
+
+class Plain:
+    """Torch in the kernels' place."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def knows_norm(self, width: int) -> bool:
+        return False
+
+    def launch(self, name: str, grid: Any, args: Any) -> None:
+        assert name == "halve"
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(layers, "_are_plain", lambda parameters: True)
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": device == "cuda")
+    gc.disable()  # as it is while a step is recorded
+    yield
+    gc.enable()
+
+
+@contextmanager
+def rounded(model: nn.Module, sightings: Sightings) -> Iterator[None]:
+    plain: Any = Plain(model)
+    halves = Halves(plain, model, sightings.groups())
+    with torch.no_grad():
+        for parameter, (leaf, where) in halves._where.items():
+            leaf[where].copy_(parameter)
+    with halves.used():
+        yield
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_a_blocks_activations_go_with_it(checkpointed: bool) -> None:
+    model = Two(checkpointed=checkpointed)
+    sightings = Sightings(model)
+    inputs = torch.randn(4, 8, requires_grad=True)
+    with sightings.watched():
+        model(inputs).backward()
+        assert all(whole() is None for whole in model.kept)
+    model.kept.clear()
+    with rounded(model, sightings):
+        model(inputs).backward()
+        assert len(model.kept) == (4 if checkpointed else 2)
+        assert all(whole() is None for whole in model.kept)
+
+
+def test_layers_of_one_input_share_what_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = Two(checkpointed=True)  # whose layers run twice, and are not one multiplication
+    sightings = Sightings(model)
+    inputs = torch.randn(4, 8, requires_grad=True)
+    with sightings.watched():
+        model(inputs).backward()
+    assert [len(group.layers) for group in sightings.groups()] == [1] * 6
+    seen: list[torch.Tensor] = []
+    result = layers.Group.result
+
+    def noted(self: Any, number: int, read: torch.Tensor, tools: Any) -> torch.Tensor:
+        seen.append(read)
+        return result(self, number, read, tools)
+
+    monkeypatch.setattr(layers.Group, "result", noted)
+    with rounded(model, sightings):
+        model(inputs)
+    assert [one is other for one, other in zip(seen, seen[1:], strict=False)] == [
+        *(True, False, False),
+        *(True, False),
+    ]
+
+
+def test_what_was_written_to_is_rounded_anew() -> None:
+    layer = nn.Linear(8, 8, bias=False)
+    model = nn.Sequential(layer)
+    sightings = Sightings(model)
+    inputs = torch.randn(4, 8)
+    with sightings.watched():
+        model(inputs)
+    with rounded(model, sightings):
+        before = model(inputs)
+        inputs.mul_(2)
+        torch.testing.assert_close(model(inputs), 2 * before)
