@@ -44,6 +44,8 @@ class Saving:
     """Whether the script has asked for a checkpoint to go on from."""
     _restored: int | None
     """The updates of the checkpoint that was loaded; None where none was."""
+    _told_alone: bool
+    """Whether it was said that the main process saves alone."""
     _project: tuple[str | None, dict[str, Any]]
     """The name and the settings that `init_trackers` was given."""
     _registered: list[Any]
@@ -63,31 +65,59 @@ class Saving:
         is written behind it, one save at a time, and `end_training` or the exit waits for it.
 
         Where there is no room, or a weight is not finite, a notice says so, the previous
-        checkpoint stays, and training goes on. The main process's folder counts for all.
+        checkpoint stays, and training goes on. The main process's folder counts for all. Where
+        only the main process calls this, it saves by itself, and other ranks' random numbers are
+        not in the checkpoint.
         """
         _refuse_unknown("save_state", save_model_func_kwargs)
         if skips_save():
             return str(output_dir or "")
-        store, name = self._store_for(self._main_says(output_dir), saving=True)
-        hooks = list(self._save_hooks.values())
-        found, registered = self._run.session, self._registered
-
-        def take(folder: Path) -> checkpoint.Snapshot:
-            return snapshot.take(self._run, registered, hooks, folder)
-
+        found = self._run.session
+        absent = found.world.muster("save_state()")
+        if absent is not None:
+            return self._save_alone(output_dir, absent)
+        world, config = found.world, self.project_configuration
+        output_dir, config.iteration = world.broadcast_object(
+            (None if output_dir is None else os.fspath(output_dir), config.iteration)
+        )
+        store, name = self._store_for(output_dir, saving=True)
         with found.ledger.span("wait"):
             found.backend.synchronize(found.device)
         with found.ledger.span("save"):
             self.finish_saving()
             if blocking:
-                outcome = store.save(name, take, world=found.world)
+                outcome = store.save(name, self._take, world=world)
                 if self._between.told(outcome):
                     return os.fspath(store.root / name)
             else:
-                self._writer_for(store).begin(name, take)
+                self._writer_for(store).begin(name, self._take)
                 found.cursor.stops = self._between
-        self.project_configuration.iteration += 1
+        config.iteration += 1
         return os.fspath(store.root / name)
+
+    def _save_alone(self, output_dir: Place | None, absent: str) -> str:
+        """Save on the main process, which is the only one that was asked to."""
+        found = self._run.session
+        if found.world.rank != 0:
+            return str(output_dir or "")
+        if not self._told_alone:
+            self._told_alone = True
+            warnings.warn(
+                f"save_state() was called on the main process alone ({absent}). It saves by "
+                "itself; the other ranks' random numbers (dropout) are drawn anew after a resume. "
+                "Call it on every process for an exact one.",
+                Notice,
+                stacklevel=3,
+            )
+        store, name = self._store_for(output_dir, saving=True)
+        with found.ledger.span("save"):
+            self.finish_saving()
+            if not self._between.told(store.save(name, self._take)):
+                self.project_configuration.iteration += 1
+        return os.fspath(store.root / name)
+
+    def _take(self, folder: Path) -> checkpoint.Snapshot:
+        return snapshot.take(self._run, self._registered, list(self._save_hooks.values()), folder)
 
     def finish_saving(self) -> None:
         """Wait until a save behind the loop is committed, and tell if it failed."""
@@ -195,7 +225,7 @@ class Saving:
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._between = BetweenSteps()
         self._record, self._restored, self._project = None, None, (None, {})
-        self._looked_back = False
+        self._looked_back = self._told_alone = False
         if self.project_configuration.project_dir is not None and watching() is None:
             found = self._run.session
             self._between.interrupts = stop_on_signals(found, self._save_interrupted)
@@ -298,15 +328,13 @@ class Saving:
             )
         if skips_save():
             return
-        world = self._run.session.world
-        if world.rank == 0:
+        if self._run.session.world.rank == 0:
             export_model(
                 self._run.unwrap(model, keep_forward=True, keep_compiled=False),
                 Path(save_directory),
                 max_shard_size=max_shard_size,
                 safe_serialization=safe_serialization,
             )
-        world.barrier("saving the model")
 
     def save(self, obj: Any, f: Place, safe_serialization: bool = False) -> None:
         """Write an object from the main process (from each machine's, if so configured)."""

@@ -27,7 +27,10 @@ LoadHook = Callable[[list[Any], str], None]
 
 
 def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -> Snapshot:
-    """Return the whole run; hooks see the models, their weights, and the folder being written."""
+    """Return the whole run; hooks see the models, their weights, and the folder being written.
+
+    The number of processes is kept beside those that take part: the main one may save alone.
+    """
     session = run.session
     models = [run.unwrap(m, keep_forward=True, keep_compiled=False) for m in run.models]
     weights: list[Any] = [model.state_dict() for model in models]
@@ -56,6 +59,7 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
             "num_models": len(kept),
             "parameters": _parameters(models, run),
             "seed": torch.initial_seed(),
+            "processes": session.world.size,
         },
     )
 
@@ -99,11 +103,15 @@ def restore(
         session.precision.scale.scaler.load_state_dict(loaded.part("scaler"))
     place = loaded.part("cursor")
     session.cursor.micro, session.cursor.updates = place["micro"], place["updates"]
-    if loaded.world_size == session.world.size:
+    if session.world.size == loaded.world_size == _num_processes(loaded):
         restore_rng(run, loaded.rank_part("rng", session.world.rank))
         _restore_pending(run, loaded.rank_part("gradients", session.world.rank))
     else:
         _derive_rng(run, loaded)
+
+
+def _num_processes(loaded: Loaded) -> int:
+    return int(loaded.meta.get("processes", loaded.world_size))
 
 
 def _pending(run: Run) -> dict[str, Any]:
@@ -148,8 +156,10 @@ def _derive_rng(run: Run, loaded: Loaded) -> None:
     word = mix(mix(mix(0, loaded.meta["seed"]), loaded.step), world.rank)
     rng.seed_everything(word & 0xFFFFFFFF)
     if world.rank == 0:
+        number, alone = _num_processes(loaded), loaded.world_size == 1
+        who = f"one process of {number}" if alone and number > 1 else f"{number} processes"
         warnings.warn(
-            f"Saved by {loaded.world_size} processes, continued by {world.size}: the data goes on "
+            f"Saved by {who}, continued by {world.size}: the data goes on "
             "at the next unseen sample, and each rank's randomness (dropout) is drawn anew from "
             "seed, step and rank.",
             Notice,

@@ -21,9 +21,11 @@ from anytrain.core import environment
 from anytrain.core.environment import Place
 from anytrain.core.errors import AnytrainError, BadInput, PeerLost, WrongOrder
 from anytrain.machine.parallel import ddp, rest, xla_group
+from anytrain.machine.parallel.muster import Muster
 from anytrain.machine.parallel.store import StoreBoard
 from anytrain.machine.parallel.world import ReduceOp, Solo, World
 from anytrain.machine.processes import meeting
+from anytrain.machine.processes.judge import Heard
 from anytrain.machine.processes.last_words import LastWords
 from anytrain.machine.processes.pulse import Pulse
 from anytrain.machine.processes.watch import Watch
@@ -114,6 +116,7 @@ class TorchWorld:
         self._device = device
         self._pulse = Pulse(self.rank, beats)
         self._watch = self._start_watch(stall_s)
+        self._muster = Muster(self.board, self._pulse, self.size, self._hear)
         self._last_words = LastWords(self._pulse, self.size, self._hush, environment.read().debug)
         # Threads that talk to the store must be gone before the interpreter is taken down.
         atexit.register(self.close)
@@ -173,6 +176,13 @@ class TorchWorld:
         with self._pulse.waiting(f"barrier {why!r}"):
             dist.barrier()
 
+    def muster(self, what: str) -> str | None:
+        """Return None once every rank has come to this call; else say where the others are.
+
+        Where ranks do not watch each other there is nothing to tell it by, and it waits.
+        """
+        return self._muster.call(what)
+
     def mark(self, step: int, doing: str) -> None:
         """Leave word of where this rank is."""
         self._pulse.mark(step, doing)
@@ -218,6 +228,9 @@ class TorchWorld:
         if stall_s <= 0:
             return None
         return Watch(self._pulse, StoreBoard("beats"), self.size, stall_s, meeting.store_holder())
+
+    def _hear(self, rank: int) -> Heard | None:
+        return None if self._watch is None else self._watch.heard(rank)
 
     def _hush(self) -> None:
         if self._watch is not None:

@@ -65,6 +65,12 @@ class World(Protocol):
     def barrier(self, why: str) -> None:
         """Wait for every rank; `why` is shown if one of them does not come."""
 
+    def muster(self, what: str) -> str | None:
+        """Return None once every rank has come to this call; else say where the others are.
+
+        Then only the main process acts: a script may make such a call there alone.
+        """
+
     def mark(self, step: int, doing: str) -> None:
         """Leave word of where this rank is, for whoever explains its death or its stall."""
 
@@ -144,6 +150,10 @@ class Solo:
 
     def barrier(self, why: str) -> None:
         """Return at once: everyone is here."""
+
+    def muster(self, what: str) -> str | None:
+        """Return None: everyone is here."""
+        return None
 
     def mark(self, step: int, doing: str) -> None:
         """Leave word for the launcher, if there is one: nobody else watches a world of one."""

@@ -71,6 +71,10 @@ class Watch:
         for thread in self._threads:
             thread.start()
 
+    def heard(self, rank: int) -> Heard | None:
+        """Return a rank's last message; the main process hears all, the others hear it."""
+        return self._heard.get(rank)
+
     def hush(self) -> None:
         """Stop at once and say nothing more: this process is on its way out."""
         self._stop.set()
