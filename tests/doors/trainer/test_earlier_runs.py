@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from anytrain.core.errors import CheckpointError, Notice
+from anytrain.core.errors import BadInput, CheckpointError, Notice
 from anytrain.doors.callbacks import EarlyStoppingCallback
 from anytrain.doors.trainer.outputs import get_last_checkpoint
 from equivalence import twins
 from launching import launch
+from slow_training import TRAINING
 
 GIVEN: dict[str, Any] = {
     "model": twins.regression,
@@ -134,3 +138,19 @@ def test_patience_goes_on_where_it_was_by_default(tmp_path: Path) -> None:
         twins.OURS, tmp_path, **given, callbacks=[EarlyStoppingCallback(5)], resume=where
     )
     assert longer.output.global_step == 7
+
+
+def test_a_run_is_refused_where_another_process_trains(tmp_path: Path) -> None:
+    live = subprocess.Popen([sys.executable, "-c", TRAINING, str(tmp_path), "100000"])
+    try:
+        deadline = time.monotonic() + 60
+        while not (tmp_path / "run.json").exists():
+            assert live.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        with pytest.raises(BadInput, match=f"process {live.pid} trains there at this moment"):
+            twins.train(twins.OURS, tmp_path, **GIVEN)
+    finally:
+        live.kill()
+        live.wait()
+    twins.train(twins.OURS, tmp_path, **GIVEN)
+    assert names(tmp_path) == ["checkpoint-12", "checkpoint-4", "checkpoint-8"]

@@ -7,17 +7,56 @@ are removed.
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import warnings
 from itertools import count
 from pathlib import Path
 
-from anytrain.core.errors import CheckpointError, Notice
+import psutil
+
+from anytrain.core.errors import BadInput, CheckpointError, Notice
+from anytrain.core.records import RUN
+from anytrain.core.records.lines import parse
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.engine.checkpoint import claims, files
 from anytrain.machine.parallel.world import World
 
+_CLOCK_S = 3.0
+"""The kernel derives a start time from a boot time that clock corrections may move."""
 _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")
+
+
+def refuse_company(root: Path, world: World) -> None:
+    """Refuse to train where another process trains: each would overwrite what the other saves."""
+    pid = world.broadcast_object(_who_trains(root) if world.rank == 0 else None)
+    if pid is not None:
+        raise BadInput(
+            f"Cannot begin a run in {root}.",
+            why=f"process {pid} trains there at this moment, and each of the two would overwrite "
+            "what the other saves.",
+            fix="choose another output_dir, or wait until that run has ended (`anytrain watch "
+            f"{root}` shows it).",
+        )
+
+
+def _who_trains(root: Path) -> int | None:
+    """Return the process of this host whose run in the folder has not ended; None: there is none.
+
+    A number may have gone to another process since: that one is younger than the run.
+    """
+    try:
+        starts = parse((root / RUN).read_bytes()).get("starts")
+        last = starts[-1] if isinstance(starts, list) and starts else {}
+        if "ended" in last or last.get("host") != socket.gethostname():
+            return None
+        process = psutil.Process(int(last["pid"]))
+        is_same = process.create_time() <= float(last["time"]) + _CLOCK_S
+        is_live = process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
+    except (OSError, psutil.Error, AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return process.pid if is_same and is_live else None
 
 
 def clear_the_way(root: Path, world: World, *, remove: bool) -> None:

@@ -21,7 +21,7 @@ from anytrain.core.errors import CheckpointError, Notice
 from anytrain.doors.callbacks import Callbacks, TrainerState
 from anytrain.doors.trainer import adapters
 from anytrain.doors.trainer.best import Best
-from anytrain.doors.trainer.earlier import clear_the_way
+from anytrain.doors.trainer.earlier import clear_the_way, refuse_company
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
 from anytrain.engine import checkpoint
@@ -137,8 +137,13 @@ class Saving(Best):
         session.cursor.stops = self._between
 
     def _begin_folder(self, resumed: Path | None) -> None:
-        """Keep what an earlier run left in the folder apart, unless it is gone on from."""
+        """Keep what an earlier run left in the folder apart, unless it is gone on from.
+
+        Where one is still at work, refuse.
+        """
         root = Path(self._get_output_dir(self._trial)).resolve()
+        if self.args.save_strategy != "no":
+            refuse_company(root, self._session.world)
         if resumed is not None and resumed.resolve().parent == root:
             self._own_folders.add(root)
         elif self.args.save_strategy != "no":
