@@ -205,3 +205,19 @@ def test_evaluations_without_data_are_refused_before_the_training(tmp_path: Path
     trainer = Own(Places(), args, train_dataset=pairs())
     trainer.train()
     assert "eval_loss" in trainer.state.log_history[-2]
+
+
+def test_a_mistake_in_an_evaluation_costs_no_step(tmp_path: Path) -> None:
+    given = {"train_dataset": named("labels"), "eval_dataset": named("labels"), "max_steps": 6}
+    given |= dict.fromkeys(("save_strategy", "eval_strategy"), "steps")
+    given |= dict.fromkeys(("save_steps", "eval_steps"), 3)
+
+    def wrong(prediction: Any) -> dict[str, float]:
+        return {"score": prediction.no_such_thing}
+
+    with pytest.raises(AttributeError, match="no_such_thing") as caught:
+        build(tmp_path, Anything(), **given, compute_metrics=wrong).train()
+    assert "whose checkpoint was saved" in caught.value.__notes__[-1]
+    trainer = build(tmp_path, Anything(), **given, compute_metrics=accuracy)
+    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
+    assert trainer.state.global_step == 6

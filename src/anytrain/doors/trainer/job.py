@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,12 +61,31 @@ class TrainerJob:
     def evaluate(self) -> Requests:
         """Evaluate; a new best asks for a save where saves follow the best."""
         trainer = self._trainer
-        metrics = trainer._evaluate(trainer._trial, trainer._ignored_in_eval)
+        try:
+            metrics = trainer._evaluate(trainer._trial, trainer._ignored_in_eval)
+        except Exception as error:
+            self._save_in_spite_of(error)
+            raise
         trainer._last_metrics = {**metrics, "step": trainer.state.global_step}
         is_best = trainer._determine_best_metric(metrics, trainer._trial)
         if trainer.args.save_strategy == "best":
             trainer.control.should_save = is_best
         return trainer.callback_handler.requests
+
+    def _save_in_spite_of(self, error: Exception) -> None:
+        """Save what was to be saved after an evaluation that failed: a mistake in it costs no step.
+
+        Of several processes nobody knows which others have failed.
+        """
+        trainer = self._trainer
+        if not trainer.control.should_save or trainer._session.world.size > 1:
+            return
+        with suppress(Exception):  # the evaluation's error is the one to tell
+            trainer._save_checkpoint(trainer.model, trainer._trial, wait=True)
+            error.add_note(
+                f"anytrain: the evaluation failed after step {trainer.state.global_step}, whose "
+                "checkpoint was saved; pass resume_from_checkpoint=True to go on from there."
+            )
 
     def save(self) -> Requests:
         """Save the run, and push it where it is to be pushed."""
