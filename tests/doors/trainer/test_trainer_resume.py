@@ -374,3 +374,14 @@ def test_two_ranks_that_were_killed_go_on_bit_for_bit(tmp_path: Path) -> None:
     live(tmp_path / "twice", "--kill", 11, ranks=2, check=False)
     live(tmp_path / "twice", "--resume", ranks=2)
     assert left(tmp_path / "twice") == left(tmp_path / "once")
+
+
+def test_a_rate_that_the_checkpoint_has_settled_is_told(tmp_path: Path) -> None:
+    given = {"model": twins.regression, "train_dataset": twins.points(24), "save_strategy": "steps"}
+    given |= {"save_steps": 2, "max_steps": 2, "lr_scheduler_type": "constant"}
+    twins.train(twins.OURS, tmp_path, **given, learning_rate=1e-3)
+    given |= {"resume": True, "max_steps": 4, "learning_rate": 5e-2}
+    told = r"its checkpoint's learning_rate 0.001 \(given: 0.05\): an optimizer's settings"
+    with pytest.warns(Notice, match=told):
+        ran = twins.train(twins.OURS, tmp_path, **given)
+    assert [entry["learning_rate"] for entry in ran.history if "learning_rate" in entry][-1] == 1e-3

@@ -24,6 +24,7 @@ from anytrain.doors.trainer.best import Best
 from anytrain.doors.trainer.earlier import clear_the_way, refuse_company
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
+from anytrain.doors.trainer.resumed import tell_settled
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
 from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals
@@ -308,6 +309,8 @@ class Saving(Best):
         else:
             snapshot.restore(run, [Standing(self)], loaded, self._load_hooks())
             self._count_batches_anew()
+            if run.session.world.rank == 0:
+                tell_settled(path / ARGUMENTS_NAME, self.args)
         if self.args.ignore_data_skip:
             self._progress.batch = 0
             run.loaders[0].rewind()
