@@ -7,9 +7,12 @@ for those that do not, their beats show where they are.
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Callable
 
+from anytrain.core.errors import Notice
 from anytrain.machine.parallel.world import Board
 from anytrain.machine.processes.judge import Heard
 from anytrain.machine.processes.pulse import Beat, Pulse
@@ -21,7 +24,7 @@ _PATIENT_BEATS = 10
 """So many where it is not known what it does."""
 _AGAIN_BEATS = 1, 3
 """The same, once the main process was alone before."""
-_QUICK_S, _SLOW_S = 0.002, 0.1
+_QUICK_S, _SLOW_S, _LONG_S = 0.002, 0.1, 30.0
 Hear = Callable[[int], Heard | None]
 
 
@@ -43,17 +46,20 @@ class Muster:
         Only the main process acts then; ranks that came all the same are told so.
         """
         with self._pulse.waiting(what):
-            return self._wait_for_all() if self._pulse.rank == 0 else self._wait_for_main(what)
+            return self._wait_for_all(what) if self._pulse.rank == 0 else self._wait_for_main(what)
 
-    def _wait_for_all(self) -> str | None:
+    def _wait_for_all(self, what: str) -> str | None:
         still = {rank: _Stillness() for rank in self._answered}
-        pause = _QUICK_S
+        pause, notice_at = _QUICK_S, time.monotonic() + _LONG_S
         while True:
             come = {rank: self._come(rank) for rank in self._answered}
             missing = [rank for rank, number in come.items() if number is None]
             absent = [rank for rank in missing if self._is_elsewhere(rank, still[rank])]
             if len(absent) == len(missing):
                 break
+            if time.monotonic() > notice_at:
+                notice_at = math.inf
+                _tell_waiting(what, missing)
             time.sleep(pause)
             pause = min(1.5 * pause, _SLOW_S)
         told = self._tell(absent)
@@ -137,6 +143,15 @@ class _Stillness:
         if self._since is None or self._since[0] != heard.beat.moves:
             self._since = heard.beat.moves, heard.count
         return heard.count - self._since[1]
+
+
+def _tell_waiting(what: str, missing: list[int]) -> None:
+    ranks = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
+    warnings.warn(
+        f"{what} has waited {_LONG_S:.0f} s for rank {ranks}: every process is to call it.",
+        Notice,
+        stacklevel=6,
+    )
 
 
 def _where(heard: Heard | None) -> str:
