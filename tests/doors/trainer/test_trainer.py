@@ -257,3 +257,33 @@ def test_a_model_of_positional_batches_trains(tmp_path: Path) -> None:
         num_train_epochs=1,
     )
     assert trainer.train().global_step == 3
+
+
+@pytest.mark.parametrize("library", [twins.OURS, twins.THEIRS])
+def test_a_training_step_sees_whether_its_micro_batch_ends_the_step(
+    tmp_path: Path, library: str
+) -> None:
+    seen: list[bool] = []
+
+    def looking(base: Any) -> Any:
+        class Looks(base):
+            """Looks at the accelerator from within a step."""
+
+            def training_step(self, *args: Any, **kwargs: Any) -> Any:
+                seen.append(self.accelerator.sync_gradients)
+                return super().training_step(*args, **kwargs)
+
+        return Looks
+
+    trainer = twins.build(
+        library,
+        tmp_path,
+        kind=looking,
+        model=twins.regression(),
+        train_dataset=twins.points(24),
+        per_device_train_batch_size=4,
+        gradient_accumulation_steps=3,
+        max_steps=2,
+    )
+    trainer.train()
+    assert seen == [False, False, True] * 2

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,6 +21,7 @@ from anytrain.engine.data.feed import Feed
 from anytrain.engine.metrics import num_own_rows, own_rows
 from anytrain.engine.optim import fused
 from anytrain.engine.optim.schedules import follows_metric
+from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.step import purity
 from anytrain.engine.step.activations import Activations, Fit
@@ -33,6 +34,8 @@ from anytrain.engine.step.recorded import Recordings
 from anytrain.engine.step.shortcuts import Shortcuts, Shortening
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.update import Latch, Micro, RecordedUpdate, SplittingUpdate, Update
+
+NoSync = Callable[[nn.Module], AbstractContextManager[None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +70,12 @@ def build_step(
     """Return the step of a run whose model, optimizer and schedule are prepared."""
     session, optimizer = run.session, run.optimizers[0]
     session.cursor.end_step = None  # the loop ends its steps itself, once they are added up
+    is_shared = session.cursor.accumulation.sync_each_batch
+    apart = _shared_each_batch if is_shared else session.world.no_sync
     parts: dict[str, Any] = {
         "model": model,
         "micro": micro,
-        "no_sync": _shared_each_batch
-        if session.cursor.accumulation.sync_each_batch
-        else session.world.no_sync,
+        "no_sync": partial(_unfinished, session.cursor, apart),
         "clip": Clip(
             optimizer,
             options.max_grad_norm,
@@ -92,7 +95,7 @@ def build_step(
     if session.device.type == "cuda":
         _tell_step(session, "eager", "a step that may be cut in parts is not recorded")
     return SplittingUpdate(
-        **parts,
+        **{**parts, "no_sync": apart},
         is_out_of_memory=backend.is_out_of_memory,
         release=backend.release,
         agree=lambda full: any(world.gather_object(full)),
@@ -346,6 +349,17 @@ def build_feed(
         return (cut, True) if num_own else (batch, False)
 
     return Feed(loader, num_micro, count, own)
+
+
+@contextmanager
+def _unfinished(cursor: Cursor, apart: NoSync, model: nn.Module) -> Iterator[None]:
+    """Run a micro-batch that does not end its step, as those who look at `sync_gradients` see."""
+    cursor.sync = False
+    try:
+        with apart(model):
+            yield
+    finally:
+        cursor.sync = True
 
 
 def _shared_each_batch(model: nn.Module) -> AbstractContextManager[None]:
