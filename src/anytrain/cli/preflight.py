@@ -68,7 +68,8 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
     The script runs from its first line with a device that is only claimed: no weight is
     allocated, and none is saved; loops end after two updates. Operations that the device lacks,
     waits, shapes, memory, the largest batch and the time of a step are told for each target.
-    Your files stay as they are: what the script writes or removes, outside of caches, is a copy.
+    Your files stay as they are: what the script writes or removes, outside of caches, is a copy,
+    and programs that it starts are not run unless they only look.
 
     Exits with 0, or with 1 where --fail-on says so.
     """

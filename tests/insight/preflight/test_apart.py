@@ -121,3 +121,29 @@ def test_a_script_that_is_traced_changes_no_file(
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert trace_run(parse_target("cuda:24GB"), ["train.py"]).failure == ""
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+
+
+def test_programs_that_a_traced_script_starts_are_not_run_unless_they_only_look(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    starts = """
+        import os, subprocess
+        assert subprocess.run(["rm", "-rf", "out"]).returncode == 0
+        subprocess.run("echo new > result.txt", shell=True, check=True)
+        assert os.system("touch left.txt") == 0
+        assert subprocess.check_output(["uname"], text=True).strip()
+        assert os.popen("hostname").read().strip()
+    """
+    script = textwrap.dedent(starts) + textwrap.dedent(SCRIPT)
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "result.txt").write_text("old")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    trace = trace_run(parse_target("cuda:24GB"), ["train.py"])
+    assert trace.failure == ""
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+    told = [note for note in trace.notes if "was not run" in note]
+    assert [note.split("`")[1] for note in told] == [
+        *("rm -rf out", "echo new > result.txt", "touch left.txt"),
+    ]

@@ -3,7 +3,7 @@
 What is opened for writing is a throwaway file in the trace's own folder, what is removed only
 seems to be gone, and folders that were made are removed again. The script reads back what it has
 written. Caches are written for real: what was downloaded serves the run, too. What libraries open
-below Python (databases, columns of Arrow) and what other programs do is not seen here.
+below Python (databases, columns of Arrow) is not seen here; programs.py holds back other programs.
 """
 
 from __future__ import annotations

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from anytrain.insight.preflight import checks, memory, rates, time
 from anytrain.insight.preflight.batches import MOST, Fit, Setting, largest_batch
+from anytrain.insight.preflight.checks import host_reads
 from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.report import Outlook, Report, keep
 from anytrain.insight.preflight.targets import Target
@@ -291,7 +292,12 @@ def _rates(target: Target) -> Rates | None:
 def _records(trace: Trace, target: Target) -> bool:
     """Whether nothing in the step keeps CUDA from recording it."""
     steps = ("forward", "backward", "clip", "optimizer")
-    waits = any(op.host_read and not op.place.is_ours and op.phase in steps for op in trace.ops)
+    waits = any(
+        op.host_read
+        and op.phase in steps
+        and not (op.place.is_ours or host_reads.is_left_out(op, target))
+        for op in trace.ops
+    )
     return target.kind == "cuda" and not waits
 
 

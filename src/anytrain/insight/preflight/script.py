@@ -33,6 +33,7 @@ from anytrain.insight.preflight.claimed import Device
 from anytrain.insight.preflight.claims import claimed
 from anytrain.insight.preflight.findings import Place
 from anytrain.insight.preflight.places import is_inside, users_place
+from anytrain.insight.preflight.programs import held_back
 from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave, Recorder
 from anytrain.insight.preflight.settings import checkpoint, planned, sized
 from anytrain.insight.preflight.standin import device_of, stand_in
@@ -100,6 +101,7 @@ def bounded(own: Watch) -> Iterator[None]:
     """End the block's loops early, load its data in this process, save and report nothing."""
     with ExitStack() as stack:
         files = stack.enter_context(apart(own.folder))
+        stack.enter_context(held_back(lambda told: own.recorder.notes.setdefault(told)))
         for holder, name, changed in (
             (PreparedLoader, "walk_from", _short_walk(own)),
             (PreparedLoader, "_batches", _longest_batches(own)),

@@ -40,6 +40,11 @@ _FIX = {
     "boolean mask": "Keep the shape: multiply by the mask, torch.where(mask, x, 0), or a loss with "
     "ignore_index and reduction='sum', divided by mask.sum().",
 }
+_MASKS = "transformers/masking_utils.py"
+_WHY_OF_MASKS = (
+    "transformers looks whether an attention mask hides anything. Only steps that run op by op do "
+    "so: a recorded step leaves it out."
+)
 _FIX["nonzero"] = _FIX["boolean mask"]
 _FIX["bincount"] = _FIX["unique"]
 
@@ -51,6 +56,11 @@ class _Met:
     first: Op
     calls: int = 0
     changes_shape: bool = False
+
+
+def is_left_out(op: Op, target: Target) -> bool:
+    """Whether a read is not made while a step is recorded (see engine/step/attention.py)."""
+    return target.kind == "cuda" and op.place.file.replace("\\", "/").endswith(_MASKS)
 
 
 def check(trace: Trace, target: Target) -> Iterator[Finding]:
@@ -79,6 +89,9 @@ def _finding(line: _Met, target: Target, is_evaluation: bool) -> Finding:
     severity: Severity = "note" if is_evaluation or target.kind == "mps" else "warning"
     step = "an evaluation step" if is_evaluation else "a training step"
     why = f"{_READS[read]}. {_WHY[target.kind]}"
+    fix = _FIX.get(read, _FIX["to cpu"])
+    if is_left_out(line.first, target):
+        severity, why, fix = "note", _WHY_OF_MASKS, "Nothing is to be done."
     if line.changes_shape and target.kind in ("tpu", "xla"):
         why += " The result has another shape whenever the values are others, and each new shape "
         why += "is compiled."
@@ -87,7 +100,7 @@ def _finding(line: _Met, target: Target, is_evaluation: bool) -> Finding:
         severity,
         f"The host waits for the device in {step}.",
         why=why,
-        fix=_FIX.get(read, _FIX["to cpu"]),
+        fix=fix,
         place=line.first.place,
         per_step=0 if is_evaluation else line.calls,
     )
