@@ -34,6 +34,8 @@ _TOO_MUCH = {
 }
 _STEP = ("step", "wait")
 _SLOW_START, _SLOW_START_S = 0.5, 5.0
+_WORTH = 0.05
+"""A smaller share of the whole time is not worth a word, however short the steps were."""
 # A process that computes all the time has a core at least, unless somebody takes it away.
 _STARVED, _TELLING_S = 0.8, 5.0
 
@@ -73,7 +75,7 @@ def judge(life: Life) -> Finding | None:
     excess = {
         name: seconds[name] / running / bound
         for name, bound in _TOO_MUCH.items()
-        if running and name in seconds
+        if running and found.get(name, 0.0) >= _WORTH
     }
     worst = max(excess, key=excess.__getitem__, default="")
     if worst and excess[worst] >= 1:
@@ -82,7 +84,7 @@ def judge(life: Life) -> Finding | None:
         return Finding("start", found["start"], _for_the_start(life))
     remedy = _for_the_step(life)
     share = sum(found.get(name, 0.0) for name in _STEP)
-    return None if remedy is None else Finding("step", share, remedy)
+    return None if remedy is None or share < _WORTH else Finding("step", share, remedy)
 
 
 def tell(life: Life) -> dict[str, Any]:
