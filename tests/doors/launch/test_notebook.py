@@ -128,6 +128,10 @@ def test_a_function_of_the_running_script_works():
         {"num_processes": 2, "use_port": 0, "num_nodes": 2},
         {"num_processes": 2, "rdzv_endpoint": "localhost"},
         {"num_processes": 2, "timeout": float("nan")},
+        {"num_processes": 2, "timeout": "a"},
+        {"num_processes": "2"},
+        {"num_processes": 2, "max_restarts": "1"},
+        {"mixed_precision": 3},
         {"num_processes": 2, "max_restarts": -1},
         {"num_processes": 2, "monitor_interval": 0},
     ],
@@ -136,6 +140,57 @@ def test_what_cannot_work_is_refused(wrong, monkeypatch):
     monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
     with pytest.raises(BadInput):
         notebook_launcher(print, **wrong)
+
+
+def test_what_a_function_returned_is_no_function(monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    with pytest.raises(BadType, match="Cannot call a tuple") as caught:
+        notebook_launcher((1, 2), num_processes=2)
+    assert "without parentheses" in caught.value.fix
+
+
+BEFORE = """
+    import torch
+    from torch.utils.data import DataLoader
+    from anytrain import Accelerator, notebook_launcher
+
+    accelerator = Accelerator(cpu=True)
+    net = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    loader = DataLoader(torch.arange(8.0).reshape(8, 1), batch_size=1)
+    made = accelerator.prepare(net, optimizer, loader)
+
+    def look():
+        return accelerator.process_index, accelerator.is_main_process
+
+    def train(own, model, optimizer, loader):
+        batches = list(loader)
+        for batch in batches:
+            own.backward(model(batch).mean())
+            optimizer.step()
+        return len(batches)
+
+    def as_they_are():
+        return train(Accelerator(cpu=True), *made)
+
+    def anew():
+        own = Accelerator(cpu=True)
+        return train(own, *own.prepare(*made))
+
+    if __name__ == "__main__":
+        for function in (look, as_they_are, anew):
+            try:
+                print(notebook_launcher(function, num_processes=2, return_all=True))
+            except Exception as error:
+                print(type(error).__name__, error.fix)
+"""
+
+
+def test_an_accelerator_of_the_notebook_is_not_used_in_its_processes():
+    first, second, third = run_script(BEFORE).stdout.splitlines()
+    for told in (first, second):
+        assert told.startswith("WrongOrder make the Accelerator inside the function")
+    assert third == "[4, 4]"
 
 
 @pytest.mark.parametrize("args", [None, "abc", 3], ids=repr)

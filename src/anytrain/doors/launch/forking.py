@@ -72,10 +72,10 @@ def _check_session() -> None:
     if current is not None and current.get() is not None:
         raise WrongOrder(
             "Cannot fork this process.",
-            why="an Accelerator or Trainer lives in it, and each copy would take over its world "
-            "of one process.",
-            fix="make it inside the function that is launched, or leave start_method out for "
-            "fresh processes.",
+            why="an Accelerator or Trainer was made in it, and each copy would take over its "
+            "world of one process.",
+            fix="leave start_method out for fresh processes; or restart this one, and make it "
+            "inside the function that is launched.",
         )
 
 

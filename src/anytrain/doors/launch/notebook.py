@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,7 +59,8 @@ def notebook_launcher(
     computes with one thread. `timeout` is how many seconds the call may take. `return_all` gives
     a list of what each process of this machine returned. Tensors come back on the CPU.
     """
-    mixed_precision = (mixed_precision or "no").lower()
+    mixed_precision = str(mixed_precision or "no").lower()
+    _check_function(function)
     _check(mixed_precision, num_processes, node_rank, num_nodes, rdzv_backend)
     _check_start(start_method, timeout)
     _check_watch(max_restarts, monitor_interval)
@@ -127,6 +129,15 @@ def debug_launcher(
     return spawn.call(function, args, crew)
 
 
+def _check_function(function: Any) -> None:
+    if not callable(function):
+        raise BadType(
+            f"Cannot call a {type(function).__name__} in other processes.",
+            why="the first argument is the function itself, not what it returns.",
+            fix="pass it without parentheses: notebook_launcher(train, (model,)).",
+        )
+
+
 def _check_start(start_method: str | None, timeout: float | None) -> None:
     if start_method not in (None, "spawn", "fork"):
         raise BadInput(
@@ -137,9 +148,9 @@ def _check_start(start_method: str | None, timeout: float | None) -> None:
             else 'there are two ways: "spawn" (fresh processes) and "fork" (copies of this one).',
             fix='pass start_method="spawn", or leave it out.',
         )
-    if timeout is not None and not timeout > 0:
+    if timeout is not None and not (isinstance(timeout, numbers.Real) and timeout > 0):
         raise BadInput(
-            f"Cannot use timeout={timeout}.",
+            f"Cannot use timeout={timeout!r}.",
             why="it is the number of seconds that the whole call may take.",
             fix="pass a positive number, or leave it out to wait for as long as it takes.",
         )
@@ -165,10 +176,10 @@ def _check(
 ) -> None:
     _check_nested()
     check_precision(wish(mixed_precision, "argument"))
-    is_whole = hasattr(num_processes, "__index__")
+    is_whole = isinstance(num_processes, numbers.Integral)
     if num_processes is not None and (not is_whole or num_processes < 1):
         raise BadInput(
-            f"Cannot start {num_processes} processes.",
+            f"Cannot start {num_processes!r} processes.",
             why="num_processes must be a whole number, at least 1.",
             fix="pass num_processes=1 or more, or leave it out for one per device.",
         )
@@ -188,9 +199,9 @@ def _check(
 
 
 def _check_watch(max_restarts: int, monitor_interval: float) -> None:
-    if max_restarts < 0:
+    if not isinstance(max_restarts, numbers.Integral) or max_restarts < 0:
         raise BadInput(
-            f"Cannot use max_restarts={max_restarts}.",
+            f"Cannot use max_restarts={max_restarts!r}.",
             why="it is how often a failed call is made again.",
             fix="pass 0 or more.",
         )

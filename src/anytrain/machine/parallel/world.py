@@ -12,6 +12,9 @@ from typing import Any, Literal, Protocol, TypeVar
 import torch
 from torch import nn
 
+from anytrain.core import environment
+from anytrain.core.errors import WrongOrder
+
 T = TypeVar("T")
 ReduceOp = Literal["sum", "mean", "max"]
 
@@ -182,3 +185,31 @@ class Solo:
 
     def close(self) -> None:
         """Do nothing."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _solo_here, ()
+
+
+class Foreign:
+    """The world of one that came with an object into a process of several: nobody may use it.
+
+    Whoever did would train by itself, and believe that it is alone. To prepare such an object
+    anew gives it this process's own world.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise WrongOrder(
+            "An Accelerator, or what one has prepared, was made before the processes were "
+            "launched and is used in one of them.",
+            why="it knows of one process, so each would train by itself and take itself for the "
+            "main one.",
+            fix="make the Accelerator inside the function that is launched, and prepare model, "
+            "optimizer and loaders there.",
+        )
+
+
+def _solo_here() -> Solo | Foreign:
+    """Return the world of one, for whatever was pickled with it."""
+    return Solo() if environment.read().place.size == 1 else Foreign()

@@ -135,8 +135,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any]) -> handover.Parcel:
         raise BadType(
             f"Cannot hand {name} over to other processes.",
             why=f"{culprit} cannot be pickled: {notes.text(error)}",
-            fix="create that object inside the function, or pass what it is made from"
-            + ("; a fork takes it along." if "(a multiprocessing." in culprit else "."),
+            fix=_way_out(culprit),
         ) from error
     parcel.surroundings = handover.surroundings()
     if parcel.devices:
@@ -147,6 +146,18 @@ def pack(function: Callable[..., Any], args: Sequence[Any]) -> handover.Parcel:
             stacklevel=4,
         )
     return parcel
+
+
+def _way_out(culprit: str) -> str:
+    if "`get_ipython" in culprit:
+        return (
+            "a line with `!` or `%` needs the notebook's own process: use subprocess.run() in its "
+            'place, or pass start_method="fork".'
+        )
+    return (
+        "create that object inside the function, or pass what it is made from; "
+        'start_method="fork" takes it along.'
+    )
 
 
 @contextmanager
