@@ -100,3 +100,12 @@ def test_the_words_of_an_error_are_told_once(tmp_path: Path, script: str) -> Non
     assert ran.stdout.count("Unknown mixed precision") == 1
     assert ran.stdout.count("why:") == 1
     assert "last words" not in ran.stdout
+
+
+def test_parity_tells_a_scripts_own_error_as_the_scripts(tmp_path: Path) -> None:
+    path = tmp_path / "broken.py"
+    path.write_text("import anytrain\nrows = open('no such file').read()\n")
+    told = anytrain("parity", str(path), code=2).stderr
+    assert "broken.py" in told and "FileNotFoundError" in told
+    assert "typer" not in told and "runpy" not in told
+    assert "the script failed before its step could be compared" in told

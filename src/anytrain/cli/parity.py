@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shlex
+import traceback
 
 import typer
 
 from anytrain.cli import launched
 from anytrain.cli.preflight import check_command
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import AnytrainError, BadInput
+from anytrain.machine.processes.faults import is_library
 
 COMMAND = typer.Argument(help="Python file that trains (or -m MODULE), and its own options.")
 PRECISION = typer.Option(None, "--precision", help="no, bf16 or fp16; by default the run's own.")
@@ -29,7 +31,7 @@ def parity(
     the first one that departs is the one that is wrong. In bf16 and fp16 each tensor may be off by
     four times what rounding does to it, which is measured on the CPU.
 
-    Exits with 0 where none departs, else with 1.
+    Exits with 0 where none departs, with 1 where one does, and with 2 where the script fails.
     """
     started = launched.read(command)
     if len(started.command) < len(command):
@@ -44,9 +46,15 @@ def parity(
 
     from anytrain.insight.proofs.taken import compare_script
 
-    found = compare_script(
-        command, precision, lambda text: typer.echo(f"anytrain: {text}", err=True)
-    )
+    try:
+        found = compare_script(
+            command, precision, lambda text: typer.echo(f"anytrain: {text}", err=True)
+        )
+    except (AnytrainError, typer.Exit):
+        raise
+    except Exception as error:  # noqa: BLE001  of the script: whatever it is, it is told as its own
+        _tell_failure(error)
+        raise typer.Exit(2) from None
     if as_json:
         told = {"is_equal": found.is_equal, "num_compared": found.num_compared, **asdict(found)}
         typer.echo(json.dumps(told, indent=2))
@@ -54,6 +62,14 @@ def parity(
         typer.echo(str(found))
     if not found.is_equal:
         raise typer.Exit(1)
+
+
+def _tell_failure(error: Exception) -> None:
+    """Print an error of the script, from the script's own first line on."""
+    own = [f for f in traceback.extract_tb(error.__traceback__) if not is_library(f.filename)]
+    lines = traceback.format_list(own) + traceback.format_exception_only(error)
+    typer.echo("".join(lines).rstrip(), err=True)
+    typer.echo("anytrain: the script failed before its step could be compared.", err=True)
 
 
 # The first word that is no option is the script; everything after it belongs to the script.

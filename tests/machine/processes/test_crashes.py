@@ -218,7 +218,7 @@ def test_a_rank_left_alone_by_ranks_that_are_done_is_told_so():
     error = crashes.explain([lost], 3, CALM, CALM, returned=[0, 2])
     assert (
         error.what
-        == "Rank 1 of 3 waited at step 12 (backward) for ranks 0, 2, which had already returned."
+        == "Rank 1 of 3 waited at step 12 (backward) for ranks 0, 2, which had already ended."
     )
 
 

@@ -407,7 +407,7 @@ def test_a_rank_that_waits_for_one_that_has_returned_is_told_so():
     with pytest.raises(PeerLost) as caught:
         call(work, (), crew())
     assert caught.value.what.startswith("Rank 1 of 2 waited ")
-    assert caught.value.what.endswith(" for rank 0, which had already returned.")
+    assert caught.value.what.endswith(" for rank 0, which had already ended.")
     assert "the same collective calls" in caught.value.why
     assert "in work" in caught.value.why
     assert "another machine" not in str(caught.value)

@@ -386,11 +386,11 @@ def _left_alone(end: Ending, size: int, returned: Sequence[int]) -> PeerLost:
     own = next((n for n, frame in enumerate(stack) if not frame.is_library), 0)
     called = f"in {stack[own - 1].function}" if own else _where(end)
     return PeerLost(
-        f"Rank {end.rank} of {size} waited {called} for {done}, which had already returned.",
+        f"Rank {end.rank} of {size} waited {called} for {done}, which had already ended.",
         why="every rank must make the same collective calls, as often and in the same order."
         f"{_stack(end)}",
-        fix="let every rank make that call, or none: look for a return, a break or a condition "
-        "on the rank before it.",
+        fix="let every rank make that call, or none: look for a return, an exit, a break or a "
+        "condition on the rank before it.",
     )
 
 
