@@ -89,6 +89,23 @@ def test_what_a_subclass_writes_with_the_model_is_in_checkpoints_too(tmp_path: P
     assert (tmp_path / "last" / "projector.bin").is_file()
 
 
+def test_what_is_put_on_a_trainer_to_save_with_is_called_for_checkpoints_too(
+    tmp_path: Path,
+) -> None:
+    made = trainer(tmp_path)
+    own, called = made.save_model, []
+
+    def save_model(output_dir: str, _internal_call: bool = False) -> None:
+        called.append(_internal_call)
+        own(output_dir, _internal_call)
+        (Path(output_dir) / "note.txt").write_text("mine")
+
+    made.save_model = save_model  # type: ignore[method-assign]  # as scripts do
+    made.train()
+    assert called == [True, True]
+    assert (tmp_path / "checkpoint-4" / "note.txt").read_text() == "mine"
+
+
 def test_a_subclass_goes_on_with_a_whole_checkpoint(tmp_path: Path) -> None:
     arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=4, save_steps=2)
     After(Point(), arguments, train_dataset=[{"labels": float(i)} for i in range(32)]).train()

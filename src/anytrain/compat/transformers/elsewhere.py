@@ -27,6 +27,7 @@ PASSED = {
     "is_attention_mask_causal nested_concat nested_detach nested_new_like nested_numpify "
     "nested_truncate numpy_pad_and_concatenate reissue_pt_warnings safe_globals "
     "set_rng_state_for_device torch_distributed_zero_first torch_pad_and_concatenate",
+    "trainer_optimizer": "is_optimizer_factory",
 }
 
 FAMILIES = (
@@ -68,7 +69,7 @@ FAMILIES = (
     Family(
         why="it builds HF's optimizers from HF's arguments, inside HF's Trainer.",
         fix="override Trainer.create_optimizer, or pass optimizers= or optimizer_cls_and_kwargs=.",
-        names={"trainer_optimizer": "OptimizerContext has_mixed_dtensor is_optimizer_factory"},
+        names={"trainer_optimizer": "OptimizerContext has_mixed_dtensor"},
     ),
     Family(
         why="anytrain's Trainer saves and ends at a signal by itself.",

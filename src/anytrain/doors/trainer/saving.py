@@ -210,9 +210,12 @@ class Saving(Best):
         return dataclasses.replace(taken, metrics=metrics)
 
     def _save_own_files(self, folder: Path) -> None:
-        """Add what a subclass writes with the model, less what a checkpoint holds anyway."""
-        own = type(self)
-        if own.save_model is Saving.save_model and own._save is Saving._save:
+        """Add what a user's own way to save writes, less what a checkpoint holds anyway.
+
+        It may be a subclass's, or put on this very Trainer.
+        """
+        ways = [getattr(self.save_model, "__func__", None), getattr(self._save, "__func__", None)]
+        if ways == [Saving.save_model, Saving._save]:
             return
         with tempfile.TemporaryDirectory(prefix=".own-", dir=folder) as beside:
             self.save_model(beside, _internal_call=True)
