@@ -176,3 +176,12 @@ def test_a_real_disk_is_asked(tmp_path: Path) -> None:
     told = {"checkpoint_bytes": 2**60, "output_dir": str(tmp_path)}
     (found,) = disk.check(trace(**told), CPU)
     assert found.severity == "error"
+
+
+def test_a_look_at_a_mask_that_a_recorded_step_leaves_out_is_a_note_on_cuda() -> None:
+    place = Place("bert", "/lib/transformers/masking_utils.py", 740, "if mask.all():")
+    read = op("_local_scalar_dense", host_read="item", place=place)
+    (found,) = host_reads.check(trace(read), CUDA)
+    assert found.severity == "note" and "a recorded step leaves it out" in found.why
+    (found,) = host_reads.check(trace(read), TPU)
+    assert found.severity == "warning"

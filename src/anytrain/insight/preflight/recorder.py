@@ -27,6 +27,7 @@ from anytrain.insight.preflight.held import Memory
 from anytrain.insight.preflight.places import Places, Spot
 from anytrain.insight.preflight.scratch import scratch
 from anytrain.insight.preflight.traced import Held, Job, Op, Phase, TensorFacts, Trace
+from anytrain.insight.preflight.waits import wait_of
 
 NUM_UPDATES = 2
 _DECIDES = ("if ", "elif ", "while ", "assert ", "and ", "or ")
@@ -102,8 +103,11 @@ class Recorder:
         node = self._follow()
         phase = self.memory.phase
         self.memory.num_ops += 1
-        if self.kind == "cuda" and (taken := scratch(func, given, made)) is not None:
-            self.memory.passed(taken.num_bytes, is_certain=taken.is_certain)
+        if self.kind == "cuda":
+            if not host_read and any(self.device.claim(t) == self.device.device for t in given):
+                host_read = wait_of(func, args, kwargs)
+            if (taken := scratch(func, given, made)) is not None:
+                self.memory.passed(taken.num_bytes, is_certain=taken.is_certain)
         if not self._counts:
             return
         spot = self.places.here(node)

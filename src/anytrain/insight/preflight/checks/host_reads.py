@@ -23,6 +23,8 @@ _READS = {
     "bincount": "The largest value decides a shape (bincount)",
     "equal": "Two tensors are compared as a whole (torch.equal)",
     "print": "A tensor is printed, or put into a text",
+    "success": "Whether the operation worked is read back (torch.linalg)",
+    "range": "The least and the largest value are read back (histc without min and max)",
 }
 _WHY = {
     "cuda": "The device has to finish before the host goes on, and a step with such a wait cannot "
@@ -40,6 +42,11 @@ _FIX = {
     "boolean mask": "Keep the shape: multiply by the mask, torch.where(mask, x, 0), or a loss with "
     "ignore_index and reduction='sum', divided by mask.sum().",
 }
+_FIX["success"] = (
+    "Take the variant that ends in _ex (inv_ex, cholesky_ex, solve_ex), which does not look; the "
+    "decompositions have none: keep them out of the step, or let it run op by op."
+)
+_FIX["range"] = "Pass min= and max=."
 _MASKS = "transformers/masking_utils.py"
 _WHY_OF_MASKS = (
     "transformers looks whether an attention mask hides anything. Only steps that run op by op do "

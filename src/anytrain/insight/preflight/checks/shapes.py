@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from anytrain.insight.preflight.checks.host_reads import is_left_out
 from anytrain.insight.preflight.findings import Finding, Severity
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Job, Trace
+from anytrain.insight.preflight.traced import Job, Op, Trace
 
 _PHASES = ("forward", "backward", "clip", "optimizer")
 # More shapes than this in one pass cost more than the padding that they save.
@@ -34,20 +35,23 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
 
 
 def _dynamic(trace: Trace, target: Target) -> Iterator[Finding]:
-    seen = set()
-    for op in trace.ops:
-        line = (op.place.file, op.place.line)
-        if op.is_dynamic and not op.host_read and op.phase in _PHASES and line not in seen:
-            seen.add(line)
-            yield Finding(
-                "shapes",
-                "warning",
-                f"The result of {op.name} has a shape that depends on values.",
-                why=f"Every new shape counts: {_EACH[target.kind]}.",
-                fix="Keep the shape: mask with torch.where, or pad to a length known beforehand.",
-                place=op.place,
-                per_step=op.calls,
-            )
+    ops = [op for op in trace.ops if op.phase in _PHASES]
+    if target.kind == "cuda" and any(op.host_read and not is_left_out(op, target) for op in ops):
+        return  # the host waits, so nothing is recorded: a shape costs nothing more
+    lines: dict[tuple[str, int], list[Op]] = {}
+    for op in ops:
+        if op.is_dynamic and not op.host_read:
+            lines.setdefault((op.place.file, op.place.line), []).append(op)
+    for met in lines.values():
+        yield Finding(
+            "shapes",
+            "warning",
+            f"The result of {met[0].name} has a shape that depends on values.",
+            why=f"Every new shape counts: {_EACH[target.kind]}.",
+            fix="Keep the shape: mask with torch.where, or pad to a length known beforehand.",
+            place=met[0].place,
+            per_step=sum(op.calls for op in met),
+        )
 
 
 def _counted(job: Job, target: Target) -> Iterator[Finding]:
