@@ -21,6 +21,7 @@ from anytrain.insight.preflight.checks import (
     workers,
 )
 from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.targets import parse_target
 from made_traces import CPU, CUDA, LINE, MPS, TPU, op, trace
 
 
@@ -185,3 +186,11 @@ def test_a_look_at_a_mask_that_a_recorded_step_leaves_out_is_a_note_on_cuda() ->
     assert found.severity == "note" and "a recorded step leaves it out" in found.why
     (found,) = host_reads.check(trace(read), TPU)
     assert found.severity == "warning"
+
+
+@pytest.mark.parametrize(("target", "count"), [("cuda:t4", 1), ("cuda:v100", 1), ("cuda:l4", 0)])
+def test_a_gpu_without_bfloat16_is_named(target: str, count: int) -> None:
+    found = list(precision.check(trace(op(), precision="bf16"), parse_target(target)))
+    assert len(found) == count
+    assert all(each.severity == "warning" and "no units" in each.what for each in found)
+    assert not list(precision.check(trace(op(), precision="no"), parse_target(target)))

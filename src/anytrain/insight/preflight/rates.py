@@ -46,6 +46,12 @@ def _gpu(name: str, half: float, tensor32: float, single: float, bandwidth: floa
     return Rates(name, flops, bandwidth * GIGA)
 
 
+def _older_gpu(name: str, half: float, single: float, bandwidth: float) -> Rates:
+    """Return the rates of a GPU whose matrix units know neither bfloat16 nor TF32."""
+    found = _gpu(name, half, single, single, bandwidth)
+    return replace(found, flops={**found.flops, "bfloat16": single * TERA})
+
+
 def _apple(name: str, cores: int, clock_ghz: float, bandwidth: float) -> Rates:
     single = cores * 256 * clock_ghz * GIGA
     flops = dict.fromkeys(("float32", "float16", "bfloat16", "tensor32"), single)
@@ -62,9 +68,9 @@ def _tpu(name: str, half: float, bandwidth: float) -> Rates:
 
 
 RATES: dict[str, Rates] = {
-    "t4": replace(_gpu("T4", 65, 8.1, 8.1, 320), matmul_share=0.45),
-    "v100": _gpu("V100", 125, 15.7, 15.7, 900),
-    "v100-32gb": _gpu("V100 32 GB", 125, 15.7, 15.7, 900),
+    "t4": replace(_older_gpu("T4", 65, 8.1, 320), matmul_share=0.45),
+    "v100": _older_gpu("V100", 125, 15.7, 900),
+    "v100-32gb": _older_gpu("V100 32 GB", 125, 15.7, 900),
     "a10": _gpu("A10", 125, 62.5, 31.2, 600),
     "a10g": _gpu("A10G", 70, 35, 35, 600),
     "l4": _gpu("L4", 121, 60, 30.3, 300),

@@ -8,9 +8,24 @@ from anytrain.insight.preflight.findings import Finding, Place
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Trace
 
+_WITHOUT_BF16 = ("t4", "v100", "v100-32gb")
+"""GPUs from before bfloat16 had units of its own (compute capability 8.0)."""
+
 
 def check(trace: Trace, target: Target) -> Iterator[Finding]:
-    """Yield an error for float16 without loss scaling."""
+    """Yield a warning for bfloat16 where no unit computes it, an error for unscaled float16."""
+    if target.chip in _WITHOUT_BF16 and trace.job.precision == "bf16":
+        yield Finding(
+            "precision",
+            "warning",
+            f"A {target.chip.upper()} has no units for bfloat16.",
+            why="torch computes it there all the same, as slowly as float32 or more so.",
+            fix="Use mixed_precision='fp16' on this GPU, which brings loss scaling with it.",
+        )
+    yield from _unscaled(trace)
+
+
+def _unscaled(trace: Trace) -> Iterator[Finding]:
     job = trace.job
     if job.scales_gradients or not job.num_trainable:
         return
