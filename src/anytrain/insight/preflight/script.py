@@ -46,6 +46,11 @@ from anytrain.machine.backends import probe
 
 MAX_BATCHES = 64
 """Batches without an update after which a loop is not a training."""
+NEVER_TRAINED = (
+    "the script ended without a training step\n"
+    "why: Neither Trainer.train() nor an optimizer that was prepared has made an update.  "
+    "fix: Name the script that trains, with the options that make it train."
+)
 
 
 def trace_script(target: Target, command: Sequence[str], setting: Setting | None = None) -> Trace:
@@ -88,7 +93,7 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
             decided = recorder.has_just_read and _is_users(error)
         recorder.finish()
         if not failure and not recorder.updates:
-            failure = "the script ended without a training step"
+            failure = NEVER_TRAINED
         trace = recorder.trace(own.job, failure, place)
         return replace(trace, parts={**trace.parts, "decided": decided})
 
@@ -244,8 +249,10 @@ def _unless_trained(own: Watch, files: Apart, save: Callable[..., Any]) -> Calla
 
 
 def words(error: BaseException) -> str:
-    """Return an error as Python would end with it."""
+    """Return an error as Python would end with it; what it says comes first, its line after."""
     lines = traceback.format_exception_only(type(error), error)
+    if isinstance(error, SyntaxError):
+        lines = [lines[-1], *lines[:-1]]
     return "".join(lines).strip()
 
 
