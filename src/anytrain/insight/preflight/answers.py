@@ -26,7 +26,7 @@ _CPU = torch.device("cpu")
 _SPREAD_LIST = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
 # What may take tensors of two devices; everything else refuses them, as torch does.
 _MIXES = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Tensor, *_SPREAD_LIST}
-_TAKES_LENGTHS = ("aten::_ctc_loss", "aten::_pack_padded_sequence", "aten::_pad_packed_sequence")
+_TAKES_LENGTHS = ("aten::_ctc_loss", "aten::_pack_padded_sequence")
 """What is told lengths by a CPU tensor, whatever device it computes on."""
 _KEEPS_VALUE = {
     aten._to_copy.default,
@@ -36,6 +36,22 @@ _KEEPS_VALUE = {
     aten.alias.default,
     aten.lift_fresh.default,
 }
+
+
+def _only_of_range(args: tuple[Any, ...]) -> Any:
+    """Return the number that a range consists of, where it has one alone."""
+    bounds = args[:3]
+    if not all(isinstance(bound, int) for bound in bounds) or len(range(*bounds)) != 1:
+        return NOT_KNOWN
+    return range(*bounds)[0]
+
+
+def _scattered(args: tuple[Any, ...]) -> Any:
+    """Return what was written to the only place that there is."""
+    to, source = args[0], storage_of(args[3])
+    return NOT_KNOWN if source is None or to.numel() != 1 else source.value
+
+
 _SETS_VALUE: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
     aten.zeros.default: lambda args: 0.0,
     aten.zero_.default: lambda args: 0.0,
@@ -47,6 +63,10 @@ _SETS_VALUE: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
     aten.new_zeros.default: lambda args: 0.0,
     aten.new_full.default: lambda args: args[2],
     aten.fill_.Scalar: lambda args: args[1],
+    aten.arange.default: _only_of_range,
+    aten.arange.start: _only_of_range,
+    aten.arange.start_step: _only_of_range,
+    aten.scatter_.src: _scattered,
 }
 _SCALE_CHECK = aten._amp_foreach_non_finite_check_and_unscale_.default
 
@@ -156,8 +176,7 @@ class Answers(TorchDispatchMode):
         elif func in _SETS_VALUE:
             value = _SETS_VALUE[func](args)
         elif func in _KEEPS_VALUE and isinstance(args[0], torch.Tensor):
-            known = storage_of(args[0])
-            value = NOT_KNOWN if known is None else known.value
+            value = _known_value(args[0])
         for tensor in made:
             self._set_value(tensor, value)
         if func is aten._to_copy.default and made[0].is_meta:
@@ -203,6 +222,20 @@ class Answers(TorchDispatchMode):
         return torch.full(tensor.size(), 1 if truth is None else int(truth), dtype=dtype)
 
 
+def _known_value(tensor: torch.Tensor) -> Any:
+    """Return the one value of a tensor, as it was noted, or of whole numbers as it really is."""
+    is_whole = not (tensor.dtype.is_floating_point or tensor.dtype.is_complex)
+    if not tensor.is_meta and tensor.numel() == 1 and is_whole:
+        return tensor.item()
+    known = storage_of(tensor)
+    return NOT_KNOWN if known is None else known.value
+
+
+def _num_hits(mask: torch.Tensor) -> int:
+    """Return how many elements a mask picks: all of them, unless it is there to be looked at."""
+    return mask.numel() if mask.is_meta else int(mask.count_nonzero())
+
+
 Answer = tuple[Any, str, bool]
 
 
@@ -242,11 +275,16 @@ def _nonzero(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
 def _masked_select(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
     given, mask = args
     shape = torch.broadcast_shapes(given.shape, mask.shape)
-    return _rows(math.prod(shape), like=given, dtype=given.dtype), "boolean mask", True
+    num_rows = math.prod(shape) if mask.is_meta else _num_hits(mask.expand(shape))
+    return (
+        _rows(num_rows, like=mode.device.standing_in(given), dtype=given.dtype),
+        "boolean mask",
+        True,
+    )
 
 
 def _index(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
-    """Index by masks: as many rows as they have elements."""
+    """Index by masks: as many rows as they pick."""
     given, indices = args[:2]
     if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
         return None
@@ -255,7 +293,7 @@ def _index(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answ
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             places.append(None if index is None else mode.device.standing_in(index))
             continue
-        row = torch.empty(index.numel(), dtype=torch.int64, device=META)
+        row = torch.empty(_num_hits(index), dtype=torch.int64, device=META)
         places += [row] * index.dim()
     return aten.index.Tensor(given, places), "boolean mask", True
 
@@ -299,6 +337,25 @@ def _bincount(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return _rows(max(least, 1), like=args[0], dtype=torch.int64), "bincount", True
 
 
+def _packed(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+    """Pack sequences by their lengths, which torch reads on the CPU.
+
+    What comes back from the device is one, and a batch that was made larger has zeros. Lengths of
+    which none is more are not known, and the sequences are taken to be as long as they can be.
+    """
+    given, lengths, batch_first = args
+    where = mode.device.claim(lengths)
+    if where.type != "cpu":
+        raise RuntimeError(
+            "'lengths' argument should be a 1D CPU int64 tensor, but got a "
+            f"{lengths.dim()}D tensor on {where}"
+        )
+    if lengths.is_meta or not bool((lengths > 1).any()):
+        lengths = torch.full(lengths.size(), given.size(1 if batch_first else 0))
+    given = mode.device.standing_in(given)
+    return aten._pack_padded_sequence.default(given, lengths, batch_first), "", True
+
+
 _ANSWERS: dict[Any, Callable[[Answers, tuple[Any, ...], dict[str, Any]], Answer | None]] = {
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
@@ -315,6 +372,7 @@ _ANSWERS: dict[Any, Callable[[Answers, tuple[Any, ...], dict[str, Any]], Answer 
     aten.unique_dim.default: _unique_dim,
     aten.repeat_interleave.Tensor: _repeated,
     aten.bincount.default: _bincount,
+    aten._pack_padded_sequence.default: _packed,
 }
 
 

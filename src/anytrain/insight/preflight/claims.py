@@ -45,6 +45,11 @@ _NEW = {
     torch.rand_like,
     torch.randn_like,
 }
+_RECURRENT = {
+    *(torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu),
+    *(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell),
+}
+"""What compares in C++ the devices of its arguments, before any operation of theirs is seen."""
 _ATTENTION = nn.functional.scaled_dot_product_attention
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
@@ -100,8 +105,7 @@ class Claims(TorchFunctionMode):
             args, kwargs = self.autocast.cast(func, args, kwargs)
         if isinstance(func, FunctionType):
             return self._open(func, args, kwargs)
-        if func is _ATTENTION and torch.is_inference_mode_enabled() and self.kind == "cuda":
-            func = composites.attention_on_cuda  # autograd's key is off there
+        func, args = self._as_claimed(func, args)
         if "pin_memory" in kwargs:
             kwargs = {**kwargs, "pin_memory": False}
         wanted = self.device.names(kwargs.get("device"))
@@ -110,6 +114,14 @@ class Claims(TorchFunctionMode):
         if wanted is None and func not in _NEW:
             return func(*args, **kwargs)
         return self._made(func, args, kwargs, wanted)
+
+    def _as_claimed(self, func: Any, args: tuple[Any, ...]) -> tuple[Any, tuple[Any, ...]]:
+        """Return what to call where C++ would ask for the device that it sees."""
+        if func is _ATTENTION and torch.is_inference_mode_enabled() and self.kind == "cuda":
+            return composites.attention_on_cuda, args  # autograd's key is off there
+        if func in _RECURRENT and any(tensor.is_meta for tensor in flat(args, [])):
+            return func, self._without_data(args)
+        return func, args
 
     def set_default(self, device: Any) -> None:
         """Take the place of torch.set_default_device, whose own way is below this one."""
@@ -150,6 +162,18 @@ class Claims(TorchFunctionMode):
         if wanted is not None and wanted.type not in ("cpu", "meta", self.kind):
             return func(*args, **kwargs)
         return self._placed(func, args, {**kwargs, "device": META}, wanted or _CPU)
+
+    def _without_data(self, tree: Any) -> Any:
+        """Return arguments whose floats have no data, each where it was; counts of rows stay real.
+
+        Data are real on the CPU and weights are not, which C++ takes for two devices.
+        """
+        if isinstance(tree, (list, tuple)):
+            return type(tree)(map(self._without_data, tree))
+        if not isinstance(tree, Tensor) or tree.is_meta or not tree.is_floating_point():
+            return tree
+        found: Tensor = self._placed(self.device.standing_in, (tree,), {}, tree.device)
+        return found.requires_grad_(tree.requires_grad)
 
     def _placed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: torch.device
