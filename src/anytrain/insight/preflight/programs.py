@@ -64,11 +64,25 @@ def _only_looks(args: Any, *, is_shell: bool) -> bool:
         return False
     name = os.path.basename(words[0]).removesuffix(".exe")
     if name == "git":
-        asked = [word for word in words[1:] if not word.startswith("-")]
-        return bool(asked) and asked[0] in _GIT_LOOKS.split()
+        return _asked_of_git(words[1:]) in _GIT_LOOKS.split()
     if name.startswith("python"):
         return words[1:] in (["--version"], ["-V"])
     return name in _LOOKS.split()
+
+
+def _asked_of_git(words: list[str]) -> str:
+    """Return the name of git's own command.
+
+    >>> _asked_of_git(["--no-optional-locks", "-C", "here", "status", "--short"])
+    'status'
+    """
+    rest = iter(words)
+    for word in rest:
+        if word in ("-C", "-c"):
+            next(rest, None)
+        elif not word.startswith("-"):
+            return word
+    return ""
 
 
 def _words(args: Any, *, is_shell: bool) -> list[str]:
