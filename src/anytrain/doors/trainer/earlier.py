@@ -44,7 +44,8 @@ def refuse_company(root: Path, world: World) -> None:
 def _who_trains(root: Path) -> int | None:
     """Return the process of this host whose run in the folder has not ended; None: there is none.
 
-    A number may have gone to another process since: that one is younger than the run.
+    A number may have gone to another process since, which is younger than the run; in another
+    container of the same name it may be anything.
     """
     try:
         starts = parse((root / RUN).read_bytes()).get("starts")
@@ -52,7 +53,8 @@ def _who_trains(root: Path) -> int | None:
         if "ended" in last or last.get("host") != socket.gethostname():
             return None
         process = psutil.Process(int(last["pid"]))
-        is_same = process.create_time() <= float(last["time"]) + _CLOCK_S
+        is_old_enough = process.create_time() <= float(last["time"]) + _CLOCK_S
+        is_same = is_old_enough and any("python" in word for word in process.cmdline()[:2])
         is_live = process.status() != psutil.STATUS_ZOMBIE and process.pid != os.getpid()
     except (OSError, psutil.Error, AttributeError, KeyError, TypeError, ValueError):
         return None
