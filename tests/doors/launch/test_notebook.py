@@ -193,6 +193,26 @@ def test_an_accelerator_of_the_notebook_is_not_used_in_its_processes():
     assert third == "[4, 4]"
 
 
+def test_tensors_that_differ_between_the_ranks_are_told_as_the_cause():
+    script = """
+    import torch
+    from anytrain import Accelerator, debug_launcher
+
+    def gather():
+        accelerator = Accelerator(cpu=True)
+        return accelerator.gather(torch.ones(1 + accelerator.process_index))
+
+    if __name__ == "__main__":
+        try:
+            debug_launcher(gather)
+        except Exception as error:
+            print(error.why, error.fix)
+    """
+    told = run_script(script).stdout
+    assert "in gather the ranks' tensors must be alike in shape and dtype" in told
+    assert "pad_across_processes" in told
+
+
 @pytest.mark.parametrize("args", [None, "abc", 3], ids=repr)
 def test_arguments_without_their_comma_are_refused(args):
     for launcher in (notebook_launcher, debug_launcher):

@@ -39,6 +39,8 @@ _SHORT_OF_MEMORY = 0.9
 """The part of the limit that the ranks must have had in use for memory to have been short."""
 _REFUSED = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 _SHARED_WORDS = ("shared memory", "/dev/shm")
+_SHARED_TENSORS = ("gather", "reduce", "broadcast")
+"""What a rank is doing where its tensors meet the others'."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +204,18 @@ class _Verdict:
             why += " That is nearly all: a scheduler or a memory guard may have sent it."
         return why, "find out who sent it, then "
 
+    def _unlike(self) -> tuple[str, str] | None:
+        """Say what gloo ends a process for, where the process was about that."""
+        doing = "" if self.end.beat is None else self.end.beat.doing
+        if self.end.code != -signal.SIGABRT or doing not in _SHARED_TENSORS:
+            return None
+        why = f"in {doing} the ranks' tensors must be alike in shape and dtype; where they differ, "
+        why += "gloo ends the process, and its own line above says so."
+        return why, "make them alike first (accelerator.pad_across_processes), then "
+
     def _native(self) -> tuple[str, str]:
+        if (unlike := self._unlike()) is not None:
+            return unlike
         why = "native code failed, in a library or an extension (Python raises errors instead), "
         why += f"unless somebody sent the signal ({_kill(self.end.code)})."
         if self._new_kills:
