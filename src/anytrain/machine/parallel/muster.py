@@ -32,7 +32,7 @@ class Muster:
     """One rank's part in such calls."""
 
     def __init__(self, board: Board, pulse: Pulse, size: int, hear: Hear) -> None:
-        self._board, self._pulse, self._size, self._hear = board, pulse, size, hear
+        self._board, self._pulse, self._hear = board, pulse, hear
         self._comings = 0
         """How often this rank has come."""
         self._answered = dict.fromkeys(range(1, size), 0)
