@@ -14,6 +14,7 @@ from anytrain.engine.step.halves import Halves
 from anytrain.engine.step.layers import Sightings
 from anytrain.machine.backends.cuda_kernels import (
     Kernels,
+    Sent,
     column_sums,
     loss_forward,
     norm_backward,
@@ -124,7 +125,7 @@ def test_a_layer_norm_is_torchs(kernels: Kernels, width: int, height: int) -> No
     nn.init.normal_(norm.weight)
     nn.init.normal_(norm.bias)
     expected = norm(inputs)
-    result, rounded, means, scales = norm_forward(
+    _, result, rounded, means, scales = norm_forward(
         kernels, inputs.detach(), norm.weight.detach(), norm.bias.detach(), norm.eps
     )
     torch.testing.assert_close(result, expected, rtol=1e-5, atol=1e-5)
@@ -133,12 +134,48 @@ def test_a_layer_norm_is_torchs(kernels: Kernels, width: int, height: int) -> No
     for given in ((whole, None), (None, half), (whole, half)):
         total = sum(g.float() for g in given if g is not None)
         saved = inputs.detach(), norm.weight.detach(), means, scales
-        mine = norm_backward(kernels, saved, *given)
+        of_inputs, _, *of_own = norm_backward(kernels, saved, Sent(*given))
         theirs = torch.autograd.grad(
             expected, [inputs, norm.weight, norm.bias], total, retain_graph=True
         )
-        for one, other in zip(mine, theirs, strict=True):
+        for one, other in zip((of_inputs, *of_own), theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * height**0.5)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.1])
+@pytest.mark.parametrize(("height", "width"), [(1, 256), (100, 768), (4096, 1024)])
+def test_a_layer_norm_of_a_sum_is_torchs(
+    kernels: Kernels, height: int, width: int, share: float
+) -> None:
+    torch.manual_seed(0)
+    half = torch.randn(height, width, device="cuda").bfloat16()
+    whole, norm = torch.randn(height, width, device="cuda"), nn.LayerNorm(width).cuda()
+    nn.init.normal_(norm.weight)
+    added, mask = torch.native_dropout(half, share, train=True) if share else (half, None)
+    own = norm.weight.detach(), norm.bias.detach()
+    made = norm_forward(kernels, whole, *own, norm.eps, added)
+    assert torch.equal(made.inputs, added + whole)
+    read = made.inputs.clone().requires_grad_()
+    expected = norm(read)
+    torch.testing.assert_close(made.result, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(made.rounded, made.result.bfloat16())
+    sent = Sent(torch.randn_like(whole), torch.randn_like(half), torch.randn_like(whole))
+    factor = 1 / (1 - share)
+    mine = norm_backward(
+        kernels,
+        (made.inputs, own[0], made.means, made.scales),
+        sent,
+        has_addend=True,
+        mask=mask,
+        factor=factor,
+    )
+    of_result = sum(g.float() for g in sent[:2] if g is not None)
+    theirs = torch.autograd.grad(expected, [read, norm.weight, norm.bias], of_result)
+    torch.testing.assert_close(mine[0], theirs[0] + sent.of_sum, rtol=1e-4, atol=1e-4)
+    of_half = mine[0].bfloat16() if mask is None else mine[0].bfloat16() * mask * factor
+    assert torch.equal(mine[1], of_half)
+    for one, other in zip(mine[2:], theirs[1:], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * height**0.5)
 
 
 class Attending(nn.Module):

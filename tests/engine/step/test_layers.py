@@ -11,10 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 from anytrain.engine.step.layers import HALF, Group, Tools
-from anytrain.engine.step.loss import Losses
 
 NONE: Any = None
-TOOLS = Tools(kernels=NONE, scratch=NONE, losses=Losses(NONE))
+TOOLS = Tools(kernels=NONE, scratch=NONE)
 """A CPU has no kernels."""
 
 

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from anytrain.engine.step import loss
 from anytrain.engine.step.layers import HALF, Group, Tools
-from anytrain.engine.step.loss import Losses
+from anytrain.engine.step.loss import losses
 
 WORDS = 16411
 NONE: Any = None
@@ -71,6 +71,9 @@ LEFT: dict[str, Loss] = {
     "weighted": lambda x, y: functional.cross_entropy(
         flat(x).float(), y.view(-1), torch.linspace(0, 1, WORDS)
     ),
+    "weighted by name": lambda x, y: nn.CrossEntropyLoss(weight=torch.linspace(0, 1, WORDS))(
+        flat(x).float(), y.view(-1)
+    ),
     "each by itself": lambda x, y: (
         functional.cross_entropy(flat(x).float(), y.view(-1), reduction="none").square().mean()
     ),
@@ -99,9 +102,9 @@ def run(compute: Loss, *, by_kernels: bool) -> tuple[torch.Tensor, ...]:
     inputs = torch.randn(2, 5, 8).to(HALF).requires_grad_()
     words = torch.randint(WORDS, (2, 5))
     words[0, 2] = 3
-    tools = Tools(NONE, NONE, Losses(NONE))
+    tools = Tools(NONE, NONE)
     if by_kernels:
-        with tools.losses.used():
+        with losses(NONE):
             value = compute(group.result(0, inputs, tools), words)
             value.backward()
     else:
@@ -124,8 +127,7 @@ def test_a_loss_is_torchs_whoever_computes_it(name: str, taken: list[int]) -> No
 
 def test_torchs_function_is_back_afterwards() -> None:
     own = functional.cross_entropy
-    losses = Losses(NONE)
-    with pytest.raises(KeyError), losses.used():
+    with pytest.raises(KeyError), losses(NONE):
         assert functional.cross_entropy is not own
         raise KeyError
-    assert functional.cross_entropy is own and losses.head is None
+    assert functional.cross_entropy is own

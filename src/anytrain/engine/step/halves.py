@@ -19,8 +19,9 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from anytrain.engine.optim.fused import FusedAdam
 from anytrain.engine.step.gelu import Form, form_of
+from anytrain.engine.step.later import Later, dropouts, real
 from anytrain.engine.step.layers import HALF, Group, Tools, is_norm, normalize
-from anytrain.engine.step.loss import Losses
+from anytrain.engine.step.loss import losses
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
 
 
@@ -40,7 +41,7 @@ class Halves:
             row[0], row[1], row[5] = parameter.data_ptr(), copy.data_ptr(), parameter.numel()
         self._rows = rows.to(device)
         scratch = scratch_for(max(group.width for group in groups), device)
-        self._tools = Tools(kernels, scratch, Losses(kernels))
+        self._tools = Tools(kernels, scratch)
         self._norms: list[Any] = [m for m in model.modules() if is_norm(m, kernels)]
         found = ((module, form_of(module)) for module in model.modules())
         self._gelus = [(module, form) for module, form in found if form is not None]
@@ -67,7 +68,7 @@ class Halves:
         for module, forward in instead:
             vars(module)["forward"] = forward
         try:
-            with self._tools.losses.used():
+            with losses(self._kernels), dropouts():
                 yield
         finally:
             self._rounded.clear()
@@ -117,9 +118,10 @@ class Halves:
         plain = type(norm).forward
 
         def forward(inputs: torch.Tensor) -> torch.Tensor:
-            fits = inputs.dtype == torch.float32 and inputs.is_contiguous()
+            is_later = isinstance(inputs, Later)  # and then contiguous, as what it is made of is
+            fits = inputs.dtype == torch.float32 and (is_later or inputs.is_contiguous())
             if fits and torch.is_autocast_enabled("cuda"):
-                whole, rounded = normalize(inputs, norm.weight, norm.bias, norm.eps, self._kernels)
+                whole, rounded = normalize(inputs, norm, self._kernels)
                 self._rounded[whole] = whole._version, rounded
                 return whole
             result: torch.Tensor = plain(norm, inputs)
@@ -131,6 +133,7 @@ class Halves:
         """Return the input in bfloat16; layers that read the same one share it."""
         if inputs.dtype == HALF:
             return inputs
+        inputs = real(inputs)
         version, rounded = self._rounded.get(inputs, (None, None))
         if version != inputs._version:
             rounded = inputs.to(HALF)

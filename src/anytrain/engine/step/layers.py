@@ -16,10 +16,11 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from anytrain.engine.step.loss import Head, Losses
+from anytrain.engine.step.later import Head, Result, promised_sum, real, result
 from anytrain.machine.backends.cuda_kernels import (
     NORM_PART,
     Kernels,
+    Sent,
     column_sums,
     norm_backward,
     norm_forward,
@@ -41,7 +42,6 @@ class Tools(NamedTuple):
     kernels: Kernels
     scratch: tuple[torch.Tensor, torch.Tensor]
     """For sums of columns."""
-    losses: Losses
 
 
 class Group:
@@ -86,20 +86,26 @@ class Group:
         if number not in self._results:
             how = tools, self.is_turned, sum(self.widths)
             seen, whole = _linear(inputs, self.weight, self.bias, how)
-            if self.width >= _VOCABULARY:
-                tools.losses.head = Head(seen, seen._version, seen if whole is None else whole)
-            single = len(self.widths) == 1
-            self._results = dict(enumerate((seen,) if single else seen.split(self.widths, -1)))
+            several = len(self.widths) > 1
+            found = seen.split(self.widths, -1) if several else (_result(seen, whole),)
+            self._results = dict(enumerate(found))
             self._read = inputs, inputs._version
-        found = self._results.pop(number)
+        asked = self._results.pop(number)
         if not self._results:
             self.forget()
-        return found
+        return asked
 
     def forget(self) -> None:
         """Let go of the last input and results."""
         self._read = None
         self._results = {}
+
+
+def _result(seen: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor:
+    """Return what a layer has made, so that it is known for that; a head's for the head's."""
+    head = Head(seen, seen._version, seen if whole is None else whole)
+    made: torch.Tensor = result(seen, head=head if seen.shape[-1] >= _VOCABULARY else None)
+    return made
 
 
 def _leaf(shape: Any, like: torch.Tensor) -> torch.Tensor:
@@ -299,19 +305,73 @@ class _LayerNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, eps: float, kernels: Kernels) -> Any:
-        result, rounded, means, scales = norm_forward(kernels, inputs, weight, bias, eps)
-        ctx.save_for_backward(inputs, weight, means, scales)
+        made = norm_forward(kernels, inputs, weight, bias, eps)
+        ctx.save_for_backward(inputs, weight, made.means, made.scales)
         ctx.kernels = kernels
         ctx.set_materialize_grads(False)
-        return result, rounded
+        return made.result, made.rounded
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: Any) -> Any:
-        whole, rounded = (None if g is None else g.contiguous() for g in given)
-        gradients = norm_backward(ctx.kernels, ctx.saved_tensors, whole, rounded)
-        return *gradients, None, None
+        sent = Sent(*(None if g is None else g.contiguous() for g in given))
+        of_inputs, _, *of_own = norm_backward(ctx.kernels, ctx.saved_tensors, sent)
+        return of_inputs, *of_own, None, None
+
+
+class _SumNorm(torch.autograd.Function):
+    """A layer norm of a sum that nobody has computed yet; gives the sum, too.
+
+    `half` is a layer's result and `added` the same after a dropout, where there was one.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, half: Any, whole: Any, weight: Any, bias: Any, added: Any, how: Any
+    ) -> Any:
+        dropped, eps, kernels = how
+        made = norm_forward(kernels, whole, weight, bias, eps, added)
+        kept = () if dropped is None else (dropped.mask,)
+        ctx.save_for_backward(made.inputs, weight, made.means, made.scales, *kept)
+        ctx.kernels, ctx.factor = kernels, 1.0 if dropped is None else dropped.scale
+        ctx.set_materialize_grads(False)
+        return made.result, made.rounded, made.inputs
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Any) -> Any:
+        sent = Sent(*(None if g is None else g.contiguous() for g in given))
+        inputs, weight, means, scales, *kept = ctx.saved_tensors
+        of_whole, of_half, *of_own = norm_backward(
+            ctx.kernels,
+            (inputs, weight, means, scales),
+            sent,
+            has_addend=True,
+            mask=kept[0] if kept else None,
+            factor=ctx.factor,
+        )
+        return of_half, of_whole, *of_own, None, None
+
+
+def normalize(
+    inputs: torch.Tensor, norm: Any, kernels: Kernels
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a layer norm's result, and the same rounded.
+
+    An input that was only promised is computed on the way.
+    """
+    promise = promised_sum(inputs)
+    if promise is None:
+        return _layer_norm(real(inputs), norm.weight, norm.bias, norm.eps, kernels)
+    added, whole = promise.parts
+    assert isinstance(added, Result)
+    half = added if added.dropped is None else added.dropped.inputs
+    how = added.dropped, norm.eps, kernels
+    result, rounded, made = _sum_norm(half, whole, norm.weight, norm.bias, added.detach(), how)
+    promise.settle(made)
+    return result, rounded
 
 
 _linear: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = _Linear.apply
-normalize: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _LayerNorm.apply
+_layer_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _LayerNorm.apply
+_sum_norm: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = _SumNorm.apply

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -31,6 +31,7 @@ _SLICES = 32
 _NORM_BLOCKS = 264
 """Enough blocks to fill a large GPU twice."""
 ROW = 8
+_HAS_ADDEND = 8
 NORM_PART = 128
 """A layer norm's width is a multiple of this, up to 8 of them."""
 
@@ -129,43 +130,86 @@ def scratch_for(width: int, device: torch.device) -> tuple[torch.Tensor, torch.T
     return parts, torch.zeros(blocks, dtype=torch.int32, device=device)
 
 
+class Normed(NamedTuple):
+    """What a layer norm has made."""
+
+    inputs: torch.Tensor
+    """What it has read: its input, or the sum of that and of the addend."""
+    result: torch.Tensor
+    rounded: torch.Tensor
+    """The result in bfloat16."""
+    means: torch.Tensor
+    scales: torch.Tensor
+    """Each row's."""
+
+
 def norm_forward(
-    kernels: Kernels, inputs: torch.Tensor, weight: Any, bias: Any, epsilon: float
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return a layer norm's result, the same rounded to bfloat16, and each row's mean and scale."""
+    kernels: Kernels,
+    inputs: torch.Tensor,
+    weight: Any,
+    bias: Any,
+    epsilon: float,
+    addend: torch.Tensor | None = None,
+) -> Normed:
+    """Normalize an input, or the sum of it and of an addend in bfloat16."""
     width = inputs.shape[-1]
     rows = inputs.numel() // width
+    read = inputs if addend is None else torch.empty_like(inputs)
     result, rounded = torch.empty_like(inputs), torch.empty_like(inputs, dtype=torch.bfloat16)
     means, scales = inputs.new_empty(rows), inputs.new_empty(rows)
-    args = [inputs, weight, bias, result, rounded, means, scales, rows, float(epsilon)]
+    made = [result, rounded, means, scales]
+    flags = 0 if addend is None else _HAS_ADDEND
+    given = [inputs, inputs if addend is None else addend, read, weight, bias]
     lines = _THREADS // 32
-    kernels.launch(f"norm_forward_{width // NORM_PART}", (-(-rows // lines), 1), args)
-    return result, rounded, means, scales
+    kernels.launch(
+        f"norm_forward_{width // NORM_PART}",
+        (-(-rows // lines), 1),
+        [*given, *made, rows, flags, float(epsilon)],
+    )
+    return Normed(read, result, rounded, means, scales)
+
+
+class Sent(NamedTuple):
+    """The gradients that come to a layer norm; each may be missing."""
+
+    whole: torch.Tensor | None = None
+    """Of its result."""
+    rounded: torch.Tensor | None = None
+    """Of its result, from those who read it rounded."""
+    of_sum: torch.Tensor | None = None
+    """Of the sum that it has read, from others who read that."""
 
 
 def norm_backward(
     kernels: Kernels,
     saved: tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor],
-    whole: torch.Tensor | None,
-    rounded: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the gradients of a layer norm's input, weight and bias.
+    sent: Sent,
+    *,
+    has_addend: bool = False,
+    mask: torch.Tensor | None = None,
+    factor: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
+    """Return the gradients of a layer norm's input, addend, weight and bias.
 
-    `saved` are the input, the weight, and the rows' means and scales; the gradient of the result
-    comes whole, rounded to bfloat16, or in both parts.
+    `saved` are what it has read, the weight, and the rows' means and scales. The addend's gradient
+    is that of what a dropout has read, if there was one with this mask and factor.
     """
     inputs, weight, means, scales = saved
     width = inputs.shape[-1]
     rows = inputs.numel() // width
     blocks = min(_NORM_BLOCKS, -(-rows // (_THREADS // 32)))
-    given = (1 if whole is not None else 0) + (2 if rounded is not None else 0)
     result, parts = torch.empty_like(inputs), inputs.new_empty(blocks, 2 * width)
-    both = [inputs if grad is None else grad for grad in (whole, rounded)]
-    args = [inputs, weight, means, scales, *both, result, parts, rows, given]
-    kernels.launch(f"norm_backward_{width // NORM_PART}", (blocks, 1), args)
+    of_addend = torch.empty_like(inputs, dtype=torch.bfloat16) if has_addend else None
+    optional = [*sent, of_addend, mask]
+    flags = sum(1 << bit for bit, tensor in enumerate(optional) if tensor is not None)
+    whole, rounded, of_sum, into, kept = (inputs if t is None else t for t in optional)
+    args = [inputs, weight, means, scales, whole, rounded, of_sum, kept, result, into, parts]
+    kernels.launch(
+        f"norm_backward_{width // NORM_PART}", (blocks, 1), [*args, rows, flags, float(factor)]
+    )
     folded = inputs.new_empty(2, width)
     kernels.launch("fold", (2 * width // 32, 1), [parts, folded, blocks, 2 * width])
-    return result, folded[0], folded[1]
+    return result, of_addend, folded[0], folded[1]
 
 
 def loss_forward(

@@ -341,6 +341,12 @@ extern "C" __global__ void step_loss_backward(const u16* logits, const i64* targ
 // -- layer norm ----------------------------------------------------------------------------------
 // A warp a row, of 128 * PARTS values. The result is written in float32 and in bfloat16, for the
 // layers that read it rounded; its gradient comes back in both, of which one may be missing.
+//
+// What is normalized may be the sum of the input and of a layer's rounded result, the addend, that
+// may have gone through a dropout. The sum is written, too, as others may read it; backward, the
+// gradient that they have sent comes in, and the addend's goes out rounded, through the dropout.
+
+enum { WHOLE_GIVEN = 1, ROUNDED_GIVEN = 2, SUM_GIVEN = 4, HAS_ADDEND = 8, HAS_MASK = 16 };
 
 __device__ inline float warp_sum(float value) {
 #pragma unroll
@@ -348,19 +354,33 @@ __device__ inline float warp_sum(float value) {
   return value;
 }
 
+__device__ inline void add4(float4& to, float4 v) { to.x += v.x; to.y += v.y; to.z += v.z; to.w += v.w; }
+
+__device__ inline float4 widen4(ushort4 v) {
+  return make_float4(widen(v.x), widen(v.y), widen(v.z), widen(v.w));
+}
+
+__device__ inline ushort4 narrow4(float4 v) {
+  return make_ushort4(narrow(v.x), narrow(v.y), narrow(v.z), narrow(v.w));
+}
+
 template <int PARTS>
-__device__ void norm_forward(const float* inputs, const float* weight, const float* bias,
-                             float* result, u16* rounded, float* means, float* scales, int rows,
-                             double epsilon) {
+__device__ void norm_forward(const float* inputs, const u16* addend, float* sums,
+                             const float* weight, const float* bias, float* result, u16* rounded,
+                             float* means, float* scales, int rows, int flags, double epsilon) {
   const int width = 128 * PARTS;
   int lane = threadIdx.x % 32, row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
   if (row >= rows) return;
-  const float4* from = (const float4*)(inputs + (i64)row * width) + lane;
+  i64 begin = (i64)row * (width / 4) + lane;
   float4 x[PARTS];
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < PARTS; i++) {
-    x[i] = from[32 * i];
+    x[i] = ((const float4*)inputs)[begin + 32 * i];
+    if (flags & HAS_ADDEND) {
+      add4(x[i], widen4(((const ushort4*)addend)[begin + 32 * i]));
+      ((float4*)sums)[begin + 32 * i] = x[i];
+    }
     sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
   }
   float mean = warp_sum(sum) / width, spread = 0;
@@ -375,37 +395,39 @@ __device__ void norm_forward(const float* inputs, const float* weight, const flo
     float4 w = ((const float4*)weight)[lane + 32 * i], b = ((const float4*)bias)[lane + 32 * i];
     float4 y = make_float4(x[i].x * scale * w.x + b.x, x[i].y * scale * w.y + b.y,
                            x[i].z * scale * w.z + b.z, x[i].w * scale * w.w + b.w);
-    ((float4*)(result + (i64)row * width))[lane + 32 * i] = y;
-    ((ushort4*)(rounded + (i64)row * width))[lane + 32 * i] =
-        make_ushort4(narrow(y.x), narrow(y.y), narrow(y.z), narrow(y.w));
+    ((float4*)result)[begin + 32 * i] = y;
+    ((ushort4*)rounded)[begin + 32 * i] = narrow4(y);
   }
   if (lane == 0) { means[row] = mean; scales[row] = scale; }
 }
 
-__device__ inline void add4(float4& to, float4 v) { to.x += v.x; to.y += v.y; to.z += v.z; to.w += v.w; }
+// The gradient of what a dropout has read, from the rounded one of what it has made.
+__device__ inline ushort4 through_dropout(ushort4 v, uchar4 kept, float scale) {
+  return make_ushort4(kept.x ? narrow(widen(v.x) * scale) : 0, kept.y ? narrow(widen(v.y) * scale) : 0,
+                      kept.z ? narrow(widen(v.z) * scale) : 0, kept.w ? narrow(widen(v.w) * scale) : 0);
+}
 
 template <int PARTS>
 __device__ void norm_backward(const float* inputs, const float* weight, const float* means,
                               const float* scales, const float* whole, const u16* rounded,
-                              float* result, float* parts, int rows, int given) {
+                              const float* of_sum, const unsigned char* mask, float* result,
+                              u16* of_addend, float* parts, int rows, int flags, double factor) {
   const int width = 128 * PARTS, warps = THREADS / 32;
-  __shared__ float4 sums[2][32 * PARTS];
+  __shared__ float4 sums[warps][32 * PARTS];
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   float4 of_weight[PARTS], of_bias[PARTS];
 #pragma unroll
   for (int i = 0; i < PARTS; i++) of_weight[i] = of_bias[i] = make_float4(0, 0, 0, 0);
   for (int row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
+    i64 begin = (i64)row * (width / 4) + lane;
     float mean = means[row], scale = scales[row], first = 0, second = 0;
     float4 x[PARTS], g[PARTS];
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
-      i64 at = (i64)row * (width / 4) + lane + 32 * i;
+      i64 at = begin + 32 * i;
       g[i] = make_float4(0, 0, 0, 0);
-      if (given & 1) g[i] = ((const float4*)whole)[at];
-      if (given & 2) {
-        ushort4 h = ((const ushort4*)rounded)[at];
-        add4(g[i], make_float4(widen(h.x), widen(h.y), widen(h.z), widen(h.w)));
-      }
+      if (flags & WHOLE_GIVEN) g[i] = ((const float4*)whole)[at];
+      if (flags & ROUNDED_GIVEN) add4(g[i], widen4(((const ushort4*)rounded)[at]));
       float4 v = ((const float4*)inputs)[at];
       x[i] = make_float4((v.x - mean) * scale, (v.y - mean) * scale, (v.z - mean) * scale,
                          (v.w - mean) * scale);
@@ -420,38 +442,52 @@ __device__ void norm_backward(const float* inputs, const float* weight, const fl
     first = warp_sum(first) / width;
     second = warp_sum(second) / width;
 #pragma unroll
-    for (int i = 0; i < PARTS; i++)
-      ((float4*)result)[(i64)row * (width / 4) + lane + 32 * i] =
-          make_float4(scale * (g[i].x - first - x[i].x * second),
-                      scale * (g[i].y - first - x[i].y * second),
-                      scale * (g[i].z - first - x[i].z * second),
-                      scale * (g[i].w - first - x[i].w * second));
-  }
-  for (int turn = 0; turn < warps; turn++) {
-    if (warp == turn) {
-#pragma unroll
-      for (int i = 0; i < PARTS; i++) {
-        if (turn == 0) { sums[0][lane + 32 * i] = of_weight[i]; sums[1][lane + 32 * i] = of_bias[i]; }
-        else { add4(sums[0][lane + 32 * i], of_weight[i]); add4(sums[1][lane + 32 * i], of_bias[i]); }
+    for (int i = 0; i < PARTS; i++) {
+      i64 at = begin + 32 * i;
+      float4 made = make_float4(scale * (g[i].x - first - x[i].x * second),
+                                scale * (g[i].y - first - x[i].y * second),
+                                scale * (g[i].z - first - x[i].z * second),
+                                scale * (g[i].w - first - x[i].w * second));
+      if (flags & SUM_GIVEN) add4(made, ((const float4*)of_sum)[at]);
+      ((float4*)result)[at] = made;
+      if (flags & HAS_ADDEND) {
+        ushort4 half = narrow4(made);
+        if (flags & HAS_MASK) half = through_dropout(half, ((const uchar4*)mask)[at], (float)factor);
+        ((ushort4*)of_addend)[at] = half;
       }
+    }
+  }
+  float4* own = (float4*)(parts + (i64)blockIdx.x * 2 * width);
+#pragma unroll
+  for (int which = 0; which < 2; which++) {
+#pragma unroll
+    for (int i = 0; i < PARTS; i++)
+      sums[warp][lane + 32 * i] = which == 0 ? of_weight[i] : of_bias[i];
+    __syncthreads();
+    for (int i = threadIdx.x; i < 32 * PARTS; i += THREADS) {
+      float4 total = sums[0][i];
+#pragma unroll
+      for (int other = 1; other < warps; other++) add4(total, sums[other][i]);
+      own[which * 32 * PARTS + i] = total;
     }
     __syncthreads();
   }
-  float4* own = (float4*)(parts + (i64)blockIdx.x * 2 * width);
-  for (int i = threadIdx.x; i < 64 * PARTS; i += THREADS) own[i] = ((float4*)sums)[i];
 }
 
 #define NORMS(PARTS)                                                                              \
   extern "C" __global__ void __launch_bounds__(THREADS) step_norm_forward_##PARTS(                \
-      const float* inputs, const float* weight, const float* bias, float* result, u16* rounded,   \
-      float* means, float* scales, int rows, double epsilon) {                                    \
-    norm_forward<PARTS>(inputs, weight, bias, result, rounded, means, scales, rows, epsilon);     \
+      const float* inputs, const u16* addend, float* sums, const float* weight, const float* bias, \
+      float* result, u16* rounded, float* means, float* scales, int rows, int flags,              \
+      double epsilon) {                                                                           \
+    norm_forward<PARTS>(inputs, addend, sums, weight, bias, result, rounded, means, scales, rows, \
+                        flags, epsilon);                                                          \
   }                                                                                               \
   extern "C" __global__ void __launch_bounds__(THREADS) step_norm_backward_##PARTS(               \
       const float* inputs, const float* weight, const float* means, const float* scales,          \
-      const float* whole, const u16* rounded, float* result, float* parts, int rows, int given) { \
-    norm_backward<PARTS>(inputs, weight, means, scales, whole, rounded, result, parts, rows,      \
-                         given);                                                                  \
+      const float* whole, const u16* rounded, const float* of_sum, const unsigned char* mask,     \
+      float* result, u16* of_addend, float* parts, int rows, int flags, double factor) {          \
+    norm_backward<PARTS>(inputs, weight, means, scales, whole, rounded, of_sum, mask, result,     \
+                         of_addend, parts, rows, flags, factor);                                  \
   }
 // NORMS(6) and the like are added for the widths that a model has.
 

@@ -1,0 +1,287 @@
+"""What is put off is what torch computes, told on a CPU with torch in the kernels' place."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from anytrain.engine.step import layers
+from anytrain.engine.step.halves import Halves
+from anytrain.engine.step.later import BrokenPromise, Later, Result, dropouts, real
+from anytrain.engine.step.layers import Sightings
+from anytrain.machine.backends.cuda_kernels import Normed, Sent
+
+WIDTH = 16
+
+
+class Plain:
+    """Torch in the kernels' place."""
+
+    def knows_norm(self, width: int) -> bool:
+        return True
+
+    def launch(self, name: str, grid: Any, args: Any) -> None:
+        assert name == "halve"
+
+
+def norm_forward(
+    kernels: Any, inputs: Any, weight: Any, bias: Any, epsilon: float, addend: Any = None
+) -> Normed:
+    read = inputs if addend is None else addend + inputs
+    result, means, scales = torch.native_layer_norm(read, [WIDTH], weight, bias, epsilon)
+    return Normed(read, result, result.bfloat16(), means, scales)
+
+
+def norm_backward(
+    kernels: Any, saved: Any, sent: Sent, *, has_addend: bool = False, mask: Any = None, factor=1.0
+) -> Any:
+    inputs, weight, means, scales = saved
+    given = sum(g.float() for g in sent[:2] if g is not None)
+    of_inputs, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
+        given, inputs, [WIDTH], means, scales, weight, weight, [True, True, True]
+    )
+    if sent.of_sum is not None:
+        of_inputs = of_inputs + sent.of_sum
+    of_half = of_inputs.bfloat16() if has_addend else None
+    if mask is not None:
+        of_half = of_half * mask * factor
+    return of_inputs, of_half, of_weight, of_bias
+
+
+@pytest.fixture(autouse=True)
+def fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Put torch in the kernels' place; return for each layer norm if it has added, too."""
+    seen: list[bool] = []
+
+    def forward(*given: Any) -> Normed:
+        seen.append(len(given) > 5)
+        return norm_forward(*given)
+
+    monkeypatch.setattr(layers, "norm_forward", forward)
+    monkeypatch.setattr(layers, "norm_backward", norm_backward)
+    monkeypatch.setattr(layers, "_are_plain", lambda parameters: True)
+    monkeypatch.setattr(layers, "_sum_rows", lambda matrix, tools: matrix.sum(0))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": device == "cuda")
+    gc.disable()  # as it is while a step is recorded
+    yield seen
+    gc.enable()
+
+
+class Square(torch.autograd.Function):
+    """A function of the user's own, which torch calls without asking its arguments."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+        return 2 * ctx.saved_tensors[0] * given[0]
+
+
+Body = Callable[["Block", torch.Tensor], torch.Tensor]
+
+
+class Block(nn.Module):
+    """A layer with a dropout, a layer norm, and a body that says what happens to them."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.drop, self.norm, self.last = nn.Dropout(0.3), nn.LayerNorm(WIDTH), nn.Identity()
+        self._body = body
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self._body(self, x)
+
+    def half(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.outer(self.inner(x)))
+
+
+def pre(block: Block, x: torch.Tensor) -> torch.Tensor:
+    return block.half(block.norm(x)) + x
+
+
+def written(block: Block, x: torch.Tensor) -> torch.Tensor:
+    total = block.half(x) + x
+    view = total
+    total += 1
+    return block.norm(view) + total
+
+
+def hooked(block: Block, x: torch.Tensor) -> torch.Tensor:
+    total = block.half(x) + x
+    total.register_hook(lambda gradient: gradient * 2)
+    return block.norm(total)
+
+
+def looked_at(block: Block, x: torch.Tensor) -> torch.Tensor:
+    total = block.half(x) + x
+    with torch.no_grad():
+        seen = total.mean()
+    return block.norm(total) * seen
+
+
+FUSED: dict[str, Body] = {
+    "post": lambda b, x: b.norm(b.half(x) + x),
+    "the other way round": lambda b, x: b.norm(x + b.half(x)),
+    "without a dropout": lambda b, x: b.norm(b.outer(b.inner(x)) + x),
+    "by name": lambda b, x: b.norm(torch.add(b.half(x), x)),
+    "a function's dropout": lambda b, x: b.norm(functional.dropout(b.inner(x), 0.5) + x),
+    "a dropout of nothing": lambda b, x: b.norm(functional.dropout(b.inner(x), 0.0) + x),
+    "and read": lambda b, x: b.norm(t := b.half(x) + x) + t * 2,
+    "and added to": lambda b, x: b.half(b.norm(t := b.half(x) + x)) + t,
+}
+ALONE: dict[str, Body] = {
+    "read before": lambda b, x: (t := b.half(x) + x) * 2 + b.norm(t),
+    "looked at": looked_at,
+    "cut": lambda b, x: b.norm((b.half(x) + x)[:, :2]),
+    "joined": lambda b, x: b.norm(torch.cat([b.half(x) + x, x])),
+    "spread": lambda b, x: b.norm(b.half(x) + x[:1]),
+    "of two halves": lambda b, x: b.norm((b.half(x) + b.inner(x)).float()),
+    "scaled": lambda b, x: b.norm(torch.add(b.half(x), x, alpha=2)),
+    "written": written,
+    "hooked": hooked,
+    "an own function": lambda b, x: b.norm(Square.apply(b.half(x) + x)),
+    "into a layer": lambda b, x: b.norm(b.inner(b.half(x) + x).float()),
+    "a module with a hook": lambda b, x: b.norm(b.last(b.half(x) + x)),
+    "never normalized": lambda b, x: (b.half(x) + x).square() + b.norm(x),
+    "checkpointed across, twice": lambda b, x: checkpoint(
+        b.norm, checkpoint(lambda y: b.half(y) + y, x, use_reentrant=False), use_reentrant=False
+    ),
+    "checkpointed by hand": lambda b, x: checkpoint(b.norm, b.half(x) + x, use_reentrant=True),
+}
+EACH: dict[str, Body] = {
+    "checkpointed": lambda b, x: checkpoint(FUSED["post"], b, x, use_reentrant=False),
+}
+
+
+class Model(nn.Module):
+    """Two blocks, and a sum over all."""
+
+    def __init__(self, body: Body) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(Block(body) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for block in self.blocks:
+            x = block(x)
+        return (x * torch.linspace(-1, 2, WIDTH)).sum()
+
+
+@contextmanager
+def rounded(model: nn.Module, inputs: torch.Tensor) -> Iterator[Halves]:
+    sightings = Sightings(model)
+    with sightings.watched():
+        pass
+    plain: Any = Plain()
+    halves = Halves(plain, model, sightings.groups())
+    with torch.no_grad():
+        for parameter, (leaf, where) in halves._where.items():
+            leaf[where].copy_(parameter)
+    with halves.used():
+        yield halves
+
+
+def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    return torch.native_dropout(x, p, training)[0] if p else x
+
+
+def run(body: Body, *, puts_off: bool, monkeypatch: Any) -> dict[str, torch.Tensor]:
+    """Return a model's result and gradients; the layers compute in bfloat16 both times."""
+    torch.manual_seed(0)
+    model = Model(body)
+    for block in model.blocks:
+        nn.init.normal_(block.norm.weight, 1)
+        block.last.register_full_backward_hook(lambda module, given, sent: None)
+    inputs = torch.randn(3, 4, WIDTH, requires_grad=True)
+    with rounded(model, inputs) as halves, monkeypatch.context() as patch:
+        if not puts_off:
+            patch.setattr(functional, "dropout", dropout)
+            patch.setattr(layers, "_result", lambda seen, whole: seen)
+        loss = model(inputs)
+        loss.backward()
+    grads = {name: halves.gradient(p) for name, p in model.named_parameters()}
+    kept = {name: g.float() for name, g in grads.items() if g is not None}
+    assert inputs.grad is not None
+    return {**kept, "inputs": inputs.grad, "loss": loss.detach()}
+
+
+@pytest.mark.parametrize("name", [*FUSED, *ALONE, *EACH])
+def test_what_is_put_off_is_what_torch_computes(
+    name: str, fused: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {**FUSED, **ALONE, **EACH}[name]
+    expected = run(body, puts_off=False, monkeypatch=monkeypatch)
+    assert not any(fused)
+    fused.clear()
+    found = run(body, puts_off=True, monkeypatch=monkeypatch)
+    assert found.keys() == expected.keys()
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-5, msg=f"{name} {key}")
+    together = {**dict.fromkeys(FUSED, [True] * 2), **dict.fromkeys(EACH, [True] * 4)}
+    assert [f for f in fused if f] == together.get(name, [])
+
+
+def test_a_block_that_norms_first_is_joined_with_the_next(
+    fused: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(pre, puts_off=False, monkeypatch=monkeypatch)
+    fused.clear()
+    found = run(pre, puts_off=True, monkeypatch=monkeypatch)
+    assert fused == [False, True]
+    for key, value in found.items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-5)
+
+
+def test_what_was_written_over_in_between_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def body(block: Block, x: torch.Tensor) -> torch.Tensor:
+        around = x * 1
+        total = block.half(x) + around
+        around.zero_()
+        return block.norm(total)
+
+    with pytest.raises(BrokenPromise, match="written over"):
+        run(body, puts_off=True, monkeypatch=monkeypatch)
+
+
+def test_a_promise_says_what_it_will_be_and_keeps_nothing_once_kept() -> None:
+    seen: list[Any] = []
+
+    def body(block: Block, x: torch.Tensor) -> torch.Tensor:
+        half = block.half(x)
+        total = half + x
+        assert isinstance(half, Result) and isinstance(total, Later)
+        assert (total.shape, total.dtype, total.requires_grad) == (x.shape, torch.float32, True)
+        assert isinstance(total, torch.Tensor) and total.dim() == 2 and hash(total) == id(total)
+        assert total.promise.made is None
+        seen.extend((weakref.ref(half), weakref.ref(total)))
+        del half
+        made = real(total)
+        assert real(total) is made and type(made) is torch.Tensor
+        assert seen[0]() is None
+        return block.norm(total)
+
+    model = Model(body)
+    with rounded(model, inputs := torch.randn(2, WIDTH, requires_grad=True)):
+        model(inputs).backward()
+    assert len(seen) == 4
+    assert all(one() is None for one in seen)
+
+
+def test_torchs_dropout_is_back_afterwards() -> None:
+    own = functional.dropout
+    with pytest.raises(KeyError), dropouts():
+        assert functional.dropout is not own
+        raise KeyError
+    assert functional.dropout is own
