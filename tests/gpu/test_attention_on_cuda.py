@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from anytrain.engine.step.layers import norm_widths
+from anytrain.engine.step.norms import norm_widths
 from anytrain.machine.backends.cuda_kernels import Kernels
 from equivalence import twins
 

@@ -14,7 +14,7 @@ from torch import nn
 from anytrain import Accelerator, Trainer
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.engine.assemble import current
-from anytrain.engine.step.layers import norm_widths
+from anytrain.engine.step.norms import norm_widths
 from anytrain.machine.backends.cuda_kernels import Kernels
 from equivalence import twins
 

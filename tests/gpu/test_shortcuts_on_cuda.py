@@ -10,12 +10,14 @@ import torch
 from torch import nn
 
 from anytrain.engine.optim.fused import FusedAdam, fits
+from anytrain.engine.step.gelu import BY_TANH, FORMS, Form
 from anytrain.engine.step.halves import Halves
 from anytrain.engine.step.layers import Sightings
 from anytrain.machine.backends.cuda_kernels import (
     Kernels,
     Sent,
     column_sums,
+    gelu_backward,
     loss_forward,
     norm_backward,
     norm_forward,
@@ -134,11 +136,11 @@ def test_a_layer_norm_is_torchs(kernels: Kernels, width: int, height: int) -> No
     for given in ((whole, None), (None, half), (whole, half)):
         total = sum(g.float() for g in given if g is not None)
         saved = inputs.detach(), norm.weight.detach(), means, scales
-        of_inputs, _, *of_own = norm_backward(kernels, saved, Sent(*given))
+        mine = norm_backward(kernels, saved, Sent(*given))
         theirs = torch.autograd.grad(
             expected, [inputs, norm.weight, norm.bias], total, retain_graph=True
         )
-        for one, other in zip((of_inputs, *of_own), theirs, strict=True):
+        for one, other in zip(mine[:3], theirs, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * height**0.5)
 
 
@@ -171,11 +173,30 @@ def test_a_layer_norm_of_a_sum_is_torchs(
     )
     of_result = sum(g.float() for g in sent[:2] if g is not None)
     theirs = torch.autograd.grad(expected, [read, norm.weight, norm.bias], of_result)
-    torch.testing.assert_close(mine[0], theirs[0] + sent.of_sum, rtol=1e-4, atol=1e-4)
-    of_half = mine[0].bfloat16() if mask is None else mine[0].bfloat16() * mask * factor
-    assert torch.equal(mine[1], of_half)
-    for one, other in zip(mine[2:], theirs[1:], strict=True):
+    torch.testing.assert_close(mine.inputs, theirs[0] + sent.of_sum, rtol=1e-4, atol=1e-4)
+    of_half = mine.inputs.bfloat16() if mask is None else mine.inputs.bfloat16() * mask * factor
+    assert torch.equal(mine.addend, of_half)
+    expected_sums = of_half.double().sum(0)
+    torch.testing.assert_close(mine.addend_sums.double(), expected_sums, rtol=1e-2, atol=1e-3)
+    for one, other in zip(mine[1:3], theirs[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * height**0.5)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("shape", [(4096, 3072), (1536, 264), (7, 8), (8192, 4096)])
+def test_a_gelus_way_back_is_torchs(kernels: Kernels, shape: tuple[int, int], form: Form) -> None:
+    torch.manual_seed(0)
+    read = (2 * torch.randn(shape, device="cuda")).bfloat16().requires_grad_()
+    sent, scratch = torch.randn_like(read), scratch_for(shape[1], read.device)
+    (expected,) = torch.autograd.grad(form(read), read, sent)
+    by_tanh = form is BY_TANH
+    first = gelu_backward(kernels, read.detach(), sent, scratch, by_tanh=by_tanh)
+    torch.testing.assert_close(first[0], expected, rtol=8e-3, atol=1e-5)
+    sums = first[0].double().sum(0)
+    torch.testing.assert_close(first[1].double(), sums, rtol=1e-2, atol=1e-2 * shape[0] ** 0.5)
+    for _ in range(5):
+        again = gelu_backward(kernels, read.detach(), sent, scratch, by_tanh=by_tanh)
+        assert torch.equal(again[0], first[0]) and torch.equal(again[1], first[1])
 
 
 class Attending(nn.Module):

@@ -63,7 +63,7 @@ class Plain:
 
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(layers, "_are_plain", lambda parameters: True)
+    monkeypatch.setattr(layers, "are_plain", lambda parameters: True)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": device == "cuda")
     gc.disable()  # as it is while a step is recorded
     yield

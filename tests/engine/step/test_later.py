@@ -14,11 +14,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from anytrain.engine.step import layers
+from anytrain.engine.step import gelu, layers, norms
 from anytrain.engine.step.halves import Halves
 from anytrain.engine.step.later import BrokenPromise, Later, Result, dropouts, real
 from anytrain.engine.step.layers import Sightings
-from anytrain.machine.backends.cuda_kernels import Normed, Sent
+from anytrain.machine.backends.cuda_kernels import Normed, NormGradients, Sent
 
 WIDTH = 16
 
@@ -54,7 +54,14 @@ def norm_backward(
     of_half = of_inputs.bfloat16() if has_addend else None
     if mask is not None:
         of_half = of_half * mask * factor
-    return of_inputs, of_half, of_weight, of_bias
+    sums = of_half.reshape(-1, WIDTH).sum(0) if has_addend else None
+    return NormGradients(of_inputs, of_weight, of_bias, of_half, sums)
+
+
+def gelu_backward(kernels: Any, read: Any, sent: Any, scratch: Any, *, by_tanh: bool) -> Any:
+    assert by_tanh
+    made = torch.ops.aten.gelu_backward(sent, read, approximate="tanh")
+    return made, made.sum(0)
 
 
 @pytest.fixture(autouse=True)
@@ -66,10 +73,12 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
         seen.append(len(given) > 5)
         return norm_forward(*given)
 
-    monkeypatch.setattr(layers, "norm_forward", forward)
-    monkeypatch.setattr(layers, "norm_backward", norm_backward)
-    monkeypatch.setattr(layers, "_are_plain", lambda parameters: True)
+    monkeypatch.setattr(norms, "norm_forward", forward)
+    monkeypatch.setattr(norms, "norm_backward", norm_backward)
+    monkeypatch.setattr(norms, "are_plain", lambda parameters: True)
+    monkeypatch.setattr(layers, "are_plain", lambda parameters: True)
     monkeypatch.setattr(layers, "_sum_rows", lambda matrix, tools: matrix.sum(0))
+    monkeypatch.setattr(gelu, "gelu_backward", gelu_backward)
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": device == "cuda")
     gc.disable()  # as it is while a step is recorded
     yield seen
@@ -99,6 +108,7 @@ class Block(nn.Module):
         super().__init__()
         self.inner, self.outer = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.drop, self.norm, self.last = nn.Dropout(0.3), nn.LayerNorm(WIDTH), nn.Identity()
+        self.act = nn.GELU("tanh")
         self._body = body
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -139,6 +149,9 @@ FUSED: dict[str, Body] = {
     "by name": lambda b, x: b.norm(torch.add(b.half(x), x)),
     "a function's dropout": lambda b, x: b.norm(functional.dropout(b.inner(x), 0.5) + x),
     "a dropout of nothing": lambda b, x: b.norm(functional.dropout(b.inner(x), 0.0) + x),
+    "a layer's result read, too": lambda b, x: b.norm((h := b.outer(x)) + x) + h.float() * 2,
+    "what is dropped read, too": lambda b, x: b.norm(b.drop(h := b.outer(x)) + x) + h.float() * 2,
+    "and the same through a GELU": lambda b, x: b.norm(b.act(h := b.inner(x)).float() + h),
     "and read": lambda b, x: b.norm(t := b.half(x) + x) + t * 2,
     "and added to": lambda b, x: b.half(b.norm(t := b.half(x) + x)) + t,
 }
@@ -154,6 +167,7 @@ ALONE: dict[str, Body] = {
     "hooked": hooked,
     "an own function": lambda b, x: b.norm(Square.apply(b.half(x) + x)),
     "into a layer": lambda b, x: b.norm(b.inner(b.half(x) + x).float()),
+    "behind a GELU": lambda b, x: b.norm(b.outer(b.act(b.inner(x))).float()),
     "a module with a hook": lambda b, x: b.norm(b.last(b.half(x) + x)),
     "never normalized": lambda b, x: (b.half(x) + x).square() + b.norm(x),
     "checkpointed across, twice": lambda b, x: checkpoint(
@@ -242,6 +256,31 @@ def test_a_block_that_norms_first_is_joined_with_the_next(
     assert fused == [False, True]
     for key, value in found.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("post", ["inner"]),
+        ("never normalized", ["inner", "outer"]),
+        ("behind a GELU", ["outer"]),
+        ("and the same through a GELU", ["inner"]),
+        ("a layer's result read, too", ["outer"]),
+        ("what is dropped read, too", ["outer"]),
+    ],
+)
+def test_a_bias_takes_the_sum_that_is_known(
+    name: str, expected: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+
+    def sum_rows(matrix: torch.Tensor, tools: Any) -> torch.Tensor:
+        asked.append(len(matrix))
+        return matrix.sum(0)
+
+    monkeypatch.setattr(layers, "_sum_rows", sum_rows)
+    run({**FUSED, **ALONE}[name], puts_off=True, monkeypatch=monkeypatch)
+    assert len(asked) == 2 * len(expected)
 
 
 def test_what_was_written_over_in_between_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

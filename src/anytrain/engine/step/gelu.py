@@ -1,7 +1,7 @@
-"""Tell which of a model's modules compute a GELU, however their forward is written.
+"""Tell which of a model's modules compute a GELU, however their forward is written, and compute it.
 
 Written out in Python it is a dozen kernels, most of them in float32 under autocast; torch's own is
-one each way.
+one each way. Behind a linear layer, our way back gives that layer's bias its gradient, too.
 """
 
 from __future__ import annotations
@@ -13,12 +13,17 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from anytrain.engine.step.blocks import has_hooks
+from anytrain.engine.step.later import Result
+from anytrain.engine.step.layers import Tools, can_sum, with_sums
+from anytrain.machine.backends.cuda_kernels import gelu_backward
 
 Form = Callable[[torch.Tensor], torch.Tensor]
-FORMS: tuple[Form, ...] = (partial(functional.gelu, approximate="tanh"), functional.gelu)
+BY_TANH: Form = partial(functional.gelu, approximate="tanh")
+FORMS: tuple[Form, ...] = (BY_TANH, functional.gelu)
 _NEAR = 1e-5
 _FAR = (20.0, 100.0, 1e4)
 """Where a GELU that is clipped shows itself."""
@@ -66,3 +71,31 @@ def _are_near(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...
         one.shape == other.shape and torch.allclose(one, other, rtol=_NEAR, atol=_NEAR)
         for one, other in zip(found, expected, strict=True)
     )
+
+
+class _Gelu(torch.autograd.Function):
+    """A GELU of a linear layer's result, whose way back gives that layer's bias its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Any, form: Any, tools: Tools) -> Any:
+        ctx.save_for_backward(inputs)
+        ctx.how = tools, form is BY_TANH
+        return form(inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *given: Any) -> Any:
+        (inputs,), (tools, by_tanh) = ctx.saved_tensors, ctx.how
+        read, sent = (t.reshape(-1, t.shape[-1]).contiguous() for t in (inputs, given[0]))
+        made, sums = gelu_backward(tools.kernels, read, sent, tools.scratch, by_tanh=by_tanh)
+        return with_sums(made.view(inputs.shape), sums), None, None
+
+
+def gelu(inputs: torch.Tensor, form: Form, tools: Tools) -> torch.Tensor:
+    """Return a bfloat16 tensor's GELU of this form."""
+    if isinstance(inputs, Result) and torch.is_grad_enabled() and can_sum(inputs):
+        return _gelu(inputs, form, tools)
+    return form(inputs)
+
+
+_gelu: Callable[..., torch.Tensor] = _Gelu.apply

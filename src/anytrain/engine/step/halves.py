@@ -18,10 +18,11 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from anytrain.engine.optim.fused import FusedAdam
-from anytrain.engine.step.gelu import Form, form_of
+from anytrain.engine.step.gelu import Form, form_of, gelu
 from anytrain.engine.step.later import Later, dropouts, real
-from anytrain.engine.step.layers import HALF, Group, Tools, is_norm, normalize
+from anytrain.engine.step.layers import HALF, Group, Tools
 from anytrain.engine.step.loss import losses
+from anytrain.engine.step.norms import is_norm, normalize
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
 
 
@@ -63,7 +64,7 @@ class Halves:
         instead = [
             *((x, self._linear(g, n)) for g in self._groups for n, x in enumerate(g.layers)),
             *((norm, self._norm(norm)) for norm in self._norms),
-            *((gelu, _rounded_gelu(gelu, form)) for gelu, form in self._gelus),
+            *((module, self._gelu(module, form)) for module, form in self._gelus),
         ]
         for module, forward in instead:
             vars(module)["forward"] = forward
@@ -129,6 +130,20 @@ class Halves:
 
         return forward
 
+    def _gelu(self, module: Any, form: Form) -> Callable[..., torch.Tensor]:
+        """Return a GELU whose result is as precise as what it reads, if that is rounded."""
+        plain = type(module).forward
+
+        def forward(*given: Any, **more: Any) -> torch.Tensor:
+            inputs = given[0] if given else None
+            is_rounded = isinstance(inputs, torch.Tensor) and inputs.dtype == HALF
+            if is_rounded and len(given) == 1 and not more and torch.is_autocast_enabled("cuda"):
+                return gelu(given[0], form, self._tools)
+            result: torch.Tensor = plain(module, *given, **more)
+            return result
+
+        return forward
+
     def _round(self, inputs: torch.Tensor) -> torch.Tensor:
         """Return the input in bfloat16; layers that read the same one share it."""
         if inputs.dtype == HALF:
@@ -140,18 +155,3 @@ class Halves:
             self._rounded[inputs] = inputs._version, rounded
         found: torch.Tensor = rounded
         return found
-
-
-def _rounded_gelu(gelu: Any, form: Form) -> Callable[..., torch.Tensor]:
-    """Return a GELU whose result is as precise as what it reads, if that is rounded."""
-    plain = type(gelu).forward
-
-    def forward(*given: Any, **more: Any) -> torch.Tensor:
-        inputs = given[0] if given else None
-        is_rounded = isinstance(inputs, torch.Tensor) and inputs.dtype == HALF
-        if is_rounded and len(given) == 1 and not more and torch.is_autocast_enabled("cuda"):
-            return form(given[0])
-        result: torch.Tensor = plain(gelu, *given, **more)
-        return result
-
-    return forward

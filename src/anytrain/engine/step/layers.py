@@ -1,4 +1,4 @@
-"""Linear layers and layer norms in as few launches as their work needs, for bfloat16 training.
+"""Linear layers in as few launches as their work needs, for bfloat16 training.
 
 Linear layers that read the same input are one multiplication. Their weights lie one behind the
 other, rounded; the gradients of the weights come out in the same order.
@@ -16,19 +16,11 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from anytrain.engine.step.later import Head, Result, promised_sum, real, result
-from anytrain.machine.backends.cuda_kernels import (
-    NORM_PART,
-    Kernels,
-    Sent,
-    column_sums,
-    norm_backward,
-    norm_forward,
-)
+from anytrain.engine.step.later import Head, result
+from anytrain.machine.backends.cuda_kernels import Kernels, column_sums
 
 HALF = torch.bfloat16
 _ALIGNED = 16
-_MOST_PARTS = 8
 _WIDE = 1024
 _EVEN = 64
 """Multiplications of a width that is a multiple of this have the fast kernels."""
@@ -194,35 +186,11 @@ def is_linear(module: Any) -> bool:
     known = kind.forward is nn.Linear.forward or (
         kind.__name__ == "Conv1D" and kind.__module__ == "transformers.pytorch_utils"
     )
-    return known and "forward" not in vars(module) and _are_plain(_held(module))
+    return known and "forward" not in vars(module) and are_plain(_held(module))
 
 
-def is_norm(module: Any, kernels: Kernels) -> bool:
-    """Whether it is a layer norm that the kernels know."""
-    return (
-        type(module).forward is nn.LayerNorm.forward
-        and "forward" not in vars(module)
-        and len(module.normalized_shape) == 1
-        and kernels.knows_norm(module.normalized_shape[0])
-        and module.weight is not None
-        and module.bias is not None
-        and _are_plain([module.weight, module.bias])
-    )
-
-
-def norm_widths(model: nn.Module) -> list[int]:
-    """Return the widths of the model's layer norms that have a kernel, in parts of 128."""
-    found = [
-        module.normalized_shape[0] // NORM_PART
-        for module in model.modules()
-        if isinstance(module, nn.LayerNorm)
-        and len(module.normalized_shape) == 1
-        and module.normalized_shape[0] % NORM_PART == 0
-    ]
-    return [parts for parts in found if parts <= _MOST_PARTS]
-
-
-def _are_plain(parameters: list[Any]) -> bool:
+def are_plain(parameters: list[Any]) -> bool:
+    """Whether the kernels can read all of them."""
     return all(
         isinstance(p, nn.Parameter)
         and p.dtype == torch.float32
@@ -263,7 +231,8 @@ class _Linear(torch.autograd.Function):
             rows = inputs.reshape(-1, inputs.shape[-1])
             of_weight = rows.t() @ gradient if turned else gradient.t() @ rows
         if needs_bias:
-            of_bias = _sum_rows(gradient, tools)
+            known = _known_sums(given)
+            of_bias = _sum_rows(gradient, tools) if known is None else known
         return of_inputs, of_weight, of_bias, None
 
 
@@ -294,84 +263,29 @@ def _widened(gradient: torch.Tensor, width: int) -> torch.Tensor:
     return made
 
 
+def with_sums(gradient: Any, sums: Any) -> Any:
+    """Return a gradient that knows the sum of its rows, until something is written to it."""
+    gradient.known_sums = gradient._version, sums
+    return gradient
+
+
+def _known_sums(given: tuple[Any, ...]) -> torch.Tensor | None:
+    """Return the sum of a gradient's rows if whoever has made the gradient knew it."""
+    seen, whole = given
+    version, sums = getattr(seen, "known_sums", (None, None))
+    return sums if whole is None and sums is not None and version == seen._version else None
+
+
+def can_sum(matrix: torch.Tensor) -> bool:
+    """Whether the kernels can add up its rows."""
+    is_aligned = matrix.shape[-1] % 8 == 0 and matrix.data_ptr() % _ALIGNED == 0
+    return is_aligned and matrix.is_contiguous()
+
+
 def _sum_rows(matrix: torch.Tensor, tools: Tools) -> torch.Tensor:
-    if matrix.shape[1] % 8 or matrix.data_ptr() % _ALIGNED:
+    if not can_sum(matrix):
         return matrix.sum(0)
     return column_sums(tools.kernels, matrix, tools.scratch)
 
 
-class _LayerNorm(torch.autograd.Function):
-    """A layer norm in float32 that gives its result rounded, too."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, eps: float, kernels: Kernels) -> Any:
-        made = norm_forward(kernels, inputs, weight, bias, eps)
-        ctx.save_for_backward(inputs, weight, made.means, made.scales)
-        ctx.kernels = kernels
-        ctx.set_materialize_grads(False)
-        return made.result, made.rounded
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *given: Any) -> Any:
-        sent = Sent(*(None if g is None else g.contiguous() for g in given))
-        of_inputs, _, *of_own = norm_backward(ctx.kernels, ctx.saved_tensors, sent)
-        return of_inputs, *of_own, None, None
-
-
-class _SumNorm(torch.autograd.Function):
-    """A layer norm of a sum that nobody has computed yet; gives the sum, too.
-
-    `half` is a layer's result and `added` the same after a dropout, where there was one.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, half: Any, whole: Any, weight: Any, bias: Any, added: Any, how: Any
-    ) -> Any:
-        dropped, eps, kernels = how
-        made = norm_forward(kernels, whole, weight, bias, eps, added)
-        kept = () if dropped is None else (dropped.mask,)
-        ctx.save_for_backward(made.inputs, weight, made.means, made.scales, *kept)
-        ctx.kernels, ctx.factor = kernels, 1.0 if dropped is None else dropped.scale
-        ctx.set_materialize_grads(False)
-        return made.result, made.rounded, made.inputs
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *given: Any) -> Any:
-        sent = Sent(*(None if g is None else g.contiguous() for g in given))
-        inputs, weight, means, scales, *kept = ctx.saved_tensors
-        of_whole, of_half, *of_own = norm_backward(
-            ctx.kernels,
-            (inputs, weight, means, scales),
-            sent,
-            has_addend=True,
-            mask=kept[0] if kept else None,
-            factor=ctx.factor,
-        )
-        return of_half, of_whole, *of_own, None, None
-
-
-def normalize(
-    inputs: torch.Tensor, norm: Any, kernels: Kernels
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a layer norm's result, and the same rounded.
-
-    An input that was only promised is computed on the way.
-    """
-    promise = promised_sum(inputs)
-    if promise is None:
-        return _layer_norm(real(inputs), norm.weight, norm.bias, norm.eps, kernels)
-    added, whole = promise.parts
-    assert isinstance(added, Result)
-    half = added if added.dropped is None else added.dropped.inputs
-    how = added.dropped, norm.eps, kernels
-    result, rounded, made = _sum_norm(half, whole, norm.weight, norm.bias, added.detach(), how)
-    promise.settle(made)
-    return result, rounded
-
-
 _linear: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = _Linear.apply
-_layer_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _LayerNorm.apply
-_sum_norm: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = _SumNorm.apply

@@ -16,7 +16,8 @@ from torch import nn
 from anytrain.engine.optim import fused
 from anytrain.engine.optim.fused import FusedAdam
 from anytrain.engine.step.halves import Halves
-from anytrain.engine.step.layers import Sightings, norm_widths
+from anytrain.engine.step.layers import Sightings
+from anytrain.engine.step.norms import norm_widths
 from anytrain.machine.backends.cuda_kernels import Kernels
 
 

@@ -20,20 +20,24 @@ from anytrain.core import environment
 
 _NAMES = (
     *("squares", "norm", "rates", "adam", "count"),
-    *("halve", "column_sums", "fold", "loss_forward", "loss_backward"),
+    *("halve", "column_sums", "tanh_gelu_backward", "erf_gelu_backward", "fold"),
+    *("loss_forward", "loss_backward"),
 )
 _PREFIX = "step_"  # CUDA has functions of its own of such names
 _CHUNK = 16384
 _THREADS = 256
 _COLUMNS = 256
 _BLOCKS = 144
+"""Enough blocks to fill a large GPU."""
+_GELU_BLOCKS = 4 * _BLOCKS
 _SLICES = 32
-_NORM_BLOCKS = 264
-"""Enough blocks to fill a large GPU twice."""
+_NORM_THREADS, _FOLD_THREADS = 128, 512
 ROW = 8
 _HAS_ADDEND = 8
 NORM_PART = 128
 """A layer norm's width is a multiple of this, up to 8 of them."""
+_NARROW = 6 * NORM_PART
+"""Layer norms up to this width have three blocks on a processor at once, wider ones two."""
 
 
 class Kernels:
@@ -44,6 +48,7 @@ class Kernels:
 
     def __init__(self, device: torch.device, norms: Sequence[int] = ()) -> None:
         self._device, self._norms = device, sorted(set(norms))
+        self.num_processors: int = torch.cuda.get_device_properties(device).multi_processor_count
         self._found: dict[str, Any] | None = None
         self.problem: str | None = None
         """Why they are not there."""
@@ -92,10 +97,12 @@ class Kernels:
         self._thread.join()
         return self._found is not None
 
-    def launch(self, name: str, grid: tuple[int, int], args: Sequence[Any]) -> None:
+    def launch(
+        self, name: str, grid: tuple[int, int], args: Sequence[Any], threads: int = _THREADS
+    ) -> None:
         """Start a kernel on the current stream."""
         assert self._found is not None
-        self._found[_PREFIX + name](grid=(*grid, 1), block=(_THREADS, 1, 1), args=list(args))
+        self._found[_PREFIX + name](grid=(*grid, 1), block=(threads, 1, 1), args=list(args))
 
     def knows_norm(self, width: int) -> bool:
         """Whether layer norms of this width are among the kernels."""
@@ -112,21 +119,43 @@ def chunks_of(counts: Sequence[int], device: torch.device) -> torch.Tensor:
 
 def column_sums(kernels: Kernels, matrix: torch.Tensor, scratch: tuple[Any, Any]) -> torch.Tensor:
     """Return the sum of a bfloat16 matrix's rows; its width is a multiple of 8."""
-    height, width = matrix.shape
-    blocks = -(-width // _COLUMNS)
-    slices = max(1, min(-(-_BLOCKS // blocks), _SLICES, height // 16))
-    parts, done = scratch
-    result = matrix.new_empty(width)
-    kernels.launch(
-        "column_sums", (blocks, slices), [matrix, result, parts, done, height, width, slices]
-    )
+    result = matrix.new_empty(matrix.shape[1])
+    grid, more = _column_blocks(matrix, _BLOCKS)
+    kernels.launch("column_sums", grid, [matrix, result, *scratch, *more])
     return result
 
 
-def scratch_for(width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what `column_sums` needs for matrices up to this width."""
+def gelu_backward(
+    kernels: Kernels,
+    read: torch.Tensor,
+    sent: torch.Tensor,
+    scratch: tuple[Any, Any],
+    *,
+    by_tanh: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradient of the bfloat16 matrix that a GELU has read, and the sum of its rows.
+
+    `sent` is the gradient of what it has made; the width is a multiple of 8.
+    """
+    made, sums = torch.empty_like(read), read.new_empty(read.shape[1])
+    grid, more = _column_blocks(read, _GELU_BLOCKS)
+    name = "tanh_gelu_backward" if by_tanh else "erf_gelu_backward"
+    kernels.launch(name, grid, [read, sent, made, sums, *scratch, *more])
+    return made, sums
+
+
+def _column_blocks(matrix: torch.Tensor, most: int) -> tuple[tuple[int, int], tuple[int, ...]]:
+    """Return the grid for a matrix's columns, and the numbers that its kernel wants."""
+    height, width = matrix.shape
     blocks = -(-width // _COLUMNS)
-    parts = torch.empty((_BLOCKS + blocks) * _COLUMNS, device=device)
+    slices = max(1, min(-(-most // blocks), _SLICES, height // 16))
+    return (blocks, slices), (height, width, slices)
+
+
+def scratch_for(width: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what sums of columns need for matrices up to this width."""
+    blocks = -(-width // _COLUMNS)
+    parts = torch.empty((_GELU_BLOCKS + blocks) * _COLUMNS, device=device)
     return parts, torch.zeros(blocks, dtype=torch.int32, device=device)
 
 
@@ -160,11 +189,12 @@ def norm_forward(
     made = [result, rounded, means, scales]
     flags = 0 if addend is None else _HAS_ADDEND
     given = [inputs, inputs if addend is None else addend, read, weight, bias]
-    lines = _THREADS // 32
+    lines = _NORM_THREADS // 32
     kernels.launch(
         f"norm_forward_{width // NORM_PART}",
         (-(-rows // lines), 1),
         [*given, *made, rows, flags, float(epsilon)],
+        _NORM_THREADS,
     )
     return Normed(read, result, rounded, means, scales)
 
@@ -180,6 +210,18 @@ class Sent(NamedTuple):
     """Of the sum that it has read, from others who read that."""
 
 
+class NormGradients(NamedTuple):
+    """What a layer norm sends back."""
+
+    inputs: torch.Tensor
+    weight: torch.Tensor
+    bias: torch.Tensor
+    addend: torch.Tensor | None
+    """In bfloat16; of what a dropout has read, if there was one."""
+    addend_sums: torch.Tensor | None
+    """The sum of its rows."""
+
+
 def norm_backward(
     kernels: Kernels,
     saved: tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor],
@@ -188,28 +230,34 @@ def norm_backward(
     has_addend: bool = False,
     mask: torch.Tensor | None = None,
     factor: float = 1.0,
-) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor, torch.Tensor]:
-    """Return the gradients of a layer norm's input, addend, weight and bias.
+) -> NormGradients:
+    """Return the gradients of what a layer norm has read, and of its own.
 
-    `saved` are what it has read, the weight, and the rows' means and scales. The addend's gradient
-    is that of what a dropout has read, if there was one with this mask and factor.
+    `saved` are what it has read, the weight, and the rows' means and scales. The addend may have
+    gone through a dropout with this mask and factor.
     """
     inputs, weight, means, scales = saved
     width = inputs.shape[-1]
     rows = inputs.numel() // width
-    blocks = min(_NORM_BLOCKS, -(-rows // (_THREADS // 32)))
-    result, parts = torch.empty_like(inputs), inputs.new_empty(blocks, 2 * width)
+    at_once = kernels.num_processors * (3 if width <= _NARROW else 2)
+    blocks = min(at_once, -(-rows // (_NORM_THREADS // 32)))
+    folded = (3 if has_addend else 2) * width
+    result, parts = torch.empty_like(inputs), inputs.new_empty(blocks, folded)
     of_addend = torch.empty_like(inputs, dtype=torch.bfloat16) if has_addend else None
     optional = [*sent, of_addend, mask]
     flags = sum(1 << bit for bit, tensor in enumerate(optional) if tensor is not None)
     whole, rounded, of_sum, into, kept = (inputs if t is None else t for t in optional)
     args = [inputs, weight, means, scales, whole, rounded, of_sum, kept, result, into, parts]
     kernels.launch(
-        f"norm_backward_{width // NORM_PART}", (blocks, 1), [*args, rows, flags, float(factor)]
+        f"norm_backward_{width // NORM_PART}",
+        (blocks, 1),
+        [*args, rows, flags, float(factor)],
+        _NORM_THREADS,
     )
-    folded = inputs.new_empty(2, width)
-    kernels.launch("fold", (2 * width // 32, 1), [parts, folded, blocks, 2 * width])
-    return result, of_addend, folded[0], folded[1]
+    own, sums = inputs.new_empty(2, width), inputs.new_empty(width, dtype=torch.bfloat16)
+    args = [parts, own, sums, blocks, folded, 2 * width]
+    kernels.launch("fold", (folded // 32, 1), args, _FOLD_THREADS)
+    return NormGradients(result, own[0], own[1], of_addend, sums if has_addend else None)
 
 
 def loss_forward(

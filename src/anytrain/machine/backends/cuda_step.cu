@@ -22,13 +22,33 @@ __device__ inline u16 narrow(float value) {
   return (u16)((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);     // to nearest, ties to even
 }
 
+// Two at once, the first in the lower half: one instruction where the chip has it.
+__device__ inline u32 narrow2(float first, float second) {
+#if __CUDA_ARCH__ >= 800
+  u32 both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(second), "f"(first));
+  return both;
+#else
+  return (u32)narrow(first) | ((u32)narrow(second) << 16);
+#endif
+}
+
+__device__ inline float4 widen4(uint2 v) {
+  return make_float4(__uint_as_float(v.x << 16), __uint_as_float(v.x & 0xffff0000u),
+                     __uint_as_float(v.y << 16), __uint_as_float(v.y & 0xffff0000u));
+}
+
+__device__ inline uint2 narrow4(float4 v) {
+  return make_uint2(narrow2(v.x, v.y), narrow2(v.z, v.w));
+}
+
 __device__ inline void load4(const void* from, i64 kind, i64 at, float* to) {
   if (kind == FLOAT32) {
     float4 v = *(const float4*)((const float*)from + at);
     to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
   } else {
-    ushort4 v = *(const ushort4*)((const u16*)from + at);
-    to[0] = widen(v.x); to[1] = widen(v.y); to[2] = widen(v.z); to[3] = widen(v.w);
+    float4 v = widen4(*(const uint2*)((const u16*)from + at));
+    to[0] = v.x; to[1] = v.y; to[2] = v.z; to[3] = v.w;
   }
 }
 
@@ -172,8 +192,7 @@ extern "C" __global__ void step_halve(const i64* rows, const int* chunks) {
   i64 end = min(begin + CHUNK, row[COUNT]);
   i64 at = begin + 4 * threadIdx.x;
   for (; at + 4 <= end; at += 4 * THREADS) {
-    float4 v = *(const float4*)(from + at);
-    *(ushort4*)(to + at) = make_ushort4(narrow(v.x), narrow(v.y), narrow(v.z), narrow(v.w));
+    *(uint2*)(to + at) = narrow4(*(const float4*)(from + at));
   }
   for (; at < end; at++) to[at] = narrow(from[at]);
 }
@@ -187,11 +206,56 @@ __device__ inline void add8(float* sum, uint4 v) {
   }
 }
 
+__device__ inline void widen8(uint4 v, float* to) {
+  u32 words[4] = {v.x, v.y, v.z, v.w};
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    to[2 * i] = __uint_as_float(words[i] << 16);
+    to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+  }
+}
+
+__device__ inline uint4 narrow8(const float* v) {
+  return make_uint4(narrow2(v[0], v[1]), narrow2(v[2], v[3]), narrow2(v[4], v[5]),
+                    narrow2(v[6], v[7]));
+}
+
+enum { NO_GELU, TANH_GELU, ERF_GELU };
+
+// By fast exponentials: wrong by less than a millionth, where results are rounded to a hundredth.
+template <int FORM>
+__device__ inline float gelu_slope(float x) {
+  if (FORM == TANH_GELU) {
+    const float root = 0.79788456f, cubic = 0.044715f;
+    float t = 1 - __fdividef(2, 1 + __expf(2 * root * (x + cubic * x * x * x)));
+    return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * root * (1 + 3 * cubic * x * x);
+  }
+  // The normal distribution beyond x, by Abramowitz and Stegun's formula 7.1.26.
+  float e = __expf(-0.5f * x * x), t = __fdividef(1, 1 + 0.3275911f * 0.70710678f * fabsf(x));
+  float tail = 1.421413741f + t * (-1.453152027f + t * 1.061405429f);
+  tail = 0.5f * t * e * (0.254829592f + t * (-0.284496736f + t * tail));
+  return (x < 0 ? tail : 1 - tail) + x * e * 0.39894228f;
+}
+
+// The gradient of 8 values that a GELU has read, rounded, from what came to its result.
+template <int FORM>
+__device__ inline uint4 through_gelu(uint4 read, uint4 sent) {
+  float x[8], g[8];
+  widen8(read, x);
+  widen8(sent, g);
+#pragma unroll
+  for (int i = 0; i < 8; i++) g[i] *= gelu_slope<FORM>(x[i]);
+  return narrow8(g);
+}
+
 // Add up the rows of a bfloat16 matrix, 256 columns a block. Blocks that share columns leave their
 // sums in `parts`; the last of them adds these up, in one order, so that the result is always the
-// same. `done` counts the blocks, and is 0 again afterwards.
-extern "C" __global__ void step_column_sums(const u16* matrix, u16* result, float* parts, u32* done,
-                                       int height, int width, int slices) {
+// same. `done` counts the blocks, and is 0 again afterwards. Behind a GELU, the matrix is what that
+// has read, and what is added up, and written to `made`, its gradient.
+template <int FORM>
+__device__ void column_sums(const u16* __restrict__ matrix, const u16* __restrict__ sent,
+                            u16* __restrict__ made, u16* result, float* parts, u32* done,
+                            int height, int width, int slices) {
   __shared__ float sums[8][256];
   __shared__ bool is_last;
   int lane = threadIdx.x % 32, line = threadIdx.x / 32;
@@ -200,16 +264,33 @@ extern "C" __global__ void step_column_sums(const u16* matrix, u16* result, floa
   int begin = blockIdx.y * per, end = min(begin + per, height);
   float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
   if (column < width) {
-    const u16* from = matrix + column;
     int y = begin + line;
     for (; y + 24 < end; y += 32) {  // four loads on their way at a time
-      uint4 v[4];
+      uint4 v[4], g[4];
 #pragma unroll
-      for (int i = 0; i < 4; i++) v[i] = *(const uint4*)(from + (i64)(y + 8 * i) * width);
+      for (int i = 0; i < 4; i++) {
+        i64 at = (i64)(y + 8 * i) * width + column;
+        v[i] = *(const uint4*)(matrix + at);
+        if (FORM != NO_GELU) g[i] = *(const uint4*)(sent + at);
+      }
 #pragma unroll
-      for (int i = 0; i < 4; i++) add8(sum, v[i]);
+      for (int i = 0; i < 4; i++) {
+        if (FORM != NO_GELU) {
+          v[i] = through_gelu<FORM>(v[i], g[i]);
+          *(uint4*)(made + (i64)(y + 8 * i) * width + column) = v[i];
+        }
+        add8(sum, v[i]);
+      }
     }
-    for (; y < end; y += 8) add8(sum, *(const uint4*)(from + (i64)y * width));
+    for (; y < end; y += 8) {
+      i64 at = (i64)y * width + column;
+      uint4 v = *(const uint4*)(matrix + at);
+      if (FORM != NO_GELU) {
+        v = through_gelu<FORM>(v, *(const uint4*)(sent + at));
+        *(uint4*)(made + at) = v;
+      }
+      add8(sum, v);
+    }
   }
   for (int i = 0; i < 8; i++) sums[line][8 * lane + i] = sum[i];
   __syncthreads();
@@ -235,6 +316,23 @@ extern "C" __global__ void step_column_sums(const u16* matrix, u16* result, floa
   if (threadIdx.x == 0) done[blockIdx.x] = 0;
 }
 
+extern "C" __global__ void step_column_sums(const u16* matrix, u16* result, float* parts, u32* done,
+                                            int height, int width, int slices) {
+  column_sums<NO_GELU>(matrix, matrix, result, result, parts, done, height, width, slices);
+}
+
+extern "C" __global__ void step_tanh_gelu_backward(const u16* read, const u16* sent, u16* made,
+                                                   u16* sums, float* parts, u32* done, int height,
+                                                   int width, int slices) {
+  column_sums<TANH_GELU>(read, sent, made, sums, parts, done, height, width, slices);
+}
+
+extern "C" __global__ void step_erf_gelu_backward(const u16* read, const u16* sent, u16* made,
+                                                  u16* sums, float* parts, u32* done, int height,
+                                                  int width, int slices) {
+  column_sums<ERF_GELU>(read, sent, made, sums, parts, done, height, width, slices);
+}
+
 // -- the loss over many classes ------------------------------------------------------------------
 //
 // A block has one row of rounded logits, and rows lie `stride` apart. `is_even` says that 8 of them
@@ -244,15 +342,6 @@ __device__ inline void merge(float& top, float& sum, float top2, float sum2) {
   float larger = fmaxf(top, top2);
   sum = sum * __expf(top - larger) + sum2 * __expf(top2 - larger);
   top = larger;
-}
-
-__device__ inline void widen8(uint4 v, float* to) {
-  u32 words[4] = {v.x, v.y, v.z, v.w};
-#pragma unroll
-  for (int i = 0; i < 4; i++) {
-    to[2 * i] = __uint_as_float(words[i] << 16);
-    to[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
-  }
 }
 
 // Each row's loss, and the logarithm of the sum of its exponentials.
@@ -319,14 +408,10 @@ extern "C" __global__ void step_loss_backward(const u16* logits, const i64* targ
     if (is_seen) {
       float v[8];
       widen8(*(const uint4*)(row + at), v);
-      u32 words[4];
 #pragma unroll
       for (int i = 0; i < 8; i++)
         v[i] = (__expf(v[i] - log_sum) - (at + i == target ? 1.0f : 0.0f)) * scale;
-#pragma unroll
-      for (int i = 0; i < 4; i++)
-        words[i] = (u32)narrow(v[2 * i]) | ((u32)narrow(v[2 * i + 1]) << 16);
-      made = make_uint4(words[0], words[1], words[2], words[3]);
+      made = narrow8(v);
     }
     *(uint4*)(to + at) = made;
   }
@@ -344,7 +429,11 @@ extern "C" __global__ void step_loss_backward(const u16* logits, const i64* targ
 //
 // What is normalized may be the sum of the input and of a layer's rounded result, the addend, that
 // may have gone through a dropout. The sum is written, too, as others may read it; backward, the
-// gradient that they have sent comes in, and the addend's goes out rounded, through the dropout.
+// gradient that they have sent comes in, and the addend's goes out rounded, through the dropout,
+// with the sums of its columns, which are the gradient of that layer's bias.
+
+#define NORM_THREADS 128
+#define FOLD_THREADS 512
 
 enum { WHOLE_GIVEN = 1, ROUNDED_GIVEN = 2, SUM_GIVEN = 4, HAS_ADDEND = 8, HAS_MASK = 16 };
 
@@ -356,20 +445,14 @@ __device__ inline float warp_sum(float value) {
 
 __device__ inline void add4(float4& to, float4 v) { to.x += v.x; to.y += v.y; to.z += v.z; to.w += v.w; }
 
-__device__ inline float4 widen4(ushort4 v) {
-  return make_float4(widen(v.x), widen(v.y), widen(v.z), widen(v.w));
-}
-
-__device__ inline ushort4 narrow4(float4 v) {
-  return make_ushort4(narrow(v.x), narrow(v.y), narrow(v.z), narrow(v.w));
-}
-
 template <int PARTS>
-__device__ void norm_forward(const float* inputs, const u16* addend, float* sums,
-                             const float* weight, const float* bias, float* result, u16* rounded,
-                             float* means, float* scales, int rows, int flags, double epsilon) {
+__device__ void norm_forward(const float* __restrict__ inputs, const u16* __restrict__ addend,
+                             float* __restrict__ sums, const float* __restrict__ weight,
+                             const float* __restrict__ bias, float* __restrict__ result,
+                             u16* __restrict__ rounded, float* means, float* scales, int rows,
+                             int flags, double epsilon) {
   const int width = 128 * PARTS;
-  int lane = threadIdx.x % 32, row = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  int lane = threadIdx.x % 32, row = blockIdx.x * (NORM_THREADS / 32) + threadIdx.x / 32;
   if (row >= rows) return;
   i64 begin = (i64)row * (width / 4) + lane;
   float4 x[PARTS];
@@ -378,7 +461,7 @@ __device__ void norm_forward(const float* inputs, const u16* addend, float* sums
   for (int i = 0; i < PARTS; i++) {
     x[i] = ((const float4*)inputs)[begin + 32 * i];
     if (flags & HAS_ADDEND) {
-      add4(x[i], widen4(((const ushort4*)addend)[begin + 32 * i]));
+      add4(x[i], widen4(((const uint2*)addend)[begin + 32 * i]));
       ((float4*)sums)[begin + 32 * i] = x[i];
     }
     sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
@@ -396,75 +479,85 @@ __device__ void norm_forward(const float* inputs, const u16* addend, float* sums
     float4 y = make_float4(x[i].x * scale * w.x + b.x, x[i].y * scale * w.y + b.y,
                            x[i].z * scale * w.z + b.z, x[i].w * scale * w.w + b.w);
     ((float4*)result)[begin + 32 * i] = y;
-    ((ushort4*)rounded)[begin + 32 * i] = narrow4(y);
+    ((uint2*)rounded)[begin + 32 * i] = narrow4(y);
   }
   if (lane == 0) { means[row] = mean; scales[row] = scale; }
 }
 
 // The gradient of what a dropout has read, from the rounded one of what it has made.
-__device__ inline ushort4 through_dropout(ushort4 v, uchar4 kept, float scale) {
-  return make_ushort4(kept.x ? narrow(widen(v.x) * scale) : 0, kept.y ? narrow(widen(v.y) * scale) : 0,
-                      kept.z ? narrow(widen(v.z) * scale) : 0, kept.w ? narrow(widen(v.w) * scale) : 0);
+__device__ inline uint2 through_dropout(uint2 sent, uchar4 kept, float scale) {
+  float4 v = widen4(sent);
+  return narrow4(make_float4(kept.x ? v.x * scale : 0, kept.y ? v.y * scale : 0,
+                             kept.z ? v.z * scale : 0, kept.w ? v.w * scale : 0));
 }
 
 template <int PARTS>
-__device__ void norm_backward(const float* inputs, const float* weight, const float* means,
-                              const float* scales, const float* whole, const u16* rounded,
-                              const float* of_sum, const unsigned char* mask, float* result,
-                              u16* of_addend, float* parts, int rows, int flags, double factor) {
-  const int width = 128 * PARTS, warps = THREADS / 32;
+__device__ void norm_backward(const float* __restrict__ inputs, const float* __restrict__ weight,
+                              const float* __restrict__ means, const float* __restrict__ scales,
+                              const float* __restrict__ whole, const u16* __restrict__ rounded,
+                              const float* __restrict__ of_sum,
+                              const unsigned char* __restrict__ mask, float* __restrict__ result,
+                              u16* __restrict__ of_addend, float* parts, int rows, int flags,
+                              double factor) {
+  const int width = 128 * PARTS, warps = NORM_THREADS / 32;
   __shared__ float4 sums[warps][32 * PARTS];
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float4 of_weight[PARTS], of_bias[PARTS];
+  float4 columns[3][PARTS];  // of the weight, the bias and the addend
 #pragma unroll
-  for (int i = 0; i < PARTS; i++) of_weight[i] = of_bias[i] = make_float4(0, 0, 0, 0);
+  for (int i = 0; i < PARTS; i++)
+    columns[0][i] = columns[1][i] = columns[2][i] = make_float4(0, 0, 0, 0);
   for (int row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
     i64 begin = (i64)row * (width / 4) + lane;
     float mean = means[row], scale = scales[row], first = 0, second = 0;
     float4 x[PARTS], g[PARTS];
+    uchar4 kept[PARTS];
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
       i64 at = begin + 32 * i;
       g[i] = make_float4(0, 0, 0, 0);
+      float4 others = make_float4(0, 0, 0, 0);
       if (flags & WHOLE_GIVEN) g[i] = ((const float4*)whole)[at];
-      if (flags & ROUNDED_GIVEN) add4(g[i], widen4(((const ushort4*)rounded)[at]));
+      if (flags & ROUNDED_GIVEN) add4(g[i], widen4(((const uint2*)rounded)[at]));
+      if (flags & SUM_GIVEN) others = ((const float4*)of_sum)[at];
+      if (flags & HAS_MASK) kept[i] = ((const uchar4*)mask)[at];
       float4 v = ((const float4*)inputs)[at];
       x[i] = make_float4((v.x - mean) * scale, (v.y - mean) * scale, (v.z - mean) * scale,
                          (v.w - mean) * scale);
-      add4(of_bias[i], g[i]);
-      add4(of_weight[i], make_float4(g[i].x * x[i].x, g[i].y * x[i].y, g[i].z * x[i].z,
-                                     g[i].w * x[i].w));
+      add4(columns[1][i], g[i]);
+      add4(columns[0][i], make_float4(g[i].x * x[i].x, g[i].y * x[i].y, g[i].z * x[i].z,
+                                      g[i].w * x[i].w));
       float4 w = ((const float4*)weight)[lane + 32 * i];
       g[i].x *= w.x; g[i].y *= w.y; g[i].z *= w.z; g[i].w *= w.w;
       first += (g[i].x + g[i].y) + (g[i].z + g[i].w);
       second += (g[i].x * x[i].x + g[i].y * x[i].y) + (g[i].z * x[i].z + g[i].w * x[i].w);
+      g[i] = make_float4(scale * g[i].x + others.x, scale * g[i].y + others.y,
+                         scale * g[i].z + others.z, scale * g[i].w + others.w);
     }
-    first = warp_sum(first) / width;
-    second = warp_sum(second) / width;
+    first = scale * warp_sum(first) / width;
+    second = scale * warp_sum(second) / width;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
       i64 at = begin + 32 * i;
-      float4 made = make_float4(scale * (g[i].x - first - x[i].x * second),
-                                scale * (g[i].y - first - x[i].y * second),
-                                scale * (g[i].z - first - x[i].z * second),
-                                scale * (g[i].w - first - x[i].w * second));
-      if (flags & SUM_GIVEN) add4(made, ((const float4*)of_sum)[at]);
+      float4 made = make_float4(g[i].x - first - x[i].x * second, g[i].y - first - x[i].y * second,
+                                g[i].z - first - x[i].z * second, g[i].w - first - x[i].w * second);
       ((float4*)result)[at] = made;
       if (flags & HAS_ADDEND) {
-        ushort4 half = narrow4(made);
-        if (flags & HAS_MASK) half = through_dropout(half, ((const uchar4*)mask)[at], (float)factor);
-        ((ushort4*)of_addend)[at] = half;
+        uint2 half = narrow4(made);
+        if (flags & HAS_MASK) half = through_dropout(half, kept[i], (float)factor);
+        ((uint2*)of_addend)[at] = half;
+        add4(columns[2][i], widen4(half));
       }
     }
   }
-  float4* own = (float4*)(parts + (i64)blockIdx.x * 2 * width);
+  int count = flags & HAS_ADDEND ? 3 : 2;
+  float4* own = (float4*)(parts + (i64)blockIdx.x * count * width);
 #pragma unroll
-  for (int which = 0; which < 2; which++) {
+  for (int which = 0; which < 3; which++) {
+    if (which == count) break;
 #pragma unroll
-    for (int i = 0; i < PARTS; i++)
-      sums[warp][lane + 32 * i] = which == 0 ? of_weight[i] : of_bias[i];
+    for (int i = 0; i < PARTS; i++) sums[warp][lane + 32 * i] = columns[which][i];
     __syncthreads();
-    for (int i = threadIdx.x; i < 32 * PARTS; i += THREADS) {
+    for (int i = threadIdx.x; i < 32 * PARTS; i += NORM_THREADS) {
       float4 total = sums[0][i];
 #pragma unroll
       for (int other = 1; other < warps; other++) add4(total, sums[other][i]);
@@ -475,14 +568,14 @@ __device__ void norm_backward(const float* inputs, const float* weight, const fl
 }
 
 #define NORMS(PARTS)                                                                              \
-  extern "C" __global__ void __launch_bounds__(THREADS) step_norm_forward_##PARTS(                \
+  extern "C" __global__ void __launch_bounds__(NORM_THREADS) step_norm_forward_##PARTS(           \
       const float* inputs, const u16* addend, float* sums, const float* weight, const float* bias, \
       float* result, u16* rounded, float* means, float* scales, int rows, int flags,              \
       double epsilon) {                                                                           \
     norm_forward<PARTS>(inputs, addend, sums, weight, bias, result, rounded, means, scales, rows, \
                         flags, epsilon);                                                          \
   }                                                                                               \
-  extern "C" __global__ void __launch_bounds__(THREADS) step_norm_backward_##PARTS(               \
+  extern "C" __global__ void __launch_bounds__(NORM_THREADS, PARTS > 6 ? 2 : 3) step_norm_backward_##PARTS(\
       const float* inputs, const float* weight, const float* means, const float* scales,          \
       const float* whole, const u16* rounded, const float* of_sum, const unsigned char* mask,     \
       float* result, u16* of_addend, float* parts, int rows, int flags, double factor) {          \
@@ -491,17 +584,21 @@ __device__ void norm_backward(const float* inputs, const float* weight, const fl
   }
 // NORMS(6) and the like are added for the widths that a model has.
 
-// Add up the blocks' parts of a layer norm's gradients, 32 columns a block.
-extern "C" __global__ void step_fold(const float* parts, float* result, int height, int width) {
-  __shared__ float sums[8][32];
+// Add up the blocks' parts of a layer norm's gradients, 32 columns a block; what comes behind the
+// first `whole` columns is rounded.
+extern "C" __global__ void step_fold(const float* parts, float* result, u16* rounded, int height,
+                                     int width, int whole) {
+  const int lines = FOLD_THREADS / 32;
+  __shared__ float sums[lines][32];
   int lane = threadIdx.x % 32, line = threadIdx.x / 32, column = blockIdx.x * 32 + lane;
   float sum = 0;
 #pragma unroll 8
-  for (int y = line; y < height; y += 8) sum += parts[(i64)y * width + column];
+  for (int y = line; y < height; y += lines) sum += parts[(i64)y * width + column];
   sums[line][lane] = sum;
   __syncthreads();
   if (line == 0) {
-    for (int i = 1; i < 8; i++) sum += sums[i][lane];
-    result[column] = sum;
+    for (int i = 1; i < lines; i++) sum += sums[i][lane];
+    if (column < whole) result[column] = sum;
+    else rounded[column - whole] = narrow(sum);
   }
 }
