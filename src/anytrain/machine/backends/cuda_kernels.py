@@ -29,15 +29,16 @@ _THREADS = 256
 _COLUMNS = 256
 _BLOCKS = 144
 """Enough blocks to fill a large GPU."""
-_GELU_BLOCKS = 4 * _BLOCKS
-_SLICES = 32
+_GELU_BLOCKS = 528
+_SLICES = 48
 _NORM_THREADS, _FOLD_THREADS = 128, 512
 ROW = 8
-_HAS_ADDEND = 8
 NORM_PART = 128
 """A layer norm's width is a multiple of this, up to 8 of them."""
-_NARROW = 6 * NORM_PART
+_NARROW = 3 * NORM_PART
 """Layer norms up to this width have three blocks on a processor at once, wider ones two."""
+_HAS_ADDEND = 8
+"""As the kernels call it."""
 
 
 class Kernels:
@@ -148,7 +149,7 @@ def _column_blocks(matrix: torch.Tensor, most: int) -> tuple[tuple[int, int], tu
     """Return the grid for a matrix's columns, and the numbers that its kernel wants."""
     height, width = matrix.shape
     blocks = -(-width // _COLUMNS)
-    slices = max(1, min(-(-most // blocks), _SLICES, height // 16))
+    slices = max(1, min(most // blocks, _SLICES, height // 16))
     return (blocks, slices), (height, width, slices)
 
 

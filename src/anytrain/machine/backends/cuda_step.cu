@@ -575,7 +575,8 @@ __device__ void norm_backward(const float* __restrict__ inputs, const float* __r
     norm_forward<PARTS>(inputs, addend, sums, weight, bias, result, rounded, means, scales, rows, \
                         flags, epsilon);                                                          \
   }                                                                                               \
-  extern "C" __global__ void __launch_bounds__(NORM_THREADS, PARTS > 6 ? 2 : 3) step_norm_backward_##PARTS(\
+  extern "C" __global__ void __launch_bounds__(NORM_THREADS, PARTS > 3 ? 2 : 3)                   \
+  step_norm_backward_##PARTS(                                                                     \
       const float* inputs, const float* weight, const float* means, const float* scales,          \
       const float* whole, const u16* rounded, const float* of_sum, const unsigned char* mask,     \
       float* result, u16* of_addend, float* parts, int rows, int flags, double factor) {          \
