@@ -62,7 +62,7 @@ class Result(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Do what is asked, now or later."""
-        return _called(func, args, kwargs or {})
+        return _called(func, types, args, kwargs or {})
 
 
 def result(made: torch.Tensor, *, dropped: Dropped | None = None, head: Head | None = None) -> Any:
@@ -135,7 +135,7 @@ class Later(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Do what is asked, now or later."""
-        return _called(func, args, kwargs or {})
+        return _called(func, types, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -224,12 +224,13 @@ def dropouts() -> Iterator[None]:
         functional.dropout = own
 
 
-def _called(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _called(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if func not in _FACTS:
         found = _put_off(func, args, kwargs) if torch.is_grad_enabled() else None
         if found is not None:
             return found
-        args, kwargs = _pytree.tree_map_only(Later, real, (args, kwargs))
+        if Later in types:
+            args, kwargs = _pytree.tree_map_only(Later, real, (args, kwargs))
     with torch._C.DisableTorchFunctionSubclass():
         return func(*args, **kwargs)
 
