@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -13,9 +12,10 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+import torch_for_kernels
 from anytrain.engine.step import layers
-from anytrain.engine.step.halves import Halves
 from anytrain.engine.step.layers import Sightings
+from torch_for_kernels import rounded
 
 
 class Block(nn.Module):
@@ -48,37 +48,12 @@ class Two(nn.Module):
         return x.square().sum()
 
 
-class Plain:
-    """Torch in the kernels' place."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-
-    def knows_norm(self, width: int) -> bool:
-        return False
-
-    def launch(self, name: str, grid: Any, args: Any) -> None:
-        assert name == "halve"
-
-
 @pytest.fixture(autouse=True)
 def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(layers, "are_plain", lambda parameters: True)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": device == "cuda")
+    torch_for_kernels.put_in(monkeypatch)
     gc.disable()  # as it is while a step is recorded
     yield
     gc.enable()
-
-
-@contextmanager
-def rounded(model: nn.Module, sightings: Sightings) -> Iterator[None]:
-    plain: Any = Plain(model)
-    halves = Halves(plain, model, sightings.groups())
-    with torch.no_grad():
-        for parameter, (leaf, where) in halves._where.items():
-            leaf[where].copy_(parameter)
-    with halves.used():
-        yield
 
 
 @pytest.mark.parametrize("checkpointed", [True, False])

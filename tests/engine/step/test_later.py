@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -14,54 +13,13 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from anytrain.engine.step import gelu, layers, norms
-from anytrain.engine.step.halves import Halves
+import torch_for_kernels
+from anytrain.engine.step import layers, norms
 from anytrain.engine.step.later import BrokenPromise, Later, Result, dropouts, real
-from anytrain.engine.step.layers import Sightings
-from anytrain.machine.backends.cuda_kernels import Normed, NormGradients, Sent
+from anytrain.machine.backends.cuda_kernels import Normed
+from torch_for_kernels import put_nothing_off, rounded
 
 WIDTH = 16
-
-
-class Plain:
-    """Torch in the kernels' place."""
-
-    def knows_norm(self, width: int) -> bool:
-        return True
-
-    def launch(self, name: str, grid: Any, args: Any) -> None:
-        assert name == "halve"
-
-
-def norm_forward(
-    kernels: Any, inputs: Any, weight: Any, bias: Any, epsilon: float, addend: Any = None
-) -> Normed:
-    read = inputs if addend is None else addend + inputs
-    result, means, scales = torch.native_layer_norm(read, [WIDTH], weight, bias, epsilon)
-    return Normed(read, result, result.bfloat16(), means, scales)
-
-
-def norm_backward(
-    kernels: Any, saved: Any, sent: Sent, *, has_addend: bool = False, mask: Any = None, factor=1.0
-) -> Any:
-    inputs, weight, means, scales = saved
-    given = sum(g.float() for g in sent[:2] if g is not None)
-    of_inputs, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
-        given, inputs, [WIDTH], means, scales, weight, weight, [True, True, True]
-    )
-    if sent.of_sum is not None:
-        of_inputs = of_inputs + sent.of_sum
-    of_half = of_inputs.bfloat16() if has_addend else None
-    if mask is not None:
-        of_half = of_half * mask * factor
-    sums = of_half.reshape(-1, WIDTH).sum(0) if has_addend else None
-    return NormGradients(of_inputs, of_weight, of_bias, of_half, sums)
-
-
-def gelu_backward(kernels: Any, read: Any, sent: Any, scratch: Any, *, by_tanh: bool) -> Any:
-    assert by_tanh
-    made = torch.ops.aten.gelu_backward(sent, read, approximate="tanh")
-    return made, made.sum(0)
 
 
 @pytest.fixture(autouse=True)
@@ -71,15 +29,10 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 
     def forward(*given: Any) -> Normed:
         seen.append(len(given) > 5)
-        return norm_forward(*given)
+        return torch_for_kernels.norm_forward(*given)
 
+    torch_for_kernels.put_in(monkeypatch)
     monkeypatch.setattr(norms, "norm_forward", forward)
-    monkeypatch.setattr(norms, "norm_backward", norm_backward)
-    monkeypatch.setattr(norms, "are_plain", lambda parameters: True)
-    monkeypatch.setattr(layers, "are_plain", lambda parameters: True)
-    monkeypatch.setattr(layers, "_sum_rows", lambda matrix, tools: matrix.sum(0))
-    monkeypatch.setattr(gelu, "gelu_backward", gelu_backward)
-    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device="cpu": device == "cuda")
     gc.disable()  # as it is while a step is recorded
     yield seen
     gc.enable()
@@ -193,24 +146,6 @@ class Model(nn.Module):
         return (x * torch.linspace(-1, 2, WIDTH)).sum()
 
 
-@contextmanager
-def rounded(model: nn.Module, inputs: torch.Tensor) -> Iterator[Halves]:
-    sightings = Sightings(model)
-    with sightings.watched():
-        pass
-    plain: Any = Plain()
-    halves = Halves(plain, model, sightings.groups())
-    with torch.no_grad():
-        for parameter, (leaf, where) in halves._where.items():
-            leaf[where].copy_(parameter)
-    with halves.used():
-        yield halves
-
-
-def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
-    return torch.native_dropout(x, p, training)[0] if p else x
-
-
 def run(body: Body, *, puts_off: bool, monkeypatch: Any) -> dict[str, torch.Tensor]:
     """Return a model's result and gradients; the layers compute in bfloat16 both times."""
     torch.manual_seed(0)
@@ -219,10 +154,9 @@ def run(body: Body, *, puts_off: bool, monkeypatch: Any) -> dict[str, torch.Tens
         nn.init.normal_(block.norm.weight, 1)
         block.last.register_full_backward_hook(lambda module, given, sent: None)
     inputs = torch.randn(3, 4, WIDTH, requires_grad=True)
-    with rounded(model, inputs) as halves, monkeypatch.context() as patch:
+    with rounded(model) as halves, monkeypatch.context() as patch:
         if not puts_off:
-            patch.setattr(functional, "dropout", dropout)
-            patch.setattr(layers, "_result", lambda seen, whole: seen)
+            put_nothing_off(patch)
         loss = model(inputs)
         loss.backward()
     grads = {name: halves.gradient(p) for name, p in model.named_parameters()}
@@ -312,8 +246,8 @@ def test_a_promise_says_what_it_will_be_and_keeps_nothing_once_kept() -> None:
         return block.norm(total)
 
     model = Model(body)
-    with rounded(model, inputs := torch.randn(2, WIDTH, requires_grad=True)):
-        model(inputs).backward()
+    with rounded(model):
+        model(torch.randn(2, WIDTH, requires_grad=True)).backward()
     assert len(seen) == 4
     assert all(one() is None for one in seen)
 

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import torch_for_kernels
 from anytrain.engine.step import loss
 from anytrain.engine.step.layers import HALF, Group, Tools
 from anytrain.engine.step.loss import losses
@@ -24,23 +25,12 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Put torch in the kernels' place; return the widths of what came to them."""
     seen: list[int] = []
 
-    def forward(kernels: Any, logits: Any, width: int, targets: Any, ignored: int) -> Any:
+    def forward(kernels: Any, logits: Any, width: int, *rest: Any) -> Any:
         seen.append(width)
-        values = logits[:, :width].float()
-        losses = functional.cross_entropy(values, targets, reduction="none", ignore_index=ignored)
-        return losses, values.logsumexp(1)
+        return torch_for_kernels.loss_forward(kernels, logits, width, *rest)
 
-    def backward(kernels: Any, saved: Any, width: int, ignored: int, given: Any) -> Any:
-        logits, targets, logs = saved
-        made = torch.zeros_like(logits)
-        slopes = (logits[:, :width].float() - logs[:, None]).exp()
-        kept = targets != ignored
-        slopes[kept, targets[kept]] -= 1
-        made[:, :width] = slopes * (given * kept)[:, None]
-        return made
-
+    torch_for_kernels.put_in(monkeypatch)
     monkeypatch.setattr(loss, "loss_forward", forward)
-    monkeypatch.setattr(loss, "loss_backward", backward)
     return seen
 
 

@@ -1,0 +1,138 @@
+"""Torch in the place of our CUDA kernels, so that a CPU shows what is made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from anytrain.engine.step import gelu, layers, loss, norms
+from anytrain.engine.step.halves import Halves
+from anytrain.engine.step.layers import Sightings
+from anytrain.machine.backends.cuda_kernels import Normed, NormGradients, Sent
+
+
+class Plain:
+    """Kernels that know every layer norm."""
+
+    def knows_norm(self, width: int) -> bool:
+        return True
+
+    def launch(self, name: str, grid: Any, args: Any) -> None:
+        assert name == "halve"
+
+
+def norm_forward(
+    kernels: Any, inputs: Any, weight: Any, bias: Any, epsilon: float, addend: Any = None
+) -> Normed:
+    """Normalize an input, or a sum."""
+    read = inputs if addend is None else addend + inputs
+    shape = list(weight.shape)
+    result, means, scales = torch.native_layer_norm(read, shape, weight, bias, epsilon)
+    return Normed(read, result, result.bfloat16(), means, scales)
+
+
+def norm_backward(
+    kernels: Any,
+    saved: Any,
+    sent: Sent,
+    *,
+    has_addend: bool = False,
+    mask: Any = None,
+    factor: float = 1.0,
+) -> NormGradients:
+    """Return a layer norm's gradients."""
+    inputs, weight, means, scales = saved
+    given = sum(g.float() for g in sent[:2] if g is not None)
+    of_inputs, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
+        given, inputs, list(weight.shape), means, scales, weight, weight, [True, True, True]
+    )
+    if sent.of_sum is not None:
+        of_inputs = of_inputs + sent.of_sum
+    if not has_addend:
+        return NormGradients(of_inputs, of_weight, of_bias, None, None)
+    of_half = of_inputs.bfloat16()
+    if mask is not None:
+        of_half = of_half * mask * factor
+    sums = of_half.reshape(-1, of_half.shape[-1]).sum(0)
+    return NormGradients(of_inputs, of_weight, of_bias, of_half, sums)
+
+
+def gelu_backward(kernels: Any, read: Any, sent: Any, scratch: Any, *, by_tanh: bool) -> Any:
+    """Return a GELU's gradient, and the sum of its rows."""
+    form = "tanh" if by_tanh else "none"
+    made = torch.ops.aten.gelu_backward(sent, read, approximate=form)
+    return made, made.sum(0)
+
+
+def loss_forward(kernels: Any, logits: Any, width: int, targets: Any, ignored: int) -> Any:
+    """Return each row's cross-entropy, and the logarithm that goes with it."""
+    values = logits[:, :width].float()
+    logs = values.log_softmax(1)
+    losses = functional.nll_loss(logs, targets, reduction="none", ignore_index=ignored)
+    return losses, values.logsumexp(1)
+
+
+def loss_backward(kernels: Any, saved: Any, width: int, ignored: int, given: Any) -> Any:
+    """Return the logits' gradient."""
+    logits, targets, logs = saved
+    made = torch.zeros_like(logits)
+    slopes = (logits[:, :width].float() - logs[:, None]).exp()
+    kept = targets != ignored
+    slopes[kept, targets[kept]] -= 1
+    made[:, :width] = slopes * (given * kept)[:, None]
+    return made
+
+
+def put_in(patch: pytest.MonkeyPatch) -> None:
+    """Put torch in the kernels' place."""
+    patch.setattr(norms, "norm_forward", norm_forward)
+    patch.setattr(norms, "norm_backward", norm_backward)
+    patch.setattr(gelu, "gelu_backward", gelu_backward)
+    patch.setattr(loss, "loss_forward", loss_forward)
+    patch.setattr(loss, "loss_backward", loss_backward)
+    patch.setattr(layers, "_sum_rows", lambda matrix, tools: matrix.sum(0))
+    for module in (norms, layers):
+        patch.setattr(module, "are_plain", lambda parameters: True)
+    patch.setattr(functional, "dropout", dropout)
+    own = torch.is_autocast_enabled
+    patch.setattr(torch, "is_autocast_enabled", lambda of="cpu": of == "cuda" or own(of))
+
+
+def put_nothing_off(patch: pytest.MonkeyPatch) -> None:
+    """Let a step on rounded weights compute all at once."""
+    patch.setattr(functional, "dropout", dropout)
+    patch.setattr(layers, "_result", lambda seen, whole: seen)
+
+
+_dropout = functional.dropout
+
+
+def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    """Drop out by the operation that torch uses on a GPU; a CPU's rounds in another way."""
+    if x.dtype == torch.bfloat16 and training and not inplace and 0 < p < 1:
+        return torch.native_dropout(x, p, training)[0]
+    return _dropout(x, p, training, inplace)
+
+
+@contextmanager
+def rounded(model: nn.Module, sightings: Sightings | None = None) -> Iterator[Halves]:
+    """Let the model's layers work on rounded weights in the block."""
+    plain: Any = Plain()
+    halves = Halves(plain, model, (sightings or _no_sightings(model)).groups())
+    with torch.no_grad():
+        for parameter, (leaf, where) in halves._where.items():
+            leaf[where].copy_(parameter)
+    with halves.used():
+        yield halves
+
+
+def _no_sightings(model: nn.Module) -> Sightings:
+    found = Sightings(model)
+    with found.watched():
+        return found
