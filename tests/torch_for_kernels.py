@@ -104,12 +104,6 @@ def put_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(torch, "is_autocast_enabled", lambda of="cpu": of == "cuda" or own(of))
 
 
-def put_nothing_off(patch: pytest.MonkeyPatch) -> None:
-    """Let a step on rounded weights compute all at once."""
-    patch.setattr(functional, "dropout", dropout)
-    patch.setattr(layers, "_result", lambda seen, whole: seen)
-
-
 _dropout = functional.dropout
 
 
@@ -121,10 +115,13 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
 
 
 @contextmanager
-def rounded(model: nn.Module, sightings: Sightings | None = None) -> Iterator[Halves]:
+def rounded(
+    model: nn.Module, sightings: Sightings | None = None, *, puts_off: bool = True
+) -> Iterator[Halves]:
     """Let the model's layers work on rounded weights in the block."""
     plain: Any = Plain()
-    halves = Halves(plain, model, (sightings or _no_sightings(model)).groups())
+    groups = (sightings or _no_sightings(model)).groups()
+    halves = Halves(plain, model, groups, puts_off=puts_off)
     with torch.no_grad():
         for parameter, (leaf, where) in halves._where.items():
             leaf[where].copy_(parameter)

@@ -17,7 +17,7 @@ import torch_for_kernels
 from anytrain.engine.step import layers, norms
 from anytrain.engine.step.later import BrokenPromise, Later, Result, dropouts, real
 from anytrain.machine.backends.cuda_kernels import Normed
-from torch_for_kernels import put_nothing_off, rounded
+from torch_for_kernels import rounded
 
 WIDTH = 16
 
@@ -146,7 +146,7 @@ class Model(nn.Module):
         return (x * torch.linspace(-1, 2, WIDTH)).sum()
 
 
-def run(body: Body, *, puts_off: bool, monkeypatch: Any) -> dict[str, torch.Tensor]:
+def run(body: Body, *, puts_off: bool) -> dict[str, torch.Tensor]:
     """Return a model's result and gradients; the layers compute in bfloat16 both times."""
     torch.manual_seed(0)
     model = Model(body)
@@ -154,9 +154,7 @@ def run(body: Body, *, puts_off: bool, monkeypatch: Any) -> dict[str, torch.Tens
         nn.init.normal_(block.norm.weight, 1)
         block.last.register_full_backward_hook(lambda module, given, sent: None)
     inputs = torch.randn(3, 4, WIDTH, requires_grad=True)
-    with rounded(model) as halves, monkeypatch.context() as patch:
-        if not puts_off:
-            put_nothing_off(patch)
+    with rounded(model, puts_off=puts_off) as halves:
         loss = model(inputs)
         loss.backward()
     grads = {name: halves.gradient(p) for name, p in model.named_parameters()}
@@ -166,14 +164,12 @@ def run(body: Body, *, puts_off: bool, monkeypatch: Any) -> dict[str, torch.Tens
 
 
 @pytest.mark.parametrize("name", [*FUSED, *ALONE, *EACH])
-def test_what_is_put_off_is_what_torch_computes(
-    name: str, fused: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_put_off_is_what_torch_computes(name: str, fused: list[bool]) -> None:
     body = {**FUSED, **ALONE, **EACH}[name]
-    expected = run(body, puts_off=False, monkeypatch=monkeypatch)
+    expected = run(body, puts_off=False)
     assert not any(fused)
     fused.clear()
-    found = run(body, puts_off=True, monkeypatch=monkeypatch)
+    found = run(body, puts_off=True)
     assert found.keys() == expected.keys()
     for key, value in found.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-5, msg=f"{name} {key}")
@@ -181,12 +177,10 @@ def test_what_is_put_off_is_what_torch_computes(
     assert [f for f in fused if f] == together.get(name, [])
 
 
-def test_a_block_that_norms_first_is_joined_with_the_next(
-    fused: list[bool], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = run(pre, puts_off=False, monkeypatch=monkeypatch)
+def test_a_block_that_norms_first_is_joined_with_the_next(fused: list[bool]) -> None:
+    expected = run(pre, puts_off=False)
     fused.clear()
-    found = run(pre, puts_off=True, monkeypatch=monkeypatch)
+    found = run(pre, puts_off=True)
     assert fused == [False, True]
     for key, value in found.items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-5)
@@ -213,11 +207,11 @@ def test_a_bias_takes_the_sum_that_is_known(
         return matrix.sum(0)
 
     monkeypatch.setattr(layers, "_sum_rows", sum_rows)
-    run({**FUSED, **ALONE}[name], puts_off=True, monkeypatch=monkeypatch)
+    run({**FUSED, **ALONE}[name], puts_off=True)
     assert len(asked) == 2 * len(expected)
 
 
-def test_what_was_written_over_in_between_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_written_over_in_between_is_told() -> None:
     def body(block: Block, x: torch.Tensor) -> torch.Tensor:
         around = x * 1
         total = block.half(x) + around
@@ -225,7 +219,7 @@ def test_what_was_written_over_in_between_is_told(monkeypatch: pytest.MonkeyPatc
         return block.norm(total)
 
     with pytest.raises(BrokenPromise, match="written over"):
-        run(body, puts_off=True, monkeypatch=monkeypatch)
+        run(body, puts_off=True)
 
 
 def test_a_promise_says_what_it_will_be_and_keeps_nothing_once_kept() -> None:

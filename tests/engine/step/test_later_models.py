@@ -11,8 +11,9 @@ import transformers
 import torch_for_kernels
 from anytrain.engine.step import layers, norms
 from anytrain.engine.step.layers import Sightings
-from torch_for_kernels import put_nothing_off, rounded
+from torch_for_kernels import rounded
 
+patching = pytest.MonkeyPatch.context
 WORDS = 100
 ROUNDING = 2**-8
 """A step of bfloat16: gradients of one tensor may be added up in another order."""
@@ -100,14 +101,12 @@ def run(name: str, checkpointed: dict[str, bool] | None, *, puts_off: bool) -> A
     model.zero_grad()
     torch.manual_seed(5)
     added: list[bool] = []
-    with rounded(model, sightings) as halves, pytest.MonkeyPatch.context() as patch:
-        if not puts_off:
-            put_nothing_off(patch)
 
-        def forward(*given: Any) -> Any:
-            added.append(len(given) > 5)
-            return torch_for_kernels.norm_forward(*given)
+    def forward(*given: Any) -> Any:
+        added.append(len(given) > 5)
+        return torch_for_kernels.norm_forward(*given)
 
+    with rounded(model, sightings, puts_off=puts_off) as halves, patching() as patch:
         patch.setattr(norms, "norm_forward", forward)
         loss = train()
     grads = {n: halves.gradient(p) for n, p in model.named_parameters()}

@@ -15,8 +15,10 @@ class Told:
 
     replaces_layers, problem = True, "no compiler"
 
-    def __init__(self, *, are_there: bool = True, is_done: bool = True) -> None:
-        self.are_there, self.is_done = are_there, is_done
+    def __init__(
+        self, *, are_there: bool = True, is_done: bool = True, puts_off: bool = False
+    ) -> None:
+        self.are_there, self.is_done, self._puts_off = are_there, is_done, puts_off
         self.heard: list[Any] = []
 
     def observed(self) -> Any:
@@ -27,6 +29,10 @@ class Told:
 
     def settle(self) -> None:
         self.heard.append("settle")
+
+    def simplify(self) -> bool:
+        could, self._puts_off = self._puts_off, False
+        return could
 
     def clear(self) -> None:
         self.heard.append("clear")
@@ -88,3 +94,14 @@ def test_without_shortcuts_there_is_nothing_to_wait_for_or_to_say() -> None:
     taken.settle()
     taken.end()
     assert taken.how() == ""
+
+
+def test_what_is_put_off_is_given_up_first() -> None:
+    told = Told(puts_off=True)
+    taken = shortening(told)
+    assert taken.undo("first")
+    assert (taken.taken, taken.how()) == (told, "")
+    assert taken.undo("second")
+    assert taken.taken is None and taken.how().endswith("second")
+    assert not taken.undo("third")
+    assert told.heard == ["clear", "clear"]

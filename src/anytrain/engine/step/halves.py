@@ -29,7 +29,9 @@ from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scra
 class Halves:
     """The working copies of a model's linear layers."""
 
-    def __init__(self, kernels: Kernels, model: nn.Module, groups: list[Group]) -> None:
+    def __init__(
+        self, kernels: Kernels, model: nn.Module, groups: list[Group], *, puts_off: bool = True
+    ) -> None:
         self._kernels, self._groups = kernels, groups
         self._where = {p: (leaf, where) for g in groups for p, leaf, where in g.parts()}
         self._made_for = self._places()
@@ -42,7 +44,7 @@ class Halves:
             row[0], row[1], row[5] = parameter.data_ptr(), copy.data_ptr(), parameter.numel()
         self._rows = rows.to(device)
         scratch = scratch_for(max(group.width for group in groups), device)
-        self._tools = Tools(kernels, scratch)
+        self._tools = Tools(kernels, scratch, puts_off)
         self._norms: list[Any] = [m for m in model.modules() if is_norm(m, kernels)]
         found = ((module, form_of(module)) for module in model.modules())
         self._gelus = [(module, form) for module, form in found if form is not None]

@@ -34,6 +34,8 @@ class Tools(NamedTuple):
     kernels: Kernels
     scratch: tuple[torch.Tensor, torch.Tensor]
     """For sums of columns."""
+    puts_off: bool = True
+    """Whether what layers make may be a `later.Result`."""
 
 
 class Group:
@@ -78,9 +80,10 @@ class Group:
         if number not in self._results:
             how = tools, self.is_turned, sum(self.widths)
             seen, whole = _linear(inputs, self.weight, self.bias, how)
-            several = len(self.widths) > 1
-            found = seen.split(self.widths, -1) if several else (_result(seen, whole),)
-            self._results = dict(enumerate(found))
+            if len(self.widths) > 1:
+                self._results = dict(enumerate(seen.split(self.widths, -1)))
+            else:
+                self._results = {0: _result(seen, whole) if tools.puts_off else seen}
             self._read = inputs, inputs._version
         asked = self._results.pop(number)
         if not self._results:

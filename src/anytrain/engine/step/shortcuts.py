@@ -43,6 +43,8 @@ class Shortcuts:
         self._copies: Halves | None = None
         self._halves: Halves | None = None
         """The copies that the recording at hand works with."""
+        self._puts_off = rounds
+        """Whether sums and copies are computed when they are read (see `later`)."""
         self._adam: FusedAdam | None = None
         self._made: list[tuple[FusedAdam, Halves | None]] = []
         """What recordings read from as long as they are there."""
@@ -82,7 +84,11 @@ class Shortcuts:
             return None
         if self._copies is None or self._copies.is_stale():
             groups = self._sightings.groups()
-            self._copies = Halves(self._kernels, self._model, groups) if groups else None
+            self._copies = (
+                Halves(self._kernels, self._model, groups, puts_off=self._puts_off)
+                if groups
+                else None
+            )
         return self._copies
 
     def observed(self) -> AbstractContextManager[None]:
@@ -120,6 +126,11 @@ class Shortcuts:
         """Fill the tables in."""
         assert self._adam is not None
         self._adam.settle()
+
+    def simplify(self) -> bool:
+        """Put nothing off from here on; False where nothing was."""
+        could, self._puts_off, self._copies = self._puts_off, False, None
+        return could
 
     def clear(self) -> None:
         """Let go of the gradients."""
@@ -163,14 +174,15 @@ class Shortening:
             self.taken.settle()
 
     def undo(self, because: str) -> bool:
-        """Clear up what a recording that failed has left; without shortcuts it may work."""
+        """Clear up what a recording that failed has left; with fewer shortcuts it may work."""
         for optimizer in self._optimizers:
             optimizer.guard.forget()
-        given_up, self.taken = self.taken, None
-        if given_up is not None:
-            given_up.clear()
-            self._because = because
-        return given_up is not None
+        if self.taken is None:
+            return False
+        self.taken.clear()
+        if not self.taken.simplify():
+            self.taken, self._because = None, because
+        return True
 
     def how(self) -> str:
         """Say why torch's own kernels do it all, where that is not as planned."""
