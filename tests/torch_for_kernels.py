@@ -48,7 +48,7 @@ def norm_backward(
 ) -> NormGradients:
     """Return a layer norm's gradients."""
     inputs, weight, means, scales = saved
-    given = sum(g.float() for g in sent[:2] if g is not None)
+    given = sum((g.float() for g in sent[:2] if g is not None), torch.zeros_like(inputs))
     of_inputs, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
         given, inputs, list(weight.shape), means, scales, weight, weight, [True, True, True]
     )

@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 import torch_for_kernels
 from anytrain.engine.step import layers, norms
-from anytrain.engine.step.later import BrokenPromise, Later, Result, dropouts, real
+from anytrain.engine.step.later import BrokenPromise, Later, Result, promises, real
 from anytrain.machine.backends.cuda_kernels import Normed
 from torch_for_kernels import rounded
 
@@ -75,24 +75,43 @@ def pre(block: Block, x: torch.Tensor) -> torch.Tensor:
     return block.half(block.norm(x)) + x
 
 
-def written(block: Block, x: torch.Tensor) -> torch.Tensor:
-    total = block.half(x) + x
-    view = total
-    total += 1
-    return block.norm(view) + total
-
-
-def hooked(block: Block, x: torch.Tensor) -> torch.Tensor:
-    total = block.half(x) + x
-    total.register_hook(lambda gradient: gradient * 2)
-    return block.norm(total)
-
-
 def looked_at(block: Block, x: torch.Tensor) -> torch.Tensor:
     total = block.half(x) + x
     with torch.no_grad():
         seen = total.mean()
     return block.norm(total) * seen
+
+
+def after(first: Callable[[Block, torch.Tensor], Any], then: Callable[..., Any]) -> Body:
+    """Return a body that does something to a tensor before a layer norm reads it."""
+
+    def body(block: Block, x: torch.Tensor) -> torch.Tensor:
+        tensor = first(block, x)
+        then(tensor)
+        return block.norm(tensor + x if tensor.dtype == torch.bfloat16 else tensor)
+
+    return body
+
+
+def half_of(block: Block, x: torch.Tensor) -> torch.Tensor:
+    return block.half(x)
+
+
+def sum_of(block: Block, x: torch.Tensor) -> torch.Tensor:
+    return block.half(x) + x
+
+
+class Tripled(torch.autograd.Function):
+    """A function of the user's own that writes to what it is given."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.mark_dirty(x)
+        return x.mul_(3)
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> torch.Tensor:
+        return 3 * given[0]
 
 
 FUSED: dict[str, Body] = {
@@ -105,6 +124,10 @@ FUSED: dict[str, Body] = {
     "a layer's result read, too": lambda b, x: b.norm((h := b.outer(x)) + x) + h.float() * 2,
     "what is dropped read, too": lambda b, x: b.norm(b.drop(h := b.outer(x)) + x) + h.float() * 2,
     "and the same through a GELU": lambda b, x: b.norm(b.act(h := b.inner(x)).float() + h),
+    "a dropped result written to": after(half_of, lambda t: t.mul_(3)),
+    "a dropped result's row written to": after(half_of, lambda t: t.__setitem__(0, 0.0)),
+    "a view of it written to": after(half_of, lambda t: t.view(-1).mul_(3)),
+    "and then not normalized": lambda b, x: b.norm(t := b.half(x) + x).detach() * 0 + t,
     "and read": lambda b, x: b.norm(t := b.half(x) + x) + t * 2,
     "and added to": lambda b, x: b.half(b.norm(t := b.half(x) + x)) + t,
 }
@@ -116,8 +139,6 @@ ALONE: dict[str, Body] = {
     "spread": lambda b, x: b.norm(b.half(x) + x[:1]),
     "of two halves": lambda b, x: b.norm((b.half(x) + b.inner(x)).float()),
     "scaled": lambda b, x: b.norm(torch.add(b.half(x), x, alpha=2)),
-    "written": written,
-    "hooked": hooked,
     "an own function": lambda b, x: b.norm(Square.apply(b.half(x) + x)),
     "into a layer": lambda b, x: b.norm(b.inner(b.half(x) + x).float()),
     "behind a GELU": lambda b, x: b.norm(b.outer(b.act(b.inner(x))).float()),
@@ -127,6 +148,30 @@ ALONE: dict[str, Body] = {
         b.norm, checkpoint(lambda y: b.half(y) + y, x, use_reentrant=False), use_reentrant=False
     ),
     "checkpointed by hand": lambda b, x: checkpoint(b.norm, b.half(x) + x, use_reentrant=True),
+}
+
+
+@torch.jit.script
+def scripted(x: torch.Tensor) -> torch.Tensor:
+    return torch.tanh(x)
+
+
+BROKEN: dict[str, Body] = {
+    "a sum written to": after(sum_of, lambda t: t.add_(1)),
+    "a sum written to by an operator": after(sum_of, lambda t: t.__iadd__(1)),
+    "a sum's row written to": after(sum_of, lambda t: t.__setitem__(0, 0.0)),
+    "a sum turned in place": after(sum_of, lambda t: t.unsqueeze_(0)),
+    "a sum's data": after(sum_of, lambda t: t.data.mul_(3)),
+    "a result's data": after(half_of, lambda t: t.data.mul_(3)),
+    "a hook on a sum": after(sum_of, lambda t: t.register_hook(lambda g: g * 2)),
+    "a hook on a dropped result": after(half_of, lambda t: t.register_hook(lambda g: g * 0)),
+    "a gradient kept": after(sum_of, lambda t: t.retain_grad()),
+    "a gradient asked for": after(
+        sum_of, lambda t: torch.autograd.grad(t.sum(), t, retain_graph=True)
+    ),
+    "a function that writes": lambda b, x: b.norm(Tripled.apply(b.half(x) + x)),
+    "a compiled function": lambda b, x: b.norm(scripted(t := b.half(x) + x) + t),
+    "one function for many": lambda b, x: b.norm(torch.vmap(torch.tanh)(t := b.half(x) + x) + t),
 }
 EACH: dict[str, Body] = {
     "checkpointed": lambda b, x: checkpoint(FUSED["post"], b, x, use_reentrant=False),
@@ -211,6 +256,28 @@ def test_a_bias_takes_the_sum_that_is_known(
     assert len(asked) == 2 * len(expected)
 
 
+@pytest.mark.parametrize("name", BROKEN)
+def test_what_a_promise_cannot_give_is_refused(name: str) -> None:
+    run(BROKEN[name], puts_off=False)
+    with pytest.raises(
+        (BrokenPromise, RuntimeError), match=r"writes to|asks for|not computed|TorchScript"
+    ):
+        run(BROKEN[name], puts_off=True)
+
+
+def test_a_tensor_that_outlives_the_step_is_a_plain_one() -> None:
+    kept: list[torch.Tensor] = []
+
+    def body(block: Block, x: torch.Tensor) -> torch.Tensor:
+        kept.extend((half := block.half(x), half + x))
+        return block.norm(x)
+
+    run(body, puts_off=True)
+    for tensor in kept:
+        tensor.data.mul_(2)
+        assert torch.equal(tensor + 1, tensor.detach() + 1) and tensor.grad_fn is not None
+
+
 def test_what_was_written_over_in_between_is_told() -> None:
     def body(block: Block, x: torch.Tensor) -> torch.Tensor:
         around = x * 1
@@ -248,7 +315,7 @@ def test_a_promise_says_what_it_will_be_and_keeps_nothing_once_kept() -> None:
 
 def test_torchs_dropout_is_back_afterwards() -> None:
     own = functional.dropout
-    with pytest.raises(KeyError), dropouts():
+    with pytest.raises(KeyError), promises():
         assert functional.dropout is not own
         raise KeyError
     assert functional.dropout is own

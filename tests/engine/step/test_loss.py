@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import torch_for_kernels
 from anytrain.engine.step import loss
+from anytrain.engine.step.later import promises
 from anytrain.engine.step.layers import HALF, Group, Tools
 from anytrain.engine.step.loss import losses
 
@@ -94,7 +95,7 @@ def run(compute: Loss, *, by_kernels: bool) -> tuple[torch.Tensor, ...]:
     words[0, 2] = 3
     tools = Tools(NONE, NONE)
     if by_kernels:
-        with losses(NONE):
+        with losses(NONE), promises():
             value = compute(group.result(0, inputs, tools), words)
             value.backward()
     else:

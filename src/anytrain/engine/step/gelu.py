@@ -78,7 +78,7 @@ class _Gelu(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Any, form: Any, tools: Tools) -> Any:
-        ctx.save_for_backward(inputs)
+        ctx.save_for_backward(inputs.detach())
         ctx.how = tools, form is BY_TANH
         return form(inputs)
 
@@ -86,7 +86,9 @@ class _Gelu(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *given: Any) -> Any:
         (inputs,), (tools, by_tanh) = ctx.saved_tensors, ctx.how
-        read, sent = (t.reshape(-1, t.shape[-1]).contiguous() for t in (inputs, given[0]))
+        read, sent = (t.reshape(-1, t.shape[-1]) for t in (inputs, given[0]))
+        if not can_sum(sent):
+            sent = sent.clone(memory_format=torch.contiguous_format)
         made, sums = gelu_backward(tools.kernels, read, sent, tools.scratch, by_tanh=by_tanh)
         return with_sums(made.view(inputs.shape), sums), None, None
 

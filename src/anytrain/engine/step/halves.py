@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from anytrain.engine.optim.fused import FusedAdam
 from anytrain.engine.step.gelu import Form, form_of, gelu
-from anytrain.engine.step.later import Later, dropouts, real
+from anytrain.engine.step.later import Later, can_be_read, promises, real
 from anytrain.engine.step.layers import HALF, Group, Tools
 from anytrain.engine.step.loss import losses
 from anytrain.engine.step.norms import is_norm, normalize
@@ -71,7 +71,7 @@ class Halves:
         for module, forward in instead:
             vars(module)["forward"] = forward
         try:
-            with losses(self._kernels), dropouts():
+            with losses(self._kernels), promises():
                 yield
         finally:
             self._rounded.clear()
@@ -121,9 +121,8 @@ class Halves:
         plain = type(norm).forward
 
         def forward(inputs: torch.Tensor) -> torch.Tensor:
-            is_later = isinstance(inputs, Later)  # and then contiguous, as what it is made of is
-            fits = inputs.dtype == torch.float32 and (is_later or inputs.is_contiguous())
-            if fits and torch.is_autocast_enabled("cuda"):
+            is_ready = isinstance(inputs, Later) or can_be_read(inputs)
+            if is_ready and inputs.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
                 whole, rounded = normalize(inputs, norm, self._kernels)
                 self._rounded[whole] = whole._version, rounded
                 return whole

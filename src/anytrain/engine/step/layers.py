@@ -16,11 +16,10 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from anytrain.engine.step.later import Head, result
+from anytrain.engine.step.later import ALIGNED, Head, can_be_read, result
 from anytrain.machine.backends.cuda_kernels import Kernels, column_sums
 
 HALF = torch.bfloat16
-_ALIGNED = 16
 _WIDE = 1024
 _EVEN = 64
 """Multiplications of a width that is a multiple of this have the fast kernels."""
@@ -199,7 +198,7 @@ def are_plain(parameters: list[Any]) -> bool:
         and p.dtype == torch.float32
         and p.is_cuda
         and p.is_contiguous()
-        and p.data_ptr() % _ALIGNED == 0
+        and p.data_ptr() % ALIGNED == 0
         for p in parameters
     )
 
@@ -213,11 +212,11 @@ class _Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, how: Any) -> Any:
-        ctx.save_for_backward(inputs, weight)
+        ctx.save_for_backward(inputs.detach(), weight)  # a result knows more than is wanted then
         ctx.how = how
         ctx.set_materialize_grads(False)
         made = functional.linear(inputs, weight.t() if how[1] else weight, bias)
-        return (made, None) if made.shape[-1] == how[2] else (_narrowed(made, how[2]), made)
+        return _narrowed(made, how[2]), None if made.shape[-1] == how[2] else made
 
     @staticmethod
     @once_differentiable
@@ -281,8 +280,7 @@ def _known_sums(given: tuple[Any, ...]) -> torch.Tensor | None:
 
 def can_sum(matrix: torch.Tensor) -> bool:
     """Whether the kernels can add up its rows."""
-    is_aligned = matrix.shape[-1] % 8 == 0 and matrix.data_ptr() % _ALIGNED == 0
-    return is_aligned and matrix.is_contiguous()
+    return matrix.shape[-1] % 8 == 0 and can_be_read(matrix)
 
 
 def _sum_rows(matrix: torch.Tensor, tools: Tools) -> torch.Tensor:

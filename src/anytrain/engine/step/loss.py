@@ -46,10 +46,13 @@ def _taken(
     weight: torch.Tensor | None = None,
     ignore_index: int = -100,
     reduction: str = "mean",
-    **more: Any,
+    label_smoothing: float = 0.0,
+    **old: Any,
 ) -> torch.Tensor | None:
     """Return the loss; None where it is torch's to compute."""
-    if weight is not None or any(more.values()) or reduction not in ("mean", "sum"):
+    if weight is not None or label_smoothing or any(value is not None for value in old.values()):
+        return None
+    if reduction not in ("mean", "sum"):
         return None
     whole = _source(logits, targets)
     if whole is None:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from anytrain.engine.step.later import Result, promised_sum, real
+from anytrain.engine.step.later import Result, can_be_read, promised_sum, real
 from anytrain.engine.step.layers import are_plain, with_sums
 from anytrain.machine.backends.cuda_kernels import (
     NORM_PART,
@@ -25,6 +25,7 @@ from anytrain.machine.backends.cuda_kernels import (
 )
 
 _MOST_PARTS = 8
+_DENSE: Any = {"memory_format": torch.contiguous_format}
 
 
 def is_norm(module: Any, kernels: Kernels) -> bool:
@@ -66,7 +67,7 @@ class _LayerNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: Any) -> Any:
-        sent = Sent(*(None if g is None else g.contiguous() for g in given))
+        sent = Sent(*map(_readable, given))
         made = norm_backward(ctx.kernels, ctx.saved_tensors, sent)
         return made.inputs, made.weight, made.bias, None, None
 
@@ -92,7 +93,7 @@ class _SumNorm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *given: Any) -> Any:
-        sent = Sent(*(None if g is None else g.contiguous() for g in given))
+        sent = Sent(*map(_readable, given))
         inputs, weight, means, scales, *kept = ctx.saved_tensors
         made = norm_backward(
             ctx.kernels,
@@ -103,7 +104,14 @@ class _SumNorm(torch.autograd.Function):
             factor=ctx.factor,
         )
         of_half = with_sums(made.addend, made.addend_sums)
-        return of_half, made.inputs, made.weight, made.bias, None, None
+        is_read = sent.whole is not None or sent.rounded is not None
+        of_own = (made.weight, made.bias) if is_read else (None, None)  # no gradient is not zero
+        return of_half, made.inputs, *of_own, None, None
+
+
+def _readable(gradient: torch.Tensor | None) -> torch.Tensor | None:
+    """Return a gradient that kernels can read."""
+    return gradient if gradient is None or can_be_read(gradient) else gradient.clone(**_DENSE)
 
 
 def normalize(
@@ -118,8 +126,9 @@ def normalize(
         return _layer_norm(real(inputs), norm.weight, norm.bias, norm.eps, kernels)
     added, whole = promise.parts
     assert isinstance(added, Result)
-    half = added if added.dropped is None else added.dropped.inputs
-    how = added.dropped, norm.eps, kernels
+    dropped = added.dropped if added.dropped and added.dropped.is_all(added) else None
+    half = added if dropped is None else dropped.inputs
+    how = dropped, norm.eps, kernels
     result, rounded, made = _sum_norm(half, whole, norm.weight, norm.bias, added.detach(), how)
     promise.settle(made)
     return result, rounded
