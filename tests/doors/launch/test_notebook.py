@@ -304,6 +304,13 @@ def test_one_process_is_a_child_where_a_start_method_or_a_timeout_asks_for_it(mo
     assert notebook_launcher(os.getpid, num_processes=1, return_all=True) == [os.getpid()]
 
 
+@pytest.mark.parametrize("leave", [sys.exit, os._exit])
+def test_a_function_that_leaves_instead_of_returning_is_told(leave, monkeypatch):
+    monkeypatch.setenv("ANYTRAIN_DEVICE", "cpu")
+    with pytest.warns(Notice, match="did not return in rank 0: .* exit code 0"):
+        assert notebook_launcher(leave, (0,), num_processes=1, start_method="spawn") is None
+
+
 def test_a_launch_inside_a_launch_is_refused():
     def again():
         from anytrain import debug_launcher

@@ -348,8 +348,22 @@ def _values(folder: str, crew: Crew) -> Any:
             why=f"it is made of something that this process does not have: {notes.words(error)}",
             fix="import that here first, or return plain values and tensors.",
         ) from error
+    asked = ranks if crew.brings_all else ranks[:1]
+    _say_left([rank for rank, each in zip(asked, found, strict=False) if each is None])
     values = [None if each is None else each.value for each in found]
     return values if crew.brings_all else values[0]
+
+
+def _say_left(ranks: list[int]) -> None:
+    """Say which ranks have left no value, though they ended well."""
+    if ranks:
+        who = ", ".join(f"rank {rank}" for rank in ranks)
+        warnings.warn(
+            f"The function did not return in {who}: its process was ended with exit code 0 (by "
+            "sys.exit or os._exit), so there is no value of it.",
+            Notice,
+            stacklevel=5,
+        )
 
 
 def _is_terminal_output(stream: TextIO) -> bool:
