@@ -5,13 +5,18 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import torch_for_kernels
 from anytrain.engine.step import layers, norms
@@ -75,6 +80,28 @@ def pre(block: Block, x: torch.Tensor) -> torch.Tensor:
     return block.half(block.norm(x)) + x
 
 
+def saving_sums(context: Any, op: Any, *given: Any, **more: Any) -> CheckpointPolicy:
+    is_sum = op is torch.ops.aten.add.Tensor
+    return CheckpointPolicy.MUST_SAVE if is_sum else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def kept_in_part(block: Block, x: torch.Tensor) -> torch.Tensor:
+    """Run a block twice but for its sums, on a sum from outside."""
+    return checkpoint(
+        lambda y: block.norm(block.inner(y).float() * 2 + y) * (y + 3),
+        block.half(x) + x,
+        use_reentrant=False,
+        context_fn=partial(create_selective_checkpoint_contexts, saving_sums),
+    )
+
+
+def looked_at_aside(block: Block, x: torch.Tensor) -> torch.Tensor:
+    total = block.half(x) + x
+    with torch.inference_mode():
+        seen = float(total.mean())
+    return block.norm(total) * seen
+
+
 def looked_at(block: Block, x: torch.Tensor) -> torch.Tensor:
     total = block.half(x) + x
     with torch.no_grad():
@@ -124,6 +151,7 @@ FUSED: dict[str, Body] = {
     "a layer's result read, too": lambda b, x: b.norm((h := b.outer(x)) + x) + h.float() * 2,
     "what is dropped read, too": lambda b, x: b.norm(b.drop(h := b.outer(x)) + x) + h.float() * 2,
     "and the same through a GELU": lambda b, x: b.norm(b.act(h := b.inner(x)).float() + h),
+    "a layer's result written to": lambda b, x: b.norm(functional.relu_(b.inner(x)) + x),
     "a dropped result written to": after(half_of, lambda t: t.mul_(3)),
     "a dropped result's row written to": after(half_of, lambda t: t.__setitem__(0, 0.0)),
     "a view of it written to": after(half_of, lambda t: t.view(-1).mul_(3)),
@@ -134,6 +162,8 @@ FUSED: dict[str, Body] = {
 ALONE: dict[str, Body] = {
     "read before": lambda b, x: (t := b.half(x) + x) * 2 + b.norm(t),
     "looked at": looked_at,
+    "looked at aside": looked_at_aside,
+    "kept in part": kept_in_part,
     "cut": lambda b, x: b.norm((b.half(x) + x)[:, :2]),
     "joined": lambda b, x: b.norm(torch.cat([b.half(x) + x, x])),
     "spread": lambda b, x: b.norm(b.half(x) + x[:1]),

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 import torch_for_kernels
 from anytrain.engine.step import loss
-from anytrain.engine.step.later import promises
+from anytrain.engine.step.later import BrokenPromise, promises
 from anytrain.engine.step.layers import HALF, Group, Tools
 from anytrain.engine.step.loss import losses
 
@@ -65,6 +65,12 @@ LEFT: dict[str, Loss] = {
     "weighted by name": lambda x, y: nn.CrossEntropyLoss(weight=torch.linspace(0, 1, WORDS))(
         flat(x).float(), y.view(-1)
     ),
+    "added up, as it was once said": lambda x, y: functional.cross_entropy(
+        flat(x).float(), y.view(-1), size_average=False
+    ),
+    "in one row": lambda x, y: functional.cross_entropy(
+        x.float().view(-1).view(-1, WORDS), y.view(-1)
+    ),
     "each by itself": lambda x, y: (
         functional.cross_entropy(flat(x).float(), y.view(-1), reduction="none").square().mean()
     ),
@@ -114,6 +120,20 @@ def test_a_loss_is_torchs_whoever_computes_it(name: str, taken: list[int]) -> No
     assert taken == ([WORDS] if name in TAKEN else [])
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one.float(), other.float(), rtol=2e-2, atol=2e-3)
+
+
+@pytest.mark.parametrize("write", [lambda x: x.mul_(3), lambda x: x.__setitem__((..., 0), 9.0)])
+@pytest.mark.parametrize("written", ["a copy", "a view", "another view"])
+def test_logits_that_are_written_to_are_refused(written: str, write: Callable[..., Any]) -> None:
+    def compute(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        copy = x.float()
+        view, other = copy.view(-1, WORDS), copy.view(-1, WORDS)
+        write({"a copy": copy, "a view": view, "another view": other}[written])
+        return functional.cross_entropy(view, y.view(-1))
+
+    run(compute, by_kernels=False)
+    with pytest.raises(BrokenPromise, match="writes to"):
+        run(compute, by_kernels=True)
 
 
 def test_torchs_function_is_back_afterwards() -> None:
