@@ -169,6 +169,11 @@ def test_an_errors_causes_come_along():
     assert '{}["key"]' in shown
 
 
+def test_another_machines_ranks_bring_no_value_and_that_is_no_news(recwarn):
+    assert call(os.getpid, (), Crew(1, 2, first_rank=1, port=1)) is None
+    assert not [each for each in recwarn if each.category is Notice]
+
+
 def test_leaving_by_sys_exit_is_no_error_but_its_code_is():
     def leave(code):
         import sys

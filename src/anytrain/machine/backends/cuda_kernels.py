@@ -30,6 +30,7 @@ _COLUMNS = 256
 _BLOCKS = 144
 """Enough blocks to fill a large GPU."""
 _GELU_BLOCKS = 528
+"""Four on each processor of a large GPU."""
 _SLICES = 48
 _NORM_THREADS, _FOLD_THREADS = 128, 512
 ROW = 8
@@ -245,7 +246,7 @@ def norm_backward(
     folded = (3 if has_addend else 2) * width
     result, parts = torch.empty_like(inputs), inputs.new_empty(blocks, folded)
     of_addend = torch.empty_like(inputs, dtype=torch.bfloat16) if has_addend else None
-    optional = [*sent, of_addend, mask]
+    optional = [*sent, of_addend, mask]  # in the order of the kernel's flags
     flags = sum(1 << bit for bit, tensor in enumerate(optional) if tensor is not None)
     whole, rounded, of_sum, into, kept = (inputs if t is None else t for t in optional)
     args = [inputs, weight, means, scales, whole, rounded, of_sum, kept, result, into, parts]

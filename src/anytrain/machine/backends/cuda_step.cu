@@ -222,7 +222,7 @@ __device__ inline uint4 narrow8(const float* v) {
 
 enum { NO_GELU, TANH_GELU, ERF_GELU };
 
-// By fast exponentials: wrong by less than a millionth, where results are rounded to a hundredth.
+// By fast exponentials: wrong by two millionths at most, where results are rounded to a hundredth.
 template <int FORM>
 __device__ inline float gelu_slope(float x) {
   if (FORM == TANH_GELU) {

@@ -348,8 +348,8 @@ def _values(folder: str, crew: Crew) -> Any:
             why=f"it is made of something that this process does not have: {notes.words(error)}",
             fix="import that here first, or return plain values and tensors.",
         ) from error
-    asked = ranks if crew.brings_all else ranks[:1]
-    _say_left([rank for rank, each in zip(asked, found, strict=False) if each is None])
+    silent = [local for local, each in enumerate(found) if each is None and crew.brings(local)]
+    _say_left([crew.first_rank + local for local in silent])
     values = [None if each is None else each.value for each in found]
     return values if crew.brings_all else values[0]
 
