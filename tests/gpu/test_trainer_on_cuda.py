@@ -272,3 +272,24 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(tmp_path: Path) -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     twins.assert_same_history(cut.history, whole.history, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("width", "is_worth_it"), [(32, False), (32_768, True)], ids=["small", "large"]
+)
+def test_a_shape_is_recorded_where_the_model_is_large_enough_to_repay_it(
+    tmp_path: Path, width: int, is_worth_it: bool
+) -> None:
+    trainer = twins.build(
+        twins.OURS,
+        tmp_path,
+        model=twins.bert(hidden_size=512, intermediate_size=width),
+        train_dataset=twins.Mapped(twins.sentences(45, 24, ragged=True)),
+        data_collator=twins.pad,
+        length_buckets="auto",
+        num_train_epochs=20_000,
+        use_cpu=False,
+    )
+    trainer.get_train_dataloader()
+    told = trainer._session.plan.shapes.because
+    assert ("buckets of 8, 16, 24" in told) is is_worth_it, told

@@ -5,33 +5,24 @@ So it is where length_buckets asks for it, and by itself where the device compil
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import FunctionType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from torch import nn
-from torch.utils.data import IterableDataset, RandomSampler, Sampler, SequentialSampler
+from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from anytrain.core.errors import BadInput
-from anytrain.doors.trainer.outputs import has_length
-from anytrain.doors.trainer.reports import Reports
+from anytrain.doors.trainer.lengths import ChosenLengths, can_be_read, looked_at, names_classes
 from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.data.buckets import Bucketed, Numbers, choose, padding_share
+from anytrain.engine.data.buckets import Bucketed, padding_share
 from anytrain.engine.data.columns import base_model
-from anytrain.engine.data.grouped import lengths_of
 from anytrain.engine.data.packing import Packed, packed_lengths, why_rows_mix
-from anytrain.engine.data.padding import BY_TOKEN, ToBuckets, columns_by_token, num_values
-from anytrain.engine.data.seeded import hold, put_back
+from anytrain.engine.data.padding import ToBuckets, num_values
 from anytrain.engine.data.table import as_rows
 
-_MOST = 8
-_MULTIPLE = 8
-# What a shape costs, in tokens of the whole run. On an H200 a recording of BERT-base took 0.06 to
-# 0.1 s and a token 1.3 us; a compiler takes seconds.
-_RECORDED, _COMPILED = 45_000, 3_000_000
-_COSTS = {"cuda": _RECORDED}
 # Heads whose loss of whole numbers leaves out those that are -100.
 _COUNTING = (
     "ForSequenceClassification",
@@ -45,40 +36,15 @@ _COUNTING = (
     "ForNextSentencePrediction",
 )
 _NAMES = ("labels", "label", "label_ids")
-# How configurations call the most tokens that a model reads, or writes.
-_LONGEST = (
-    "max_position_embeddings",
-    "max_source_positions",
-    "max_target_positions",
-    "max_encoder_position_embeddings",
-    "max_decoder_position_embeddings",
-)
-_NO_LIMIT = 10**9  # tokenizers without one name a huge number
-_LOOKED_AT = 64  # samples, at most, in search of two with unlike lengths
 
 
-class Lengths(NamedTuple):
-    """The lengths that a run's batches keep to."""
-
-    inputs: tuple[int, ...]
-    targets: tuple[int, ...] | None = None
-    """For each of these the length of a second sequence; None where there is none."""
-    names: frozenset[str] = BY_TOKEN
-    """What has a value for each token, besides the inputs."""
-
-
-class Shapes(Reports):
+class Shapes(ChosenLengths):
     """The lengths that batches keep to, and whether a last batch is filled up."""
 
-    model: nn.Module
-    train_dataset: Any
-    processing_class: Any
     compute_loss_func: Callable[..., Any] | None
     can_return_loss: bool
     _run: Run
     data_collator: Callable[[list[Any]], Any]
-    _measured_lengths: tuple[Any, Numbers] | None = None
-    _chosen_buckets: tuple[Any, Any, Lengths] | None = None
 
     @property
     def _eval_batch_size(self) -> int:
@@ -120,10 +86,10 @@ class Shapes(Reports):
         source = dataset if self.train_dataset is None else self.train_dataset
         if str(self.args.train_sampling_strategy) != "random":
             return f"train_sampling_strategy is {str(self.args.train_sampling_strategy)!r}"
-        looked_at = [_looked_at(as_rows(given)) for given in (source, dataset)]
+        firsts = [looked_at(as_rows(given)) for given in (source, dataset)]
         if not all(
             num_values(first.get(self._input_name)) and "attention_mask" in first
-            for first in looked_at
+            for first in firsts
         ):
             return "the samples are no texts with an attention_mask whose lengths can be read"
         if not _pads_to_longest(self.data_collator):
@@ -230,7 +196,7 @@ class Shapes(Reports):
             )
         lengths: tuple[int, ...] = ()
         told = "rows of a batch in one"
-        if _can_be_read(dataset):
+        if can_be_read(dataset):
             counted = self._lengths_of(dataset)
             lengths = packed_lengths(counted, batch_size)
             told += f" of {', '.join(map(str, lengths))} tokens: no row is padded"
@@ -256,105 +222,6 @@ class Shapes(Reports):
         pad = getattr(self.processing_class, "pad_token_id", None) if own is None else own
         return pad if isinstance(pad, int) else 0
 
-    @property
-    def _input_name(self) -> str:
-        names = getattr(self.processing_class, "model_input_names", None) or ["input_ids"]
-        return str(names[0])
-
-    @property
-    def _limits(self) -> tuple[int, ...]:
-        """The numbers of tokens that the tokenizer or the model may read at most, ascending."""
-        config = getattr(base_model(self.model), "config", None)
-        parts = (config, *getattr(config, "__dict__", {}).values())  # a text's, a decoder's
-        known = [getattr(part, name, None) for part in parts for name in _LONGEST]
-        known.append(getattr(self.processing_class, "model_max_length", None))
-        return tuple(sorted({n for n in known if isinstance(n, int) and 0 < n < _NO_LIMIT}))
-
-    def _length_buckets(self, dataset: Any) -> Lengths:
-        """Return the lengths of the run: as listed, or chosen from what is trained on, once."""
-        source = self.train_dataset if self.train_dataset is not None else dataset
-        asked = self._buckets_asked()
-        kept = self._chosen_buckets
-        if kept is None or kept[0] is not source or kept[1] != asked:
-            inputs = asked[0] if isinstance(asked[0], tuple) else self._choose_buckets(source)
-            rows = as_rows(source)
-            found = Lengths(inputs, self._target_lengths(rows, inputs), self._by_token(rows))
-            self._chosen_buckets = kept = (source, asked, found)
-        return kept[2]
-
-    def _buckets_asked(self) -> tuple[Any, ...]:
-        """Return what the choice depends on, besides the data."""
-        args, asked = self.args, self.args.length_buckets
-        step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-        how_long = (args.max_steps, args.num_train_epochs, step)
-        return tuple(sorted(set(asked))) if isinstance(asked, list) else asked, how_long
-
-    def _choose_buckets(self, source: Any) -> tuple[int, ...]:
-        args, asked = self.args, self.args.length_buckets
-        if not _can_be_read(source):
-            raise BadInput(
-                f"Cannot choose length_buckets={asked!r} from a stream.",
-                why="the lengths of its samples are not known before they come.",
-                fix="list the lengths, as in length_buckets=[64, 128, 256], or leave it out.",
-            )
-        lengths = self._lengths_of(as_rows(source))
-        limit = next((most for most in self._limits if most >= lengths.max(initial=0)), None)
-        if asked not in ("auto", None):  # None: chosen unasked
-            assert isinstance(asked, int)  # a list is no choice
-            return choose(lengths, asked, _MULTIPLE, limit=limit)
-        compiles = args.torch_compile or self._session.graphs is not None
-        cost = _COMPILED if compiles else _COSTS.get(self._session.backend.name, 0)
-        passes = float(args.num_train_epochs)
-        if args.max_steps > 0:
-            step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
-            passes = args.max_steps * step / len(lengths)
-        per_pass = cost / max(passes, 1e-9)
-        return choose(lengths, _MOST, _MULTIPLE, limit=limit, cost_per_shape=per_pass)
-
-    def _lengths_of(self, dataset: Any) -> Numbers:
-        """Return the samples' lengths, counted once."""
-        kept = self._measured_lengths
-        if kept is None or kept[0] is not dataset:
-            kept = (
-                dataset,
-                self._count_lengths(dataset, self.args.length_column_name, self._input_name),
-            )
-            self._measured_lengths = kept
-        return kept[1]
-
-    def _count_lengths(self, dataset: Any, column: str, name: str) -> Numbers:
-        before = hold()  # a data set may draw while it is read
-        try:
-            return np.asarray(lengths_of(dataset, column, name), dtype=np.int64)
-        finally:
-            put_back(before)
-
-    def _target_lengths(self, source: Any, buckets: tuple[int, ...]) -> tuple[int, ...] | None:
-        """Return how long targets are made for each length, where a model reads two sequences."""
-        if not _writes(base_model(self.model)) or not _can_be_read(source):
-            return None
-        if num_values(_looked_at(source).get("labels")) is None:  # none to pad
-            return None
-        targets = self._count_lengths(source, "", "labels")
-        place = np.searchsorted(buckets, self._lengths_of(source)).clip(max=len(buckets) - 1)
-        longest = np.ones(len(buckets), dtype=np.int64)
-        np.maximum.at(longest, place, targets)
-        # A short sample may move up to any longer bucket.
-        longest = np.maximum.accumulate(longest)
-        return tuple((-(-longest // _MULTIPLE) * _MULTIPLE).tolist())
-
-    def _by_token(self, source: Any) -> frozenset[str]:
-        """Return what has a value for each token, as the model and the first samples tell."""
-        model, name = base_model(self.model), self._input_name
-        first = _looked_at(source)
-        size, found = num_values(first.get(name)), BY_TOKEN
-        for index in range(1, min(len(source), _LOOKED_AT) if size is not None else 0):
-            other = _looked_at(source, index)
-            if num_values(other.get(name)) != size:
-                found = columns_by_token(first, other, name)
-                break
-        return found - {"labels"} if _writes(model) or _names_classes(model) else found
-
     def _small_because(self, dataset: Any, *, is_training: bool) -> str | None:
         """Say why a last batch cannot be filled with rows that count nothing; None where it can."""
         kind = type(self)
@@ -379,9 +246,9 @@ def _loss_counts_all(model: nn.Module) -> str | None:
     if getattr(config, "output_router_logits", False):
         return "the loss of its router counts every row"
     problem = getattr(config, "problem_type", None)
-    names_classes = kind.__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
+    for_a_class = kind.__name__.endswith(("ForSequenceClassification", "ForImageClassification"))
     if problem in ("regression", "multi_label_classification") or (
-        (names_classes or _names_classes(model)) and getattr(config, "num_labels", 2) == 1
+        (for_a_class or names_classes(model)) and getattr(config, "num_labels", 2) == 1
     ):
         return "its labels are no classes, and none of their values is left out of the loss"
     return None
@@ -389,9 +256,9 @@ def _loss_counts_all(model: nn.Module) -> str | None:
 
 def _unlike_classes(dataset: Any) -> str | None:
     """Say that labels are no whole numbers, where the first sample shows it."""
-    if not _can_be_read(dataset):
+    if not can_be_read(dataset):
         return "a stream does not tell how many samples come"
-    first = _looked_at(dataset)
+    first = looked_at(dataset)
     labels = next((first[n] for n in _NAMES if n in first), None)
     if labels is not None and np.asarray(labels).dtype.kind == "f":
         return "its labels are no classes, and none of their values is left out of the loss"
@@ -405,45 +272,13 @@ def _pads_to_longest(collate: Any) -> bool:
     return known and getattr(collate, "padding", True) in (True, "longest")
 
 
-def _can_be_read(dataset: Any) -> bool:
-    return not isinstance(dataset, IterableDataset) and has_length(dataset)
-
-
-def _looked_at(dataset: Any, index: int = 0) -> Mapping[str, Any]:
-    """Return a sample, with nothing drawn by it; an empty one where it has no names."""
-    if not _can_be_read(dataset) or index >= len(dataset):
-        return {}
-    before = hold()
-    try:
-        found = dataset[index]
-    finally:
-        put_back(before)
-    return found if isinstance(found, Mapping) else {}
-
-
 def _deals_otherwise(sampler: Sampler[Any] | None, dataset: Any) -> str | None:
     """Say that another number of samples may come than there are; None where it is the same."""
     dealt: Any = sampler.lengths if isinstance(sampler, Bucketed) else sampler
     known = type(sampler) in (Bucketed, SequentialSampler, RandomSampler)
-    if known and _can_be_read(dataset) and len(dealt) == len(dataset):
+    if known and can_be_read(dataset) and len(dealt) == len(dataset):
         return None
     return "the sampler is your own"
-
-
-def _names_classes(model: nn.Module) -> bool:
-    """Whether a model of transformers gives a whole text a class."""
-    return any(
-        kind.__module__.startswith("transformers.")
-        and kind.__name__.endswith("ForSequenceClassification")
-        for kind in type(model).__mro__
-    )
-
-
-def _writes(model: nn.Module) -> bool:
-    """Whether a model reads two sequences: the second is what it learns to write."""
-    classifies = any("Classification" in kind.__name__ for kind in type(model).__mro__)
-    config = getattr(model, "config", None)
-    return bool(getattr(config, "is_encoder_decoder", False)) and not classifies
 
 
 def _own_pad_token(model: nn.Module) -> int | None:
@@ -455,7 +290,7 @@ def _own_pad_token(model: nn.Module) -> int | None:
 
 def _check_end_is_found(model: nn.Module) -> None:
     """Refuse a model that would take the end of the padding for the end of a text."""
-    if not _names_classes(model):
+    if not names_classes(model):
         return
     if getattr(model.config, "summary_type", None) == "last":
         why = "it reads a text's class from the last place, which padding on the right takes"
