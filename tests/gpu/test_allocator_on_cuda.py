@@ -14,6 +14,11 @@ _SIZES = (40, 3000, 700_000, MIB + 5, 3 * MIB, 9 * MIB, 10 * MIB, 21 * MIB + 7, 
 
 
 def some_events(seed: int) -> list[Event]:
+    """Return memory taken and given back, in sizes unlike each other.
+
+    Of two free blocks of one size torch takes the one at the lower address, and where segments lie
+    is the driver's choice: it must not matter here.
+    """
     chance, held = random.Random(seed), []
     events: list[Event] = []
     for which in range(400):
@@ -21,7 +26,7 @@ def some_events(seed: int) -> list[Event]:
             events.append((held.pop(chance.randrange(len(held))), 0))
         else:
             held.append(which)
-            events.append((which, chance.choice(_SIZES)))
+            events.append((which, int(chance.choice(_SIZES) * chance.uniform(0.7, 1.4))))
     return events
 
 

@@ -5,6 +5,9 @@ allocated is the blocks, which may be up to 1 MiB larger than what was asked for
 out of is the segments. The sizes below are those of torch's CUDACachingAllocator with its default
 settings, the same from torch 2.0 on.
 
+Of free blocks of one size the one at the lowest address is taken. Here a later segment lies higher;
+a driver may put it lower, and then blocks that are not split may come to a MiB more or less.
+
 INVARIANT: the same events give the same blocks. Nothing here knows torch or a GPU.
 """
 
