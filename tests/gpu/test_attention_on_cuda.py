@@ -1,4 +1,4 @@
-"""A recorded step's attention takes the kernels that the step takes op by op."""
+"""Attention takes the fastest kernel for its shape, and a recorded step the same as op by op."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from anytrain.engine.step.norms import norm_widths
+from anytrain.machine.backends.cuda_attention import attend_quickly
 from anytrain.machine.backends.cuda_kernels import Kernels
 from equivalence import twins
 
@@ -54,3 +57,84 @@ def test_a_batch_without_a_mask_is_recorded_without_one(
     recorded = {(without, name) for captured, without, name in seen if captured}
     assert recorded == {(without, name) for captured, without, name in seen if not captured}
     assert {without for without, _ in recorded} == {True}
+
+
+@pytest.fixture
+def _quick() -> None:
+    attend_quickly(torch.device("cuda", 0))
+    if not hasattr(functional.scaled_dot_product_attention, "is_quick"):
+        pytest.skip("torch does not ask cuDNN first on this GPU")
+
+
+def attended(length: int = 64, width: int = 64, dtype: Any = torch.bfloat16) -> torch.Tensor:
+    query = torch.randn(2, 4, length, width, dtype=dtype, device="cuda", requires_grad=True)
+    return functional.scaled_dot_product_attention(query, query, query, dropout_p=0.1)
+
+
+@pytest.mark.usefixtures("_quick")
+def test_short_texts_are_not_cudnns_and_long_ones_still_are() -> None:
+    for _ in range(2):
+        assert "Efficient" in kernel(attended())
+        assert "Cudnn" in kernel(attended(length=72))
+        assert "Cudnn" in kernel(attended(width=128))
+    assert "Efficient" in kernel(attended(dtype=torch.float16))
+
+
+@pytest.mark.usefixtures("_quick")
+def test_a_choice_of_the_users_own_stands() -> None:
+    with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+        assert "Cudnn" in kernel(attended())
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
+        assert "Flash" in kernel(attended())
+    torch.use_deterministic_algorithms(True)
+    try:
+        assert "Efficient" not in kernel(attended())
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.parametrize("length", [5, 50, 64])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.usefixtures("_quick")
+def test_short_texts_are_attended_as_before(length: int, masked: bool) -> None:
+    torch.manual_seed(0)
+    parts = [torch.randn(3, 4, length, 32, device="cuda").bfloat16() for _ in range(3)]
+    mask = torch.rand(3, 1, length, length, device="cuda") < 0.7 if masked else None
+    if mask is not None:
+        mask[..., 0] = True
+    found = []
+    for dtype in (torch.bfloat16, torch.float64):
+        given = [part.to(dtype).requires_grad_() for part in parts]
+        made = functional.scaled_dot_product_attention(*given, attn_mask=mask)
+        gradients = torch.autograd.grad(made.square().sum(), given)
+        found.append([made, *gradients])
+    for ours, exact in zip(*found, strict=True):
+        torch.testing.assert_close(ours.double(), exact, rtol=3e-2, atol=3e-2)
+
+
+@pytest.mark.parametrize("given", [{}, {"gradient_checkpointing": True}], ids=["", "checkpointed"])
+def test_dropped_values_are_the_same_recorded_and_op_by_op(
+    given: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def model() -> nn.Module:
+        return twins.bert(dropout=0.5, hidden_size=64)
+
+    assert Kernels(torch.device("cuda", 0), norm_widths(model())).are_there()
+    losses = []
+    for engine in ("auto", "eager"):
+        monkeypatch.setenv("ANYTRAIN_STEP", engine)
+        ran = twins.train(
+            twins.OURS,
+            tmp_path / engine,
+            model=model,
+            train_dataset=twins.sentences(64),
+            use_cpu=False,
+            bf16=True,
+            max_steps=8,
+            logging_steps=1,
+            **given,
+        )
+        planned = ran.trainer.accelerator.plan.step
+        assert (planned.value == "cuda_graph") is (engine == "auto"), planned.because
+        losses.append([entry["loss"] for entry in ran.history if "loss" in entry])
+    assert losses[0] == pytest.approx(losses[1], rel=2e-2)

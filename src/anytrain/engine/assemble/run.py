@@ -28,6 +28,7 @@ from anytrain.engine.prepared.skipped import SkippedLoader
 from anytrain.engine.step.attention import leave_unread
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
 from anytrain.engine.step.undo import CutGuard, SelectGuard, select, why_asked
+from anytrain.machine.backends.cuda_attention import attend_quickly
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +116,7 @@ class Run:
         if session.end_step is not None:
             models.check_dense(model, session.backend.name)
             leave_unread(session.device.type)
+        attend_quickly(session.device)
         models.restore_forward(model)  # an earlier run may have had another precision
         models.cast_forward(model, session.precision)
         prepared = model
