@@ -60,7 +60,10 @@ def theirs(args: argparse.Namespace, rate: str, seed: int) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder:
         work = Work(check(parse(options(args, rate, seed, folder))))  # the same rows and padding
         transformers.set_seed(seed)
-        model = transformers.AutoModelForSequenceClassification.from_pretrained(args.model)
+        model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            args.model,
+            dtype=torch.float32,  # as anytrain glue: weights of a fp16 file learn nothing
+        )
         trainer = transformers.Trainer(
             model,
             transformers.TrainingArguments(

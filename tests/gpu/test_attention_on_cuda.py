@@ -123,18 +123,20 @@ def test_dropped_values_are_the_same_recorded_and_op_by_op(
     losses = []
     for engine in ("auto", "eager"):
         monkeypatch.setenv("ANYTRAIN_STEP", engine)
-        ran = twins.train(
+        trainer = twins.build(
             twins.OURS,
             tmp_path / engine,
-            model=model,
+            model=model(),
             train_dataset=twins.sentences(64),
             use_cpu=False,
             bf16=True,
             max_steps=8,
             logging_steps=1,
+            learning_rate=1e-4,  # losses go up and down by what is dropped, and little else
             **given,
         )
-        planned = ran.trainer.accelerator.plan.step
+        trainer.train()
+        planned = trainer.accelerator.plan.step
         assert (planned.value == "cuda_graph") is (engine == "auto"), planned.because
-        losses.append([entry["loss"] for entry in ran.history if "loss" in entry])
-    assert losses[0] == pytest.approx(losses[1], rel=2e-2)
+        losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
+    assert losses[0] == pytest.approx(losses[1], rel=3e-2)
