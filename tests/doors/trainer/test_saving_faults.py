@@ -131,6 +131,34 @@ def test_a_small_file_that_cannot_be_written_fails_the_save_alone(
     assert ran.folders == ["checkpoint-12", "checkpoint-4"]
 
 
+@pytest.mark.parametrize("behind", [True, False])
+@pytest.mark.parametrize(
+    ("fails", "since"), [({2, 3}, "checkpoint-4"), ({1, 2, 3}, "the beginning")]
+)
+def test_an_end_that_is_in_no_checkpoint_is_told_while_it_can_be_saved(
+    tmp_path: Path, behind: bool, fails: set[int], since: str
+) -> None:
+    full = FullDisk(fails, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.warns(Notice) as told:
+        ran = twins.train(
+            twins.OURS,
+            tmp_path / "run",
+            model=twins.regression,
+            train_dataset=twins.points(22),
+            save_strategy="steps",
+            save_steps=4,
+            async_save=behind,
+            data_collator=tensors,
+            processing_class=full,
+        )
+    closing = [str(one.message) for one in told if "The last save failed" in str(one.message)]
+    assert len(closing) == 1
+    assert f"what was learnt since {since} is in no checkpoint" in closing[0]
+    assert "No space left on device" in closing[0]
+    ran.trainer.save_model(str(tmp_path / "elsewhere"))
+    assert (tmp_path / "elsewhere" / "model.safetensors").is_file()
+
+
 def test_what_rust_says_of_a_disk_is_an_error_of_the_system() -> None:
     said = 'I/O error: IoError(Os { code: 28, kind: StorageFull, message: "No space left" })'
     with pytest.raises(OSError, match="No space left") as caught, disk_errors():

@@ -166,6 +166,22 @@ class Saving(Best):
         finally:
             self._between.end()
 
+    def _tell_unsaved(self) -> None:
+        """Say that the run's end is in no checkpoint, while its weights can still be saved."""
+        failed = self._between.unsaved
+        if failed is None:
+            return
+        saved = [entry.name for entry in self._store(self._trial).entries() if entry.manifest]
+        since = saved[0] if saved else "the beginning"
+        warnings.warn(
+            f"The last save failed: what was learnt since {since} is in no checkpoint.\n"
+            f"  why: {failed.why}\n"
+            "  fix: trainer.save_model(FOLDER), with a folder that has room, saves the weights "
+            "while this process is there.",
+            Notice,
+            stacklevel=2,
+        )
+
     def _save_checkpoint(self, model: nn.Module, trial: Any, *, wait: bool = False) -> None:
         """Write the whole run to checkpoint-<step>, behind the loop unless told to wait."""
         state, store = self.state, self._store(trial)

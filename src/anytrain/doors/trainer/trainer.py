@@ -288,6 +288,7 @@ class Trainer(
             cut()  # what was restored is an input now: the next step is the run's usual graph
         fit(TrainerJob(self), self._feed, step, self._meter, self._progress, ledger, cut)
         self._end_saving()
+        self._tell_unsaved()
         reading = self._meter.read(self._session.world)
         self._take_loss(reading)
         self._answer_bad_steps(reading)

@@ -23,6 +23,8 @@ class BetweenSteps:
         self.interrupts: Interrupts | None = None
         self.timesheet: Timesheet | None = None
         self.record: Record | None = None
+        self.unsaved: checkpoint.SaveFailed | None = None
+        """The last save, where it failed."""
         self.opening: Callable[[], None] | None = None
         """What the first batch, update or log of a run begins with, once."""
 
@@ -75,8 +77,11 @@ class BetweenSteps:
     def told(self, outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
         """Put a save on record, and give notice of one that failed; return whether it did."""
         if isinstance(outcome, checkpoint.SaveFailed):
+            self.unsaved = outcome
             warnings.warn(str(outcome), Notice, stacklevel=3)
             return True
+        if outcome is not None:
+            self.unsaved = None
         if outcome is not None and self.record is not None:
             took = {"bytes": outcome.num_bytes, "seconds": round(outcome.seconds, 3)}
             self.record.tell("checkpoint", path=str(outcome.path), step=outcome.step, **took)
