@@ -10,9 +10,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from anytrain.engine.step.attention import attend_quickly
 from anytrain.engine.step.norms import norm_widths
-from anytrain.machine.backends.cuda_attention import attend_quickly
 from anytrain.machine.backends.cuda_kernels import Kernels
 from equivalence import twins
 
@@ -62,35 +63,47 @@ def test_a_batch_without_a_mask_is_recorded_without_one(
 @pytest.fixture
 def _quick() -> None:
     attend_quickly(torch.device("cuda", 0))
-    if not hasattr(functional.scaled_dot_product_attention, "is_quick"):
+    if not hasattr(ALL_ATTENTION_FUNCTIONS["sdpa"], "is_quick"):
         pytest.skip("torch does not ask cuDNN first on this GPU")
 
 
-def attended(length: int = 64, width: int = 64, dtype: Any = torch.bfloat16) -> torch.Tensor:
+def attend(query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0) -> Any:
+    """Attend as transformers' models do."""
+    whole = nn.Module()
+    whole.is_causal = False
+    return ALL_ATTENTION_FUNCTIONS["sdpa"](whole, query, key, value, mask, dropout=dropout)[0]
+
+
+def taken(length: int = 64, width: int = 64, dtype: Any = torch.bfloat16) -> str:
+    """Return the name of the kernel that attention took."""
     query = torch.randn(2, 4, length, width, dtype=dtype, device="cuda", requires_grad=True)
-    return functional.scaled_dot_product_attention(query, query, query, dropout_p=0.1)
+    made: Any = attend(query, query, query, dropout=0.1).grad_fn
+    while "ScaledDot" not in made.name():
+        made = made.next_functions[0][0]
+    return str(made.name())
 
 
 @pytest.mark.usefixtures("_quick")
 def test_short_texts_are_not_cudnns_and_long_ones_still_are() -> None:
     for _ in range(2):
-        assert "Efficient" in kernel(attended())
-        assert "Cudnn" in kernel(attended(length=72))
-        assert "Cudnn" in kernel(attended(width=128))
-    assert "Efficient" in kernel(attended(dtype=torch.float16))
+        assert "Efficient" in taken()
+        assert "Cudnn" in taken(length=72)
+        assert "Cudnn" in taken(width=128)
+    assert "Efficient" in taken(dtype=torch.float16)
 
 
 @pytest.mark.usefixtures("_quick")
 def test_a_choice_of_the_users_own_stands() -> None:
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
-        assert "Cudnn" in kernel(attended())
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.MATH], set_priority=True):
-        assert "Flash" in kernel(attended())
+        assert "Cudnn" in taken()
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        assert "Flash" in taken()
     torch.use_deterministic_algorithms(True)
     try:
-        assert "Efficient" not in kernel(attended())
+        assert "Efficient" not in taken()
     finally:
         torch.use_deterministic_algorithms(False)
+    assert "Efficient" in taken()
 
 
 @pytest.mark.parametrize("length", [5, 50, 64])
@@ -105,7 +118,7 @@ def test_short_texts_are_attended_as_before(length: int, masked: bool) -> None:
     found = []
     for dtype in (torch.bfloat16, torch.float64):
         given = [part.to(dtype).requires_grad_() for part in parts]
-        made = functional.scaled_dot_product_attention(*given, attn_mask=mask)
+        made = attend(*given, mask)
         gradients = torch.autograd.grad(made.square().sum(), given)
         found.append([made, *gradients])
     for ours, exact in zip(*found, strict=True):

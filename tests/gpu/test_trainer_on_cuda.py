@@ -275,10 +275,12 @@ def test_a_batch_that_does_not_fit_is_computed_in_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("width", "is_worth_it"), [(32, False), (32_768, True)], ids=["small", "large"]
+    ("width", "engine", "is_worth_it"),
+    [(32, "auto", False), (32_768, "auto", True), (32, "eager", True)],
+    ids=["small", "large", "not recorded"],
 )
 def test_a_shape_is_recorded_where_the_model_is_large_enough_to_repay_it(
-    tmp_path: Path, width: int, is_worth_it: bool
+    tmp_path: Path, width: int, engine: str, is_worth_it: bool
 ) -> None:
     trainer = twins.build(
         twins.OURS,
@@ -287,6 +289,7 @@ def test_a_shape_is_recorded_where_the_model_is_large_enough_to_repay_it(
         train_dataset=twins.Mapped(twins.sentences(45, 24, ragged=True)),
         data_collator=twins.pad,
         length_buckets="auto",
+        step_engine=engine,
         num_train_epochs=20_000,
         use_cpu=False,
     )

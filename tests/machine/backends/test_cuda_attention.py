@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from anytrain.engine.step.attention import attend_quickly
 from anytrain.machine.backends import cuda_attention
-from anytrain.machine.backends.cuda_attention import attend_quickly, is_short
+from anytrain.machine.backends.cuda_attention import is_short
 
 CUDNN, FLASH, EFFICIENT, MATH = 3, 1, 2, 0
+USUAL = [CUDNN, FLASH, EFFICIENT, MATH]
 CUDA = torch.device("cuda", 0)
 
 
@@ -24,30 +26,35 @@ def heads(length: int = 8, width: int = 32, dtype: Any = torch.bfloat16) -> torc
 
 
 @pytest.fixture
-def orders(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[int]]]:
-    """Return the orders of kernels that attention was asked with."""
-    seen: list[list[int]] = []
-
-    def attend(query: Any, *more: Any, **by: Any) -> Any:
-        seen.append(torch._C._get_sdp_priority_order())
-        if by.get("scale") == 0:
-            raise ValueError("no such scale")
-        return query
-
+def _usual(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Let torch ask cuDNN first, as on a Hopper GPU."""
     before = torch._C._get_sdp_priority_order()
-    monkeypatch.setattr(functional, "scaled_dot_product_attention", attend)
-    monkeypatch.setattr(cuda_attention, "_asks_cudnn_first", lambda device: True)
-    torch._C._set_sdp_priority_order([CUDNN, FLASH, EFFICIENT, MATH])
-    attend_quickly(CUDA)
-    attend_quickly(CUDA)
-    yield seen
+    monkeypatch.setattr(cuda_attention, "asks_cudnn_first", lambda device: True)
+    torch._C._set_sdp_priority_order(USUAL)
+    yield
     torch._C._set_sdp_priority_order(before)
 
 
-def test_torch_is_left_alone_where_cudnn_is_not_asked() -> None:
-    own = functional.scaled_dot_product_attention
-    attend_quickly(torch.device("cpu"))
-    assert functional.scaled_dot_product_attention is own
+class Orders(list[list[int]]):
+    """The orders of kernels that attention was asked with."""
+
+    def __call__(self, length: int = 8, **by: Any) -> None:
+        self.attend(None, heads(length), heads(length), heads(length), None, **by)
+
+    attend: Callable[..., Any]
+
+
+@pytest.fixture
+def orders(_usual: None) -> Orders:
+    seen = Orders()
+
+    def attend(module: Any, *given: Any, dropout: float = 0.0) -> None:
+        seen.append(torch._C._get_sdp_priority_order())
+        if dropout > 1:
+            raise ValueError("drops more than all")
+
+    seen.attend = cuda_attention.quick(attend)
+    return seen
 
 
 def test_what_is_short() -> None:
@@ -57,29 +64,59 @@ def test_what_is_short() -> None:
     assert not is_short(heads(8, 128), heads(8, 128), heads(8, 128))
     assert not is_short(*[heads(dtype=torch.float32)] * 3)
     assert not is_short(*[torch.empty(2, 4, 8, 32, dtype=torch.bfloat16)] * 3)
+    assert not is_short(*[torch.nested.nested_tensor([torch.ones(2, 4, 8)] * 3)] * 3)
+    assert not is_short(*[torch.fx.Proxy(torch.fx.Graph().placeholder("query"))] * 3)
 
 
-def test_short_texts_ask_for_the_other_kernel_once_and_put_the_order_back(
-    orders: list[list[int]],
-) -> None:
-    attend, usual = functional.scaled_dot_product_attention, torch._C._get_sdp_priority_order()
-    attend(heads(), heads(), heads())
-    attend(query=heads(72), key=heads(72), value=heads(72))
-    with pytest.raises(ValueError, match="no such scale"):
-        attend(heads(), heads(), heads(), scale=0)
-    first, second, third = orders
-    assert first[:4] == third[:4] == [EFFICIENT, CUDNN, FLASH, MATH]
-    assert second == usual == torch._C._get_sdp_priority_order()
+def test_short_texts_ask_for_the_other_kernel_and_put_the_order_back(orders: Orders) -> None:
+    orders()
+    orders(length=72)
+    with pytest.raises(ValueError, match="drops more than all"):
+        orders(dropout=2.0)
+    short, long, failed = orders
+    assert short[:4] == failed[:4] == [EFFICIENT, CUDNN, FLASH, MATH]
+    assert long[:4] == torch._C._get_sdp_priority_order()[:4] == USUAL
 
 
-def test_an_order_of_the_users_own_and_deterministic_mode_stand(orders: list[list[int]]) -> None:
-    attend = functional.scaled_dot_product_attention
-    torch._C._set_sdp_priority_order([FLASH, CUDNN, EFFICIENT, MATH])
-    attend(heads(), heads(), heads())
-    torch._C._set_sdp_priority_order([CUDNN, FLASH, EFFICIENT, MATH])
+def test_a_choice_of_the_users_own_stands(orders: Orders) -> None:
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        orders()
+    mine = [SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    with sdpa_kernel(mine, set_priority=True):
+        orders()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        orders()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
     torch.use_deterministic_algorithms(True)
     try:
-        attend(heads(), heads(), heads())
+        orders()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert [order[0] for order in orders] == [FLASH, CUDNN]
+    assert [order[0] for order in orders] == [CUDNN] * 4
+    orders()
+    assert orders[-1][0] == EFFICIENT
+
+
+def test_transformers_function_is_replaced_once_and_torchs_is_not(
+    _usual: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
+
+    torchs = torch.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(AttentionInterface, "_global_mapping", dict(ALL_ATTENTION_FUNCTIONS))
+    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    attend_quickly(torch.device("cpu"))
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
+    attend_quickly(CUDA)
+    quick = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    attend_quickly(CUDA)
+    assert quick is not own
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is quick
+    assert torch.nn.functional.scaled_dot_product_attention is torchs
+    query = torch.randn(2, 4, 8, 16)
+    module = torch.nn.Module()
+    assert torch.equal(
+        quick(module, query, query, query, None)[0], own(module, query, query, query, None)[0]
+    )

@@ -50,7 +50,7 @@ _RECURRENT = {
     *(torch.lstm_cell, torch.gru_cell, torch.rnn_tanh_cell, torch.rnn_relu_cell),
 }
 """What compares in C++ the devices of its arguments, before any operation of theirs is seen."""
-_ATTENTION = torch._C._nn.scaled_dot_product_attention
+_ATTENTION = nn.functional.scaled_dot_product_attention
 _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
 
 

@@ -30,7 +30,7 @@ _DROPS = {
 }
 # Where the probability is one of many arguments, by the name and place it has.
 _DROPS_INSIDE: dict[Any, tuple[str, int]] = {
-    torch._C._nn.scaled_dot_product_attention: ("dropout_p", 4),
+    F.scaled_dot_product_attention: ("dropout_p", 4),
     F.multi_head_attention_forward: ("dropout_p", 10),
 }
 _MAKE = {torch.rand, torch.randn, torch.randint, torch.randperm}
