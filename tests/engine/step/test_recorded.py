@@ -70,7 +70,7 @@ class Plain(Shortening):
 class Bench:
     is_whole = True
 
-    def __init__(self, model: nn.Module | None = None) -> None:
+    def __init__(self, model: nn.Module | None = None, *, shapes_return: bool = False) -> None:
         self.model = model or nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.0))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.recorder, self.told, self.shortening = Again(), [], Plain()
@@ -79,6 +79,7 @@ class Bench:
             self.model,
             (self.optimizer,),
             lambda value, because: self.told.append((value, because)),
+            shapes_return=lambda: shapes_return,
         )
 
     def compute(self, tree: Any) -> torch.Tensor:
@@ -150,6 +151,23 @@ def test_each_shape_has_its_own_recording_up_to_a_bound():
         bench(rows)
     assert bench.recorder.num_recorded == recorded.MOST_SHAPES
     assert "length_buckets" in bench.told[-1][1]
+
+
+def test_a_shape_that_may_never_come_again_is_not_recorded_at_first_sight():
+    bench = Bench()
+    for rows in (1, 1, 1, 2, 3, 4, 5, 6, 7):
+        bench(rows)
+    assert bench.recorder.num_recorded == 1
+    bench(7)
+    bench(7)
+    assert bench.recorder.num_recorded == 2
+
+
+def test_a_shape_that_is_known_to_come_again_is():
+    bench = Bench(shapes_return=True)
+    for rows in (1, 1, 2, 3):
+        bench(rows)
+    assert bench.recorder.num_recorded == 2
 
 
 @pytest.mark.parametrize(

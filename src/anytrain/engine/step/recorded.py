@@ -29,6 +29,7 @@ from anytrain.engine.tree import Slot, put_together, take_apart
 
 MOST_SHAPES = 8
 _WARM_UP = 2
+_MOST_REMEMBERED = 4096
 _MOST_RESTARTS = 4
 _OWN = str(Path(__file__).parents[2])
 _PLAIN = (bool, int, float, str)
@@ -100,9 +101,13 @@ class Recordings:
         optimizers: tuple[Any, ...],
         tell: Tell,
         span: AbstractContextManager[Any] | None = None,
+        shapes_return: Callable[[], bool] = lambda: False,
     ) -> None:
         self._recorder, self._model, self._optimizers = recorder, model, optimizers
         self._tell, self._span = tell, span or nullcontext()
+        self._shapes_return = shapes_return
+        """Asked if each shape is known to come again; else it must have come once."""
+        self._met: set[Hashable] = set()
         self._known: dict[Hashable, Recording] = {}
         self._draws: dict[Hashable, Draws] = {}
         """What each shape drew when it ran op by op."""
@@ -138,7 +143,10 @@ class Recordings:
         found = self._known.get(key)
         if found is None and self._may_record(key, work):
             found = self._make(key, work, skeleton, tensors)
-        return None if found is None else (found, tensors)
+        if found is None:
+            self._remember(key)
+            return None
+        return found, tensors
 
     @contextmanager
     def observed(self, work: Work) -> Iterator[None]:
@@ -211,13 +219,19 @@ class Recordings:
         ):
             return False  # this very shape must run op by op once
         if len(self._known) < MOST_SHAPES:
-            return True
+            # A recording takes as long as two or three steps: a shape must come again to repay it.
+            return key in self._met or self._shapes_return()
         self._tell(
             "cuda_graph",
             f"{MOST_SHAPES} shapes are recorded; others run op by op (length_buckets bounds the "
             "number of shapes)",
         )
         return False
+
+    def _remember(self, key: Hashable) -> None:
+        if len(self._met) >= _MOST_REMEMBERED:
+            self._met.clear()
+        self._met.add(key)
 
     def _make(
         self, key: Hashable, work: Work, skeleton: Any, tensors: list[torch.Tensor]
