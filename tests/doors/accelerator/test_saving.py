@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import needs
 from anytrain import Accelerator, ProjectConfiguration, set_seed
 from anytrain.core.errors import CheckpointError, Notice
-from launching import child_environment, run_command, run_script
+from launching import child_environment, launch, run_command, run_script
 
 
 def parts() -> tuple:
@@ -136,6 +136,48 @@ def test_registered_objects_and_hooks_travel_with_the_run(tmp_path: Path) -> Non
     handle.remove()
     accelerator.save_state(tmp_path / "two")
     assert calls == [1, "mine"]
+
+
+HOOKS = """
+import sys
+from pathlib import Path
+import torch
+from anytrain import Accelerator
+
+class Net(torch.nn.Linear):
+    def save_pretrained(self, folder):
+        torch.save(self.state_dict(), folder)
+
+accelerator = Accelerator(cpu=True)
+net = Net(2, 1)
+model = accelerator.prepare(net)
+assert model is not net  # tied to the other process's
+optimizer = accelerator.prepare(torch.optim.SGD(model.parameters(), lr=0.1))
+
+def save(models, weights, folder):
+    assert models == [net]
+    if accelerator.is_main_process:
+        models[0].save_pretrained(Path(folder) / "net.pt")
+    weights.pop()
+
+def load(models, folder):
+    assert models == [net]
+    models.pop().load_state_dict(torch.load(Path(folder) / "net.pt"))
+
+accelerator.register_save_state_pre_hook(save)
+accelerator.register_load_state_pre_hook(load)
+accelerator.save_state(sys.argv[1])
+before = net.weight.detach().clone()
+torch.nn.init.zeros_(net.weight)
+accelerator.load_state(sys.argv[1])
+assert torch.equal(net.weight, before)
+accelerator.print("hooks saw the models that were given")
+"""
+
+
+def test_hooks_of_several_processes_see_the_models_that_were_given(tmp_path: Path) -> None:
+    done = launch(HOOKS, 2, tmp_path / "state")
+    assert "hooks saw the models that were given" in done.stdout
 
 
 def test_a_checkpoint_s_model_is_a_model_for_transformers(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -145,9 +146,21 @@ class Run:
         return prepared
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
-        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        owned = {id(p) for model in self.models for p in model.parameters()}
-        if owned and held.isdisjoint(owned):
+        """Refuse an optimizer that was made for a twin of a model which nobody else trains.
+
+        Others may hold what belongs to no model here: a learnt input, a model that comes later.
+        """
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        known = [p for o in self.optimizers for group in o.param_groups for p in group["params"]]
+        mine, trained = set(map(id, held)), set(map(id, known))
+        models = [list(model.parameters()) for model in self.models]
+        if any(id(p) in mine for own in models for p in own):
+            return
+        shapes = Counter(p.shape for p in held)
+        for own in models:
+            is_twin = shapes == Counter(p.shape for p in own if p.requires_grad)
+            if not is_twin or any(id(p) in trained for p in own):
+                continue
             raise BadInput(
                 f"This {type(optimizer).__name__} holds none of the prepared model's parameters.",
                 why="it was made for another model, or the model was copied or made anew after "

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from anytrain.core.errors import BadInput, CheckpointError, Notice
 from anytrain.engine import rng
@@ -32,11 +33,11 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
     The number of processes is kept beside those that take part: the main one may save alone.
     """
     session = run.session
-    models = [run.unwrap(m, keep_forward=True, keep_compiled=False) for m in run.models]
+    models = _bare(run)
     weights: list[Any] = [model.state_dict() for model in models]
     given = list(weights)
     for hook in hooks:
-        hook(list(run.models), weights, str(folder))
+        hook(list(models), weights, str(folder))
     kept = [
         model_state(model, weights=weight)
         for model, weight in zip(models, given, strict=True)
@@ -86,14 +87,10 @@ def restore(
     """Put a saved run back; a part that is missing is an error, never a fresh default."""
     session = run.session
     _settle_precision(run, loaded)
-    models = list(run.models)
-    for hook in hooks:
-        hook(models, str(loaded.path))
-    kept = [m for m in run.models if any(m is left for left in models)]
+    kept = _left(run, hooks, loaded)
     _check_count("model", len(kept), int(loaded.meta["num_models"]), loaded)
     for position, model in enumerate(kept):
-        inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
-        loaded.load_model(inner, position, strict=strict)
+        loaded.load_model(model, position, strict=strict)
     for kind, objects in _stateful(run, registered).items():
         saved = sum(1 for name in loaded.part_names if name == kind or _is_nth(name, kind))
         _check_count(kind, len(objects), saved, loaded)
@@ -169,18 +166,27 @@ def _derive_rng(run: Run, loaded: Loaded) -> None:
 
 def rewind(run: Run, loaded: Loaded, hooks: Sequence[LoadHook] = ()) -> None:
     """Take weights and the optimizers' memory back; schedule, data and step count go on."""
-    models = list(run.models)
-    for hook in hooks:
-        hook(models, str(loaded.path))
-    kept = [m for m in run.models if any(m is left for left in models)]
-    for position, model in enumerate(kept):
-        inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
-        loaded.load_model(inner, position)
+    for position, model in enumerate(_left(run, hooks, loaded)):
+        loaded.load_model(model, position)
     for position, optimizer in enumerate(run.optimizers):
         rates = [group["lr"] for group in optimizer.param_groups]
         optimizer.load_state_dict(loaded.part(_name("optimizer", position)))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+def _bare(run: Run) -> list[nn.Module]:
+    """Return the models as they were given to `prepare`: hooks call methods of their own."""
+    return [run.unwrap(m, keep_forward=True, keep_compiled=False) for m in run.models]
+
+
+def _left(run: Run, hooks: Sequence[LoadHook], loaded: Loaded) -> list[nn.Module]:
+    """Return the models that no hook has taken out of the list to load them itself."""
+    models = _bare(run)
+    given = list(models)
+    for hook in hooks:
+        hook(given, str(loaded.path))
+    return [model for model in models if any(model is left for left in given)]
 
 
 def restore_foreign(
