@@ -65,7 +65,7 @@ def test_a_batch_that_does_not_fit_keeps_fewer_activations(tmp_path: Path, engin
     torch.cuda.reset_peak_memory_stats()
     whole = run("whole")
     peak = torch.cuda.max_memory_allocated() - before
-    del whole.trainer.model, whole.trainer.optimizer, whole.trainer._step
+    del whole.trainer.model, whole.trainer.optimizer, whole.trainer._engine_step
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
     limit = torch.cuda.memory_reserved() + 0.75 * peak

@@ -282,3 +282,8 @@ def test_what_an_instance_of_hfs_trainer_has_ours_has(tmp_path: Path) -> None:
     names = [name for name in vars(theirs) if not name.startswith("_")]
     assert len(names) > 20
     assert not [name for name in names if not hasattr(ours, name)]
+
+
+def test_a_star_brings_what_transformers_own_brings() -> None:
+    assert set(transformers.__all__) <= set(ours_room.__all__)
+    assert {"Trainer", "TrainingArguments", "AutoTokenizer"} <= set(ours_room.__all__)

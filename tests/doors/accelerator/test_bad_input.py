@@ -159,3 +159,43 @@ def test_the_errors_are_the_built_in_ones_that_people_catch() -> None:
         Accelerator(mixed_precision="int3")
     with pytest.raises(NotImplementedError, match="fsdp"):
         Accelerator(fsdp_plugin=object())
+
+
+def test_an_optimizer_may_hold_what_belongs_to_no_model_yet() -> None:
+    accelerator = Accelerator(cpu=True)
+    frozen = nn.Linear(2, 2).requires_grad_(False)
+    learnt = nn.Parameter(torch.zeros(3, 2))
+    frozen, optimizer = accelerator.prepare(frozen, torch.optim.SGD([learnt], lr=0.1))
+    accelerator.backward(frozen(learnt).square().sum())
+    optimizer.step()
+    assert learnt.abs().sum() > 0
+
+
+def test_an_optimizer_may_be_prepared_before_its_model() -> None:
+    accelerator = Accelerator(cpu=True)
+    one, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (one, other)]
+    accelerator.prepare(one)
+    for optimizer in optimizers:
+        accelerator.prepare(optimizer)
+    accelerator.prepare(other)
+
+
+def test_mixed_precision_ends_where_native_amp_is_assigned() -> None:
+    seen: list[torch.dtype] = []
+
+    class Net(nn.Linear):
+        def forward(self, given: torch.Tensor) -> torch.Tensor:
+            made = super().forward(given)
+            seen.append(made.dtype)
+            return made
+
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model = accelerator.prepare(Net(2, 2))
+    model(torch.ones(1, 2))
+    accelerator.native_amp = False
+    model(torch.ones(1, 2))
+    assert seen == [torch.bfloat16, torch.float32]
+    assert accelerator.plan.precision.because == "native_amp=False was assigned"
+    accelerator.native_amp = True  # names no precision, and changes nothing, as in accelerate
+    assert not accelerator.native_amp

@@ -56,6 +56,24 @@ class OldSampler(Trainer):
         return SequentialSampler(self.train_dataset)
 
 
+class Counting(Trainer):
+    """A counter of its own, as trainers of reinforcement learning keep one."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self._step = 0
+
+    def training_step(self, *given: Any, **more: Any) -> Any:
+        self._step += 1
+        return super().training_step(*given, **more)
+
+
+def test_a_counter_named_step_is_the_subclass_s_own(tmp_path: Path) -> None:
+    trainer = build(tmp_path, Counting)
+    trainer.train()
+    assert trainer._step == 5
+
+
 def test_a_training_step_without_items_learns_the_same(tmp_path: Path) -> None:
     old = build(tmp_path / "old", OldStep)
     for mine, plain in zip(weights(old), weights(build(tmp_path / "new")), strict=True):

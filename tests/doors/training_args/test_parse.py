@@ -285,3 +285,19 @@ def test_a_dataclass_whose_types_cannot_be_read_is_refused_by_name() -> None:
 
     with pytest.raises(BadType, match="Local"):
         HfArgumentParser(Local)
+
+
+@dataclass
+class WithOwnDict(TrainingArguments):
+    _VALID_DICT_FIELDS = [*TrainingArguments._VALID_DICT_FIELDS, "model_init_kwargs"]
+    model_init_kwargs: Optional[Union[dict, str]] = field(default=None)  # noqa: UP007,UP045
+
+
+def test_a_subclass_s_own_settings_may_come_as_json() -> None:
+    assert WithOwnDict("out", model_init_kwargs='{"a": 1}').model_init_kwargs == {"a": 1}
+    assert WithOwnDict("out", model_init_kwargs={"a": 1}).model_init_kwargs == {"a": 1}
+    assert WithOwnDict("out").model_init_kwargs is None
+    (told,) = HfArgumentParser(WithOwnDict).parse_args_into_dataclasses(
+        ["--output_dir", "out", "--model_init_kwargs", '{"a": 1}']
+    )
+    assert told.model_init_kwargs == {"a": 1}

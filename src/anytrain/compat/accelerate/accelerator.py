@@ -91,11 +91,6 @@ class Accelerator(facade.Accelerator):
         return list(self._log_with)
 
     @property
-    def native_amp(self) -> bool:
-        """Whether the run computes in a mixed precision."""
-        return self._run.session.precision.is_mixed
-
-    @property
     def rng_types(self) -> list[str]:
         """The generators that are kept the same on every rank."""
         return list(self._run.options.loaders.rng_types)

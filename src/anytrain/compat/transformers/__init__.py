@@ -32,6 +32,8 @@ borrowed.lend(__name__, "transformers")
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__all__":  # what `from ... import *` brings: all that transformers' own brings
+        return sorted({*_OURS, *_ROOMS, *import_module("transformers").__all__})
     if name.startswith("__") and name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = _find(name)

@@ -365,6 +365,16 @@ class Accelerator(Tracking, Saving, Foretelling, UnlikeAccelerate):
         return self._session.precision.autocast(changed(autocast_handler))
 
     @property
+    def native_amp(self) -> bool:
+        """Whether the run computes in a mixed precision; False, assigned, ends it."""
+        return self._session.precision.is_mixed
+
+    @native_amp.setter
+    def native_amp(self, mixed: bool) -> None:
+        if self.native_amp and not mixed:
+            self._run.compute_in("no", "native_amp=False was assigned")
+
+    @property
     def optimizer_step_was_skipped(self) -> bool:
         """Whether the last update was left out because its gradient was not finite."""
         return any(optimizer.step_was_skipped for optimizer in self._run.optimizers)

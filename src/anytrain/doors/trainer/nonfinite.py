@@ -32,7 +32,7 @@ class NonFinite(Saving):
     model_wrapped: nn.Module
     _train_micro: Callable[..., Any]
     _count_inputs: Callable[[tuple[Any, ...]], None]
-    _step: Update
+    _engine_step: Update
     _kept: deque[tuple[int, int, int, Callable[[], None]]]
     _num_rewinds: int
     current_gradient_accumulation_steps: int
@@ -115,8 +115,8 @@ class NonFinite(Saving):
         loaded = store.load(newest, world=self._session.world)
         snapshot.rewind(self._run, loaded, self._load_hooks())
         self._meter.forget_bad()  # a later save must not answer this step once more
-        if self._step.latch is not None:
-            self._step.latch.open()
+        if self._engine_step.latch is not None:
+            self._engine_step.latch.open()
         self._kept.clear()
         warnings.warn(
             f"Step {step + 1} was not finite: went back to the weights of {newest.path.name}. "

@@ -186,7 +186,7 @@ class Trainer(
         self.is_in_train = True
         self._new_run()
         self._begin_saving()
-        vars(self).pop("_step", None)
+        vars(self).pop("_engine_step", None)
         try:
             with preparing.model_for_training(self, trial):
                 loader = self.get_train_dataloader()
@@ -200,8 +200,8 @@ class Trainer(
                     return self._fit()
         finally:
             self.is_in_train = False
-            if "_step" in vars(self):
-                self._step.end()
+            if "_engine_step" in vars(self):
+                self._engine_step.end()
             if self._regions is not None:
                 self._regions.close()
                 self._regions = None
@@ -252,7 +252,7 @@ class Trainer(
             args.gradient_accumulation_steps,
             count if not alone or self._reads_items() else lambda micro: None,
         )
-        self._step = build_step(
+        self._engine_step = build_step(
             run,
             self.model_wrapped,
             self._micro(),
@@ -269,7 +269,7 @@ class Trainer(
             tell=self._tell if handler.looks_inside() else None,
             split=self._was_split,
         )
-        self._regions = build_regions(run, self.model_wrapped, self._step)
+        self._regions = build_regions(run, self.model_wrapped, self._engine_step)
 
     def _fit(self) -> TrainOutput:
         """Walk the loop and return how it went."""
@@ -282,7 +282,7 @@ class Trainer(
         self._tell("train_begin", facts=self._facts)
         if self.args.eval_on_start:
             self._evaluate(self._trial, self._ignored_in_eval, skip_scheduler=True)
-        step, ledger = self._remembering(self._step), self._session.ledger
+        step, ledger = self._remembering(self._engine_step), self._session.ledger
         cut = self._session.end_step
         if cut is not None and first:
             cut()  # what was restored is an input now: the next step is the run's usual graph

@@ -31,6 +31,15 @@ class TrainingArguments(Setters, Processes, Record, OldFields, Fields):
     0.0001
     """
 
+    # A subclass adds fields of its own that a command line or a file may give as JSON text.
+    _VALID_DICT_FIELDS = [
+        "accelerator_config",
+        "fsdp_config",
+        "deepspeed",
+        "gradient_checkpointing_kwargs",
+        "lr_scheduler_kwargs",
+    ]
+
     def __new__(cls, *given: Any, **named: Any) -> TrainingArguments:
         """Note which arguments are given: a value that is not may be chosen by the run."""
         made = super().__new__(cls)

@@ -87,8 +87,10 @@ def convert(args: Any) -> None:
     for name in _SETTINGS:
         # A file's "1e-6" is a number here too, and "false" is no.
         setattr(args, name, plain(converted(name, getattr(args, name), dict[str, Any] | None)))
+    for name in {*type(args)._VALID_DICT_FIELDS} - {*_SETTINGS, *_OWN}:
+        setattr(args, name, _json(name, getattr(args, name)))
     args.length_buckets = _buckets(args.length_buckets)
-    args.accelerator_config = loaders.read(_json(args.accelerator_config))
+    args.accelerator_config = loaders.read(_json("accelerator_config", args.accelerator_config))
     args.output_dir = os.path.expanduser(args.output_dir or "trainer_output")
     for name, kind in ENUMS.items():
         setattr(args, name, _member(name, getattr(args, name), kind))
@@ -117,9 +119,9 @@ def _member(name: str, value: Any, kind: type[Any]) -> Any:
     return kind(word)
 
 
-def _json(value: Any) -> Any:
+def _json(name: str, value: Any) -> Any:
     if isinstance(value, str) and value.lstrip().startswith("{"):
-        return converted("accelerator_config", value, dict[str, Any])
+        return converted(name, value, dict[str, Any])
     return value
 
 
