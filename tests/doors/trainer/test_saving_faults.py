@@ -91,6 +91,15 @@ def tensors(rows: twins.Rows) -> dict[str, torch.Tensor]:
     return {name: torch.tensor([row[name] for row in rows]) for name in rows[0]}
 
 
+SAVES = {
+    "model": twins.regression,
+    "train_dataset": twins.points(22),
+    "save_strategy": "steps",
+    "save_steps": 4,
+    "data_collator": tensors,
+}
+
+
 class FullDisk:
     """A tokenizer that a full disk keeps from being written at some saves."""
 
@@ -119,12 +128,8 @@ def test_a_small_file_that_cannot_be_written_fails_the_save_alone(
         ran = twins.train(
             twins.OURS,
             tmp_path,
-            model=twins.regression,
-            train_dataset=twins.points(22),
-            save_strategy="steps",
-            save_steps=4,
+            **SAVES,
             async_save=behind,
-            data_collator=tensors,
             processing_class=FullDisk({2}, error),
         )
     assert ran.output.global_step == 12
@@ -143,12 +148,8 @@ def test_an_end_that_is_in_no_checkpoint_is_told_while_it_can_be_saved(
         ran = twins.train(
             twins.OURS,
             tmp_path / "run",
-            model=twins.regression,
-            train_dataset=twins.points(22),
-            save_strategy="steps",
-            save_steps=4,
+            **SAVES,
             async_save=behind,
-            data_collator=tensors,
             processing_class=full,
         )
     closing = [str(one.message) for one in told if "The last save failed" in str(one.message)]
@@ -157,6 +158,22 @@ def test_an_end_that_is_in_no_checkpoint_is_told_while_it_can_be_saved(
     assert "No space left on device" in closing[0]
     ran.trainer.save_model(str(tmp_path / "elsewhere"))
     assert (tmp_path / "elsewhere" / "model.safetensors").is_file()
+
+
+class Poisons(TrainerCallback):
+    """Make a weight no number before the last save."""
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        if state.global_step == 12:
+            next(known["model"].parameters()).data.fill_(float("nan"))
+
+
+def test_weights_that_are_no_numbers_are_not_said_to_be_worth_saving(tmp_path: Path) -> None:
+    with pytest.warns(Notice) as told:
+        twins.train(twins.OURS, tmp_path, **SAVES, callbacks=[Poisons()])
+    words = " ".join(str(one.message) for one in told)
+    assert "it would be poisoned" in words
+    assert "The last save failed" not in words
 
 
 def test_what_rust_says_of_a_disk_is_an_error_of_the_system() -> None:

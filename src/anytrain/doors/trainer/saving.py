@@ -169,15 +169,15 @@ class Saving(Best):
     def _tell_unsaved(self) -> None:
         """Say that the run's end is in no checkpoint, while its weights can still be saved."""
         failed = self._between.unsaved
-        if failed is None:
+        if failed is None or failed.kind == "nonfinite":  # such weights are nothing to save
             return
         saved = [entry.name for entry in self._store(self._trial).entries() if entry.manifest]
         since = saved[0] if saved else "the beginning"
         warnings.warn(
             f"The last save failed: what was learnt since {since} is in no checkpoint.\n"
             f"  why: {failed.why}\n"
-            "  fix: trainer.save_model(FOLDER), with a folder that has room, saves the weights "
-            "while this process is there.",
+            "  fix: trainer.save_model(FOLDER), with a folder that can be written, saves the "
+            "weights while this process is there.",
             Notice,
             stacklevel=2,
         )

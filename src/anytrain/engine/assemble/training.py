@@ -215,7 +215,7 @@ def _recordings(
         tuple(optimizer.optimizer for optimizer in run.optimizers),
         partial(_tell_step, session),
         session.ledger.span("record"),
-        lambda: session.plan.shapes.value != "any",
+        lambda: session.plan.shapes.value == "buckets",
     )
 
 

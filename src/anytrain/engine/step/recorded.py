@@ -219,7 +219,7 @@ class Recordings:
         ):
             return False  # this very shape must run op by op once
         if len(self._known) < MOST_SHAPES:
-            # A recording takes as long as two or three steps: a shape must come again to repay it.
+            # A recording takes longer than a step op by op: a shape must come again to repay it.
             return key in self._met or self._shapes_return()
         self._tell(
             "cuda_graph",
