@@ -54,7 +54,7 @@ def test_a_batch_that_does_not_fit_keeps_fewer_activations(tmp_path: Path, engin
             train_dataset=rows,
             per_device_train_batch_size=32768,
             learning_rate=1e-4,
-            num_train_epochs=1,
+            num_train_epochs=2,
             step_engine=engine,
             activation_checkpointing="fit",
             use_cpu=False,

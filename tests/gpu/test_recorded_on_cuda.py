@@ -152,6 +152,17 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
             "bf16_full_eval": True,
         },
     ),
+    "checkpointing and dropout, evaluated in bf16": (
+        lambda: bert(dropout=0.1),
+        {
+            "gradient_checkpointing": True,
+            "eval_strategy": "steps",
+            "eval_steps": 8,
+            "eval_dataset": twins.sentences(16),
+            "bf16_full_eval": True,
+            "max_steps": 24,
+        },
+    ),
 }
 
 

@@ -17,6 +17,7 @@ from torch import nn
 from anytrain.engine.step import recorded
 from anytrain.engine.step.cuda_graph import Draws
 from anytrain.engine.step.recorded import Recordings
+from anytrain.engine.step.returns import Returns, unlimited
 from anytrain.engine.step.shortcuts import Shortening
 
 
@@ -26,15 +27,18 @@ class Again:
     def __init__(self) -> None:
         self.num_recorded = self.num_replayed = 0
         self.fails: Exception | None = None
+        self.marks: list[int] = []
+        self.draws: list[Draws | None] = []
 
     @contextmanager
     def watching(self) -> Iterator[Draws]:
-        yield Draws()
+        yield Draws(self.marks, 9)
 
-    def record(self, work: Any, draws: Draws) -> Any:
+    def record(self, work: Any, draws: Draws | None) -> Any:
         if self.fails is not None:
             raise self.fails
         self.num_recorded += 1
+        self.draws.append(draws)
         output = torch.zeros(())
 
         def replay() -> None:
@@ -70,7 +74,7 @@ class Plain(Shortening):
 class Bench:
     is_whole = True
 
-    def __init__(self, model: nn.Module | None = None, *, shapes_return: bool = False) -> None:
+    def __init__(self, model: nn.Module | None = None, returns: Returns | None = None) -> None:
         self.model = model or nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.0))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.recorder, self.told, self.shortening = Again(), [], Plain()
@@ -79,7 +83,7 @@ class Bench:
             self.model,
             (self.optimizer,),
             lambda value, because: self.told.append((value, because)),
-            shapes_return=lambda: shapes_return,
+            returns=returns,
         )
 
     def compute(self, tree: Any) -> torch.Tensor:
@@ -142,11 +146,12 @@ def test_what_was_given_up_can_be_tried_again():
     bench.recorder.fails = None
     bench.recordings.try_again()
     bench(4)
+    bench(4)
     assert bench.recorder.num_recorded == 1
 
 
 def test_each_shape_has_its_own_recording_up_to_a_bound():
-    bench = Bench()
+    bench = Bench(returns=Returns(unlimited))
     for rows in [1, 1, *range(1, 12), *range(1, 12)]:
         bench(rows)
     assert bench.recorder.num_recorded == recorded.MOST_SHAPES
@@ -164,9 +169,29 @@ def test_a_shape_that_may_never_come_again_is_not_recorded_at_first_sight():
 
 
 def test_a_shape_that_is_known_to_come_again_is():
-    bench = Bench(shapes_return=True)
+    bench = Bench(returns=Returns(are_few=lambda: True))
     for rows in (1, 1, 2, 3):
         bench(rows)
+    assert bench.recorder.num_recorded == 2
+
+
+@pytest.mark.parametrize(("num_steps", "num_recorded"), [(20, 0), (600, recorded.MOST_SHAPES)])
+def test_shapes_are_recorded_where_the_rest_of_the_run_repays_it(num_steps, num_recorded):
+    left = list(range(num_steps, 0, -1))
+    bench = Bench(returns=Returns(lambda: left[0]))
+    while left:
+        bench(len(left) % 12 + 1)
+        left.pop(0)
+    assert bench.recorder.num_recorded == num_recorded
+    assert ("repay" in bench.told[-1][1]) is (num_recorded == 0)
+
+
+def test_a_short_run_records_no_more_of_its_buckets_than_it_repays():
+    left = list(range(20, 0, -1))
+    bench = Bench(returns=Returns(lambda: left[0], lambda: True))
+    while left:
+        bench(len(left) % 5 + 1)
+        left.pop(0)
     assert bench.recorder.num_recorded == 2
 
 
@@ -189,8 +214,44 @@ def test_what_a_recording_was_made_with_makes_a_new_one_when_it_changes(change):
     change(bench)
     if bench.model[1].p:
         bench.model.eval()
+    bench(4)  # op by op: what it draws now is not known before
     bench(4)
     assert bench.recorder.num_recorded == 2
+
+
+def test_what_changes_now_and_then_is_recorded_anew_each_time():
+    bench = Bench()
+    for step in range(300):
+        if step % 30 == 0:  # as an evaluation does for which the weights are rounded
+            weight = bench.model[0].weight
+            weight.data = weight.data.clone()
+        bench(4)
+    assert bench.recordings.stopped is None
+    assert bench.recorder.num_recorded == 10
+
+
+def test_where_blocks_are_checkpointed_a_shape_runs_op_by_op_after_each_change():
+    bench = Bench(returns=Returns(unlimited))
+    bench.recorder.marks = [4]
+    for rows in (4, 4, 4, 6, 6):
+        bench(rows)
+    assert bench.recorder.num_recorded == 2
+    bench.recordings.forget()
+    for rows in (4, 6, 4, 6):
+        bench(rows)
+    assert bench.recorder.num_recorded == 4
+    assert all(draws.marks for draws in bench.recorder.draws)
+
+
+def test_a_change_that_checkpoints_blocks_is_seen_before_anything_is_recorded():
+    bench = Bench(returns=Returns(unlimited))
+    for _ in range(4):
+        bench(4)
+    bench.recordings.forget()
+    bench.recorder.marks = [4]
+    bench(4)
+    bench(4)
+    assert [draws.marks for draws in bench.recorder.draws] == [[], [4]]
 
 
 def test_what_changes_at_every_step_is_not_recorded_for_ever():

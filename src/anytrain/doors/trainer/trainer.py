@@ -264,6 +264,7 @@ class Trainer(
                 self._meter.sum_up,
                 self._obstacle(),
                 self._activations,
+                lambda: self._progress.max_steps - self._progress.step,
             ),
             count=count,
             tell=self._tell if handler.looks_inside() else None,

@@ -31,6 +31,7 @@ from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.eager import EagerStep, RecordedStep
 from anytrain.engine.step.guard import DeviceGuard, ScaledGuard, is_finite
 from anytrain.engine.step.recorded import Recordings
+from anytrain.engine.step.returns import UNKNOWN_LENGTH, Returns, unlimited
 from anytrain.engine.step.shortcuts import Shortcuts, Shortening
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.update import Latch, Micro, RecordedUpdate, SplittingUpdate, Update
@@ -55,6 +56,8 @@ class StepOptions:
     """What of the user's own code keeps a step from being recorded; None where nothing does."""
     activations: Activations | None = None
     """What keeps fewer activations before a batch that does not fit is cut, or is an error."""
+    steps_left: Callable[[], float] = lambda: UNKNOWN_LENGTH
+    """Asked how many steps the run has left."""
 
 
 def build_step(
@@ -118,7 +121,7 @@ def _whole_step(run: Run, parts: dict[str, Any], options: StepOptions) -> Update
     """Return a step that is not cut, recorded where that can be."""
     model, fit, own = parts["model"], parts["fit"], options.own_functions
     watched = None if parts["tell"] is None else "a callback looks into the middle of a step"
-    recordings = _recordings(run, model, options.obstacle or watched, own)
+    recordings = _recordings(run, model, options.obstacle or watched, own, options.steps_left)
     if recordings is None:
         return Update(**parts)
     if fit is not None:
@@ -191,7 +194,11 @@ def build_own_step(
 
 
 def _recordings(
-    run: Run, model: nn.Module, obstacle: str | None, functions: tuple[Callable[..., Any], ...]
+    run: Run,
+    model: nn.Module,
+    obstacle: str | None,
+    functions: tuple[Callable[..., Any], ...],
+    steps_left: Callable[[], float] = lambda: UNKNOWN_LENGTH,
 ) -> Recordings | None:
     """Return what records steps of these functions; None where they run op by op."""
     session = run.session
@@ -215,7 +222,9 @@ def _recordings(
         tuple(optimizer.optimizer for optimizer in run.optimizers),
         partial(_tell_step, session),
         session.ledger.span("record"),
-        lambda: session.plan.shapes.value == "buckets",
+        Returns(
+            steps_left if is_free else unlimited, lambda: session.plan.shapes.value == "buckets"
+        ),
     )
 
 

@@ -54,16 +54,19 @@ class CudaGraphs:
             checkpoint.get_device_states = states
             found.total = self._generator.get_offset() - first
 
-    def record(self, work: Callable[[], Any], draws: Draws) -> tuple[Callable[[], None], Any]:
+    def record(
+        self, work: Callable[[], Any], draws: Draws | None
+    ) -> tuple[Callable[[], None], Any]:
         """Return what replays the work, and the tensors that each replay writes its results to.
 
-        A recording that fails leaves the generator as it was; what the work has done to Python's
-        objects until then is the caller's to undo.
+        `draws` is what the work drew when it was watched; None where it was not. A recording that
+        fails leaves the generator as it was; what the work has done to Python's objects until then
+        is the caller's to undo.
         """
         graph: Any = torch.cuda.CUDAGraph()
         # The recomputation of a checkpointed block draws from a twin of the generator that
         # stands where the block began.
-        marks = draws.marks if draws.total else []
+        marks = draws.marks if draws is not None and draws.total else []
         twins = [torch.Generator(self._device) for _ in marks]
         for twin in twins:
             graph.register_generator_state(twin)
@@ -71,7 +74,7 @@ class CudaGraphs:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with (
             torch.cuda.stream(self._stream),
-            self._drawing_from(twins),
+            self._drawing_from(None if draws is None else twins),
             _numbers_on_device(),
             _no_collection(),
         ):
@@ -129,15 +132,18 @@ class CudaGraphs:
         self._generator.graphsafe_set_state(fresh)
 
     @contextmanager
-    def _drawing_from(self, twins: list[torch.Generator]) -> Iterator[None]:
+    def _drawing_from(self, twins: list[torch.Generator] | None) -> Iterator[None]:
         """Let checkpointed blocks of the recorded work switch generators instead of states.
 
-        A state is a number on the host, which a recording would freeze.
+        A state is a number on the host, which a recording would freeze. Without twins to switch
+        to, a block would draw other numbers the second time.
         """
         count = iter(range(1_000_000))
         kept = checkpoint.get_device_states, checkpoint.set_device_states, torch.random.fork_rng
 
         def take(*inputs: Any) -> Any:
+            if twins is None:
+                raise RuntimeError("a checkpointed block, of a shape that has not run op by op")
             return [], [next(count)]
 
         def put(devices: Any, states: Any, **options: Any) -> None:

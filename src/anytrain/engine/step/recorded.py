@@ -24,13 +24,16 @@ from torch import nn
 
 from anytrain.engine.step.attention import Masks
 from anytrain.engine.step.cuda_graph import Draws
+from anytrain.engine.step.returns import Returns
 from anytrain.engine.step.shortcuts import Shortening
 from anytrain.engine.tree import Slot, put_together, take_apart
 
 MOST_SHAPES = 8
 _WARM_UP = 2
-_MOST_REMEMBERED = 4096
+_MANY_STEPS = 10
 _MOST_RESTARTS = 4
+_REPAID = 20
+"""Replays that repay the recordings of a run."""
 _OWN = str(Path(__file__).parents[2])
 _PLAIN = (bool, int, float, str)
 _FIXED = ("_parameters", "_buffers", "_modules")
@@ -45,8 +48,13 @@ class Recorder(Protocol):
     def watching(self) -> AbstractContextManager[Draws]:
         """Note what a block draws while it runs."""
 
-    def record(self, work: Callable[[], Any], draws: Draws) -> tuple[Callable[[], None], Any]:
-        """Return what replays the work, and where each replay leaves its results."""
+    def record(
+        self, work: Callable[[], Any], draws: Draws | None
+    ) -> tuple[Callable[[], None], Any]:
+        """Return what replays the work, and where each replay leaves its results.
+
+        `draws` is what it drew when it ran op by op; None if it did not.
+        """
 
     def release(self) -> None:
         """Give back memory that only running op by op needs."""
@@ -101,13 +109,11 @@ class Recordings:
         optimizers: tuple[Any, ...],
         tell: Tell,
         span: AbstractContextManager[Any] | None = None,
-        shapes_return: Callable[[], bool] = lambda: False,
+        returns: Returns | None = None,
     ) -> None:
         self._recorder, self._model, self._optimizers = recorder, model, optimizers
         self._tell, self._span = tell, span or nullcontext()
-        self._shapes_return = shapes_return
-        """Asked if each shape is known to come again; else it must have come once."""
-        self._met: set[Hashable] = set()
+        self._returns = returns or Returns()
         self._known: dict[Hashable, Recording] = {}
         self._draws: dict[Hashable, Draws] = {}
         """What each shape drew when it ran op by op."""
@@ -117,6 +123,8 @@ class Recordings:
         self._num_forgotten = 0
         self._num_seen: Counter[Hashable] = Counter()
         self._num_restarts = 0
+        """In a row, each before the recordings were repaid."""
+        self._num_replays = 0
         self._runs_first = False
         """Whether each shape must run op by op once before it is recorded."""
         self._current: tuple[Hashable, Hashable] = (None, None)
@@ -141,19 +149,19 @@ class Recordings:
             return None
         self._check_facts()
         found = self._known.get(key)
+        self._num_replays += found is not None
         if found is None and self._may_record(key, work):
             found = self._make(key, work, skeleton, tensors)
-        if found is None:
-            self._remember(key)
-            return None
-        return found, tensors
+        self._returns.count(key)
+        return None if found is None else (found, tensors)
 
     @contextmanager
     def observed(self, work: Work) -> Iterator[None]:
         """Watch a step that runs op by op for what a recording would miss."""
         kind, key = self._current
-        if self.stopped is not None or key in self._draws:
-            yield
+        if self.stopped is not None or not self._must_watch(kind, key):
+            with self._masks.observed():
+                yield
             return
         before, forgotten = _Remains(self._model, self._optimizers), self._num_forgotten
         layers = work.shortening.observed()
@@ -200,38 +208,48 @@ class Recordings:
             return
         if self._recorder.is_current() and self._facts.hold():
             return
-        self._num_restarts += 1
+        self._num_restarts = self._num_restarts + 1 if self._num_replays < _REPAID else 0
+        self._num_replays = 0
         self.forget()
         if self._num_restarts > _MOST_RESTARTS:
             self.stop(
                 "the model's tensors, modes or the optimizer's settings keep changing between steps"
             )
 
+    def _must_watch(self, kind: Hashable, key: Hashable) -> bool:
+        """Whether a step must be seen to run op by op before one of this shape is recorded.
+
+        Where blocks are checkpointed each shape must, as its draws are its own; and whether they
+        are is not known until a step has run since the last change.
+        """
+        if key in self._draws:
+            return False
+        if self._num_seen[kind] < _WARM_UP or not self._draws:
+            return True
+        has_marks = any(draws.marks for draws in self._draws.values())
+        return has_marks or self._runs_first or key in self._failed
+
     def _may_record(self, key: Hashable, work: Work) -> bool:
         """Whether all is known that a recording of this shape needs."""
-        if self.stopped is not None or self._num_seen[self._current[0]] < _WARM_UP:
+        if self.stopped is not None or self._must_watch(self._current[0], key):
             return False
         if not work.shortening.is_ready():
             return False
-        runs_first = self._runs_first or key in self._failed
-        if key not in self._draws and (
-            runs_first or any(draws.marks for draws in self._draws.values())
-        ):
-            return False  # this very shape must run op by op once
         if len(self._known) < MOST_SHAPES:
-            # A recording takes longer than a step op by op: a shape must come again to repay it.
-            return key in self._met or self._shapes_return()
+            repays = self._returns.repay(key, len(self._known))
+            if not repays and not self._known and self._returns.num_steps == _MANY_STEPS:
+                self._tell(
+                    "eager",
+                    "no shape comes often enough to repay its recording (length_buckets bounds "
+                    "the number of shapes)",
+                )
+            return repays
         self._tell(
             "cuda_graph",
             f"{MOST_SHAPES} shapes are recorded; others run op by op (length_buckets bounds the "
             "number of shapes)",
         )
         return False
-
-    def _remember(self, key: Hashable) -> None:
-        if len(self._met) >= _MOST_REMEMBERED:
-            self._met.clear()
-        self._met.add(key)
 
     def _make(
         self, key: Hashable, work: Work, skeleton: Any, tensors: list[torch.Tensor]
@@ -244,7 +262,7 @@ class Recordings:
                 self.is_recording = True
                 replay, outputs = self._recorder.record(
                     lambda: work.compute(put_together(skeleton, inputs)),
-                    self._draws.get(key) or Draws(),
+                    self._draws.get(key),
                 )
                 work.shortening.settle()
             missed = before.missed()
