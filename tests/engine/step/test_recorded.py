@@ -26,6 +26,7 @@ class Again:
 
     def __init__(self) -> None:
         self.num_recorded = self.num_replayed = 0
+        self.problem: str | None = None
         self.fails: Exception | None = None
         self.marks: list[int] = []
         self.draws: list[Draws | None] = []
@@ -74,7 +75,7 @@ class Plain(Shortening):
 class Bench:
     is_whole = True
 
-    def __init__(self, model: nn.Module | None = None, returns: Returns | None = None) -> None:
+    def __init__(self, model: nn.Module | None = None, **more: Any) -> None:
         self.model = model or nn.Sequential(nn.Linear(2, 1), nn.Dropout(0.0))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.recorder, self.told, self.shortening = Again(), [], Plain()
@@ -83,7 +84,7 @@ class Bench:
             self.model,
             (self.optimizer,),
             lambda value, because: self.told.append((value, because)),
-            returns=returns,
+            **more,
         )
 
     def compute(self, tree: Any) -> torch.Tensor:
@@ -204,8 +205,14 @@ def test_a_short_run_records_no_more_of_its_buckets_than_it_repays():
         lambda bench: bench.optimizer.param_groups[0].update(lr=0.5),
         lambda bench: setattr(bench.model[1], "p", 0.5),
         lambda bench: bench.optimizer.load_state_dict(bench.optimizer.state_dict()),
+        lambda bench: bench.optimizer.state[bench.model[0].weight].update(m=torch.ones(1)),
+        lambda bench: bench.model[0].weight.register_hook(lambda gradient: None),
+        lambda bench: bench.optimizer.register_step_post_hook(lambda *given: None),
     ],
-    ids=["mode", "frozen", "storage", "rate", "dropout", "loaded"],
+    ids=[
+        *("mode", "frozen", "storage", "rate", "dropout", "loaded", "moment", "hook"),
+        "hook of the optimizer",
+    ],
 )
 def test_what_a_recording_was_made_with_makes_a_new_one_when_it_changes(change):
     bench = Bench()
@@ -217,6 +224,87 @@ def test_what_a_recording_was_made_with_makes_a_new_one_when_it_changes(change):
     bench(4)  # op by op: what it draws now is not known before
     bench(4)
     assert bench.recorder.num_recorded == 2
+
+
+def test_a_change_before_the_first_recording_is_seen_too():
+    bench = Bench(returns=Returns(unlimited))
+    bench(4)
+    bench(4)
+    bench.model[1].p = 0.5  # what was watched was another step
+    bench.model.eval()
+    bench(4)
+    assert bench.recorder.num_recorded == 0
+    bench(4)
+    assert bench.recorder.num_recorded == 1
+
+
+def test_what_stands_in_the_way_is_looked_for_before_each_recording():
+    hooks: list[str] = []
+    bench = Bench(obstacle=lambda: hooks[0] if hooks else None)
+    for _ in range(4):
+        bench(4)
+    assert bench.recorder.num_recorded == 1
+    hooks.append("a hook on the parameter is called at every step")
+    for _ in range(4):
+        bench(6)
+    assert bench.recordings.stopped == hooks[0]
+
+
+def test_recordings_that_cannot_be_trusted_are_given_up():
+    bench = Bench()
+    for _ in range(4):
+        bench(4)
+    bench.recorder.problem = "it draws other numbers"
+    bench(4)
+    assert bench.recordings.stopped == "it draws other numbers"
+
+
+def test_sparse_tensors_are_not_held_for_a_recording():
+    bench = Bench()
+    for _ in range(3):
+        bench(4, more=torch.eye(3).to_sparse())
+    assert "sparse" in str(bench.recordings.stopped)
+
+
+class Book(nn.Module):
+    """Replaces its buffer in a method that is not its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("code", torch.zeros(2))
+
+    def ema(self, x: torch.Tensor) -> torch.Tensor:
+        self.code = self.code * 0.9 + x.detach().mean(0) * 0.1
+        return x + self.code
+
+
+class Reads(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.book, self.last = Book(), nn.Linear(2, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.book.ema(x))
+
+
+def test_a_buffer_that_is_replaced_at_every_step_keeps_it_from_being_recorded():
+    bench = Bench(Reads())
+    for _ in range(4):
+        bench(4)
+    assert "Book has another tensor as its 'code'" in str(bench.recordings.stopped)
+
+
+class Pair(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        object.__setattr__(self, "kept", (x, x))
+        return x
+
+
+def test_a_tuple_of_tensors_that_a_module_keeps_is_no_error():
+    bench = Bench(nn.Sequential(Pair(), nn.Linear(2, 1)))
+    for _ in range(4):
+        bench(4)
+    assert "Pair keeps something in its attribute 'kept'" in str(bench.recordings.stopped)
 
 
 def test_what_changes_now_and_then_is_recorded_anew_each_time():
@@ -249,8 +337,8 @@ def test_a_change_that_checkpoints_blocks_is_seen_before_anything_is_recorded():
         bench(4)
     bench.recordings.forget()
     bench.recorder.marks = [4]
-    bench(4)
-    bench(4)
+    for _ in range(3):
+        bench(4)
     assert [draws.marks for draws in bench.recorder.draws] == [[], [4]]
 
 

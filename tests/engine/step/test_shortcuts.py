@@ -37,6 +37,9 @@ class Told:
     def clear(self) -> None:
         self.heard.append("clear")
 
+    def forget(self) -> None:
+        self.heard.append("forget")
+
 
 class Guarded:
     """An optimizer whose guard counts how often it was told to forget."""
@@ -61,6 +64,13 @@ def test_a_recording_prepares_and_settles_the_shortcuts(is_whole: bool) -> None:
     taken.settle()
     assert told.heard == [("prepare", is_whole), "settle"]
     assert (taken.taken, taken.how()) == (told, "")
+
+
+def test_what_recordings_read_from_is_let_go_of_with_them() -> None:
+    told = Told()
+    shortening(told).forget()
+    shortening(None).forget()
+    assert told.heard == ["forget"]
 
 
 def test_a_recording_waits_for_the_compiler() -> None:

@@ -182,13 +182,12 @@ def build_own_step(
     recordings = _recordings(run, model, None, (loss_fn,))
     if recordings is None:
         return EagerStep(**parts)
-    accumulates = cursor.accumulation.num_steps > 1
-    whole = len(run.optimizers) == 1 and not accumulates
+    whole = len(run.optimizers) == 1 and cursor.accumulation.num_steps == 1
     return RecordedStep(
         **parts,
         recordings=recordings,
         settings=purity.settings(loss_fn),
-        accumulates=accumulates,
+        num_micro=lambda: cursor.accumulation.num_steps,
         shortening=_shortening(run, model, max_norm, is_whole=whole),
     )
 
@@ -225,6 +224,7 @@ def _recordings(
         Returns(
             steps_left if is_free else unlimited, lambda: session.plan.shapes.value == "buckets"
         ),
+        lambda: purity.hooked(inner) or _obstacle(run),
     )
 
 

@@ -32,15 +32,29 @@ class Masks:
         """Whether a step that ran op by op had several texts in one row."""
 
     @contextmanager
-    def observed(self) -> Iterator[None]:
-        """Note in the block whether rows hold several texts."""
+    def observed(self, *, as_recorded: bool = False) -> Iterator[None]:
+        """Note in the block whether rows hold several texts.
+
+        `as_recorded` has masks built as a recording builds them, so that the block takes the
+        kernels, and draws the numbers, that its recording will.
+        """
+        looks_inside = False
 
         def seen(own: Callable[..., Any], *given: Any, **more: Any) -> Any:
-            found = own(*given, **more)
+            nonlocal looks_inside
+            looks_inside = True
+            try:
+                found = own(*given, **more)
+            finally:
+                looks_inside = False
             self._packs = self._packs or found is not None
             return found
 
-        with _changed("find_packed_sequence_indices", seen):
+        def is_tracing(own: Callable[..., Any], *given: Any, **more: Any) -> Any:
+            is_mask = as_recorded and not looks_inside and given and given[0] is not None
+            return True if is_mask else own(*given, **more)
+
+        with _changed("find_packed_sequence_indices", seen), _changed("is_tracing", is_tracing):
             yield
 
     @contextmanager

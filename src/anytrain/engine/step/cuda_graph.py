@@ -35,6 +35,8 @@ class CudaGraphs:
         self._stream = torch.cuda.Stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._born = CudaGraphs.num_abandoned
+        self.problem: str | None = None
+        """Why recordings cannot be trusted."""
         self._generator: torch.Generator = torch.cuda.default_generators[device.index or 0]
 
     @contextmanager
@@ -91,9 +93,22 @@ class CudaGraphs:
             for twin, mark in zip(twins, marks, strict=True):
                 twin.manual_seed(self._generator.initial_seed())
                 twin.set_offset(self._generator.get_offset() + mark)
+            first = self._generator.get_offset()
             graph.replay()
+            if marks and draws is not None:
+                self._compare(self._generator.get_offset() - first, draws.total)
 
         return replay, results
+
+    def _compare(self, drawn: int, expected: int) -> None:
+        """See that a recording draws as much as the step did that it was planned from.
+
+        Else checkpointed blocks begin somewhere else than was reckoned.
+        """
+        if drawn != expected:
+            self.problem = (
+                "a step with checkpointed blocks draws other random numbers when it is recorded"
+            )
 
     def is_current(self) -> bool:
         """Whether the generator still has the state that this one's recordings draw from."""

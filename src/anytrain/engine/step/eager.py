@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from anytrain.engine.step.recorded import Recordings
-from anytrain.engine.step.shortcuts import Shortening
+from anytrain.engine.step.shortcuts import Shortcuts, Shortening
 from anytrain.engine.step.update import capturable
 
 
@@ -68,15 +68,16 @@ class RecordedStep(EagerStep):
 
     recordings: Recordings = field(kw_only=True)
     settings: Callable[[], tuple[Any, ...]] = field(kw_only=True)
-    accumulates: bool = field(kw_only=True)
-    """Whether gradients outlive a batch: then they keep their place."""
+    num_micro: Callable[[], int] = field(kw_only=True)
+    """Asked how many batches make a step: a loop may change it on its way."""
     shortening: Shortening = field(kw_only=True)
     _ends: bool = True
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one batch; the update comes when the accumulated step is complete."""
         ends = self._ends = self.ends_update()
-        found = self.recordings.find(self, batch, ends, self.settings())
+        settings = (self.num_micro(), *self.settings())
+        found = self.recordings.find(self, batch, ends, settings)
         if found is None:
             with self.recordings.observed(self):
                 return self.run(batch, ends)
@@ -95,11 +96,11 @@ class RecordedStep(EagerStep):
     @property
     def is_whole(self) -> bool:
         """Whether one micro-batch is the step: shortcuts are taken of such steps alone."""
-        return not self.accumulates
+        return self.num_micro() == 1
 
     def compute(self, tree: Any) -> StepOutput:
         """Do the device's part of a step."""
-        shortcuts = self.shortening.taken
+        shortcuts = self._shortcuts()
         if shortcuts is None:
             return self.run(tree, self._ends)
         with shortcuts.forward():
@@ -122,10 +123,13 @@ class RecordedStep(EagerStep):
             for scheduler in self.schedulers:
                 scheduler.follow()
         for optimizer in self.optimizers:
-            optimizer.zero_grad(set_to_none=not self.accumulates)
+            optimizer.zero_grad(set_to_none=self.is_whole)  # those that are added to stay in place
+
+    def _shortcuts(self) -> Shortcuts | None:
+        return self.shortening.taken if self.is_whole else None
 
     def _update_on_device(self) -> None:
-        shortcuts = self.shortening.taken
+        shortcuts = self._shortcuts()
         if shortcuts is not None:
             shortcuts.update(self.optimizers[0].guard.decide())
             shortcuts.clear()

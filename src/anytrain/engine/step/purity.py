@@ -52,9 +52,9 @@ def _written(function: Any) -> tuple[types.FunctionType | None, Any]:
 
 def model_impurity(model: nn.Module) -> str | None:
     """Name the first line of a model's own classes, or the hook, that does more than compute."""
-    hooked = _hooked(model)
-    if hooked is not None:
-        return hooked
+    hook = hooked(model)
+    if hook is not None:
+        return hook
     for kind in dict.fromkeys(type(module) for module in model.modules()):
         forward: Any = kind.forward
         if isinstance(forward, types.FunctionType) and not _is_library(kind.__module__):
@@ -64,7 +64,7 @@ def model_impurity(model: nn.Module) -> str | None:
     return None
 
 
-def _hooked(model: nn.Module) -> str | None:
+def hooked(model: nn.Module) -> str | None:
     """Name a hook of the user's on a module or a parameter."""
     for module in model.modules():
         for hook in _hooks(module):
@@ -78,7 +78,10 @@ def _hooked(model: nn.Module) -> str | None:
 
 
 def _hooks(module: nn.Module) -> Iterator[Any]:
-    for hooks in (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks):
+    for hooks in (
+        *(module._forward_hooks, module._forward_pre_hooks),
+        *(module._backward_hooks, module._backward_pre_hooks),
+    ):
         yield from hooks.values()
 
 

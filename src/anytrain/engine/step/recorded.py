@@ -7,23 +7,20 @@ computing comes to light. Whatever cannot be recorded runs op by op, and the rea
 from __future__ import annotations
 
 import linecache
-import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import chain
-from operator import is_, methodcaller
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 from torch import nn
 
 from anytrain.engine.step.attention import Masks
 from anytrain.engine.step.cuda_graph import Draws
+from anytrain.engine.step.granted import Facts, Remains
 from anytrain.engine.step.returns import Returns
 from anytrain.engine.step.shortcuts import Shortening
 from anytrain.engine.tree import Slot, put_together, take_apart
@@ -35,15 +32,15 @@ _MOST_RESTARTS = 4
 _REPAID = 20
 """Replays that repay the recordings of a run."""
 _OWN = str(Path(__file__).parents[2])
-_PLAIN = (bool, int, float, str)
-_FIXED = ("_parameters", "_buffers", "_modules")
-_values = methodcaller("values")
 Tell = Callable[[str, str], None]
 """Told how steps run from here on, and why."""
 
 
 class Recorder(Protocol):
     """What records work without running it."""
+
+    problem: str | None
+    """Why its recordings cannot be trusted; None where they can."""
 
     def watching(self) -> AbstractContextManager[Draws]:
         """Note what a block draws while it runs."""
@@ -110,16 +107,21 @@ class Recordings:
         tell: Tell,
         span: AbstractContextManager[Any] | None = None,
         returns: Returns | None = None,
+        obstacle: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._recorder, self._model, self._optimizers = recorder, model, optimizers
         self._tell, self._span = tell, span or nullcontext()
         self._returns = returns or Returns()
+        self._obstacle = obstacle
+        """Asked before each recording what stands in its way."""
         self._known: dict[Hashable, Recording] = {}
         self._draws: dict[Hashable, Draws] = {}
         """What each shape drew when it ran op by op."""
         self._failed: set[Hashable] = set()
         self._masks = Masks()
-        self._facts: _Facts | None = None
+        self._facts: Facts | None = None
+        self._shortening: Shortening | None = None
+        """What the recordings were made with."""
         self._num_forgotten = 0
         self._num_seen: Counter[Hashable] = Counter()
         self._num_restarts = 0
@@ -127,6 +129,8 @@ class Recordings:
         self._num_replays = 0
         self._runs_first = False
         """Whether each shape must run op by op once before it is recorded."""
+        self._has_blocks = False
+        """Whether blocks of the last watched step were checkpointed."""
         self._current: tuple[Hashable, Hashable] = (None, None)
         self.is_recording = False
         self.stopped: str | None = None
@@ -141,11 +145,15 @@ class Recordings:
         """
         if self.stopped is not None:
             return None
+        self._shortening = work.shortening
         skeleton, tensors = take_apart(tree)
         key = _key(skeleton, tensors, (kind, settings))
         self._current = kind, key
         if key is None:
-            self.stop("the batch holds things that are no tensors, or tensors of another device")
+            self.stop(
+                "the batch holds things that are no tensors, or sparse tensors, or tensors of "
+                "another device"
+            )
             return None
         self._check_facts()
         found = self._known.get(key)
@@ -153,7 +161,11 @@ class Recordings:
         if found is None and self._may_record(key, work):
             found = self._make(key, work, skeleton, tensors)
         self._returns.count(key)
-        return None if found is None else (found, tensors)
+        if found is not None:
+            return found, tensors
+        if not self._known and self._must_watch(kind, key):
+            self._facts = Facts(self._model, self._optimizers)
+        return None
 
     @contextmanager
     def observed(self, work: Work) -> Iterator[None]:
@@ -163,12 +175,17 @@ class Recordings:
             with self._masks.observed():
                 yield
             return
-        before, forgotten = _Remains(self._model, self._optimizers), self._num_forgotten
+        before, forgotten = Remains(self._model, self._optimizers), self._num_forgotten
         layers = work.shortening.observed()
-        with self._recorder.watching() as draws, self._masks.observed(), layers:
+        knew_blocks = self._has_blocks
+        masks = self._masks.observed(as_recorded=knew_blocks)
+        with self._recorder.watching() as draws, masks, layers:
             yield
         self._num_seen[kind] += 1
+        self._has_blocks = bool(draws.marks)
         if self._num_seen[kind] < _WARM_UP:  # the first step may make what later ones use
+            return
+        if self._has_blocks and not knew_blocks:  # its masks were not built as a recording's are
             return
         if self._num_forgotten != forgotten:  # the step was begun twice: its draws are mixed up
             return
@@ -189,6 +206,8 @@ class Recordings:
         self._facts = None
         self._num_forgotten += 1
         self._recorder.renew()
+        if self._shortening is not None:
+            self._shortening.forget()
 
     def stop(self, because: str) -> None:
         """Record nothing more, and replay nothing."""
@@ -204,7 +223,9 @@ class Recordings:
             self.forget()
 
     def _check_facts(self) -> None:
-        if not self._known or self._facts is None:
+        if self._recorder.problem is not None:
+            self.stop(self._recorder.problem)
+        if self._facts is None:
             return
         if self._recorder.is_current() and self._facts.hold():
             return
@@ -236,14 +257,7 @@ class Recordings:
         if not work.shortening.is_ready():
             return False
         if len(self._known) < MOST_SHAPES:
-            repays = self._returns.repay(key, len(self._known))
-            if not repays and not self._known and self._returns.num_steps == _MANY_STEPS:
-                self._tell(
-                    "eager",
-                    "no shape comes often enough to repay its recording (length_buckets bounds "
-                    "the number of shapes)",
-                )
-            return repays
+            return self._repays(key) and not self._is_hindered()
         self._tell(
             "cuda_graph",
             f"{MOST_SHAPES} shapes are recorded; others run op by op (length_buckets bounds the "
@@ -251,11 +265,27 @@ class Recordings:
         )
         return False
 
+    def _repays(self, key: Hashable) -> bool:
+        repays = self._returns.repay(key, len(self._known))
+        if not repays and not self._known and self._returns.num_steps >= _MANY_STEPS:
+            self._tell(
+                "eager",
+                "no shape comes often enough to repay its recording (length_buckets bounds the "
+                "number of shapes)",
+            )
+        return repays
+
+    def _is_hindered(self) -> bool:
+        because = self._obstacle()
+        if because is not None:
+            self.stop(because)
+        return because is not None
+
     def _make(
         self, key: Hashable, work: Work, skeleton: Any, tensors: list[torch.Tensor]
     ) -> Recording | None:
         inputs = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
-        before = _Remains(self._model, self._optimizers)
+        before = Remains(self._model, self._optimizers)
         try:
             with self._span, self._masks.recorded(inputs):
                 work.shortening.prepare(is_whole=work.is_whole)
@@ -280,7 +310,7 @@ class Recordings:
             return None
         if not self._known:
             self._recorder.release()
-            self._facts = _Facts(self._model, self._optimizers)
+            self._facts = Facts(self._model, self._optimizers)
         self._known[key] = Recording(inputs, replay, outputs)
         how = work.shortening.how()
         self._tell(
@@ -289,11 +319,12 @@ class Recordings:
         )
         return self._known[key]
 
-    def _clear_up(self, work: Work, before: _Remains, because: str) -> bool:
+    def _clear_up(self, work: Work, before: Remains, because: str) -> bool:
         """Undo what a recording that failed has done; say if it is worth another try."""
         may_work = work.shortening.undo(because)
         before.restore()
         self._known.clear()  # the generator that they draw from is another one now
+        self._recorder.renew()
         return may_work
 
     def _give_up(self, key: Hashable, because: str) -> None:
@@ -331,7 +362,8 @@ def _key(skeleton: Any, tensors: list[torch.Tensor], also: Hashable) -> Hashable
         hash(shape)
     except TypeError:
         return None
-    return None if any(map(_is_elsewhere, tensors)) else shape
+    is_plain = all(tensor.layout is torch.strided for tensor in tensors)
+    return shape if is_plain and not any(map(_is_elsewhere, tensors)) else None
 
 
 def _is_elsewhere(tensor: torch.Tensor) -> bool:
@@ -346,112 +378,3 @@ def _frozen(skeleton: Any) -> Hashable:
     if skeleton is None or isinstance(skeleton, (Slot, str, int, float)):
         return (type(skeleton), skeleton)
     raise TypeError(type(skeleton))
-
-
-class _Facts:
-    """All that a recording has taken for granted, cheap enough to look at every step.
-
-    Objects are kept and compared by identity, so that none can take another's place unseen.
-    """
-
-    def __init__(self, model: nn.Module, optimizers: tuple[Any, ...]) -> None:
-        self._parameters = list(model.parameters())
-        self._tensors = [*self._parameters, *model.buffers()]
-        self._kept: list[dict[str, Any]] = []
-        self._empty: list[dict[str, Any]] = []
-        """The modules' hooks and the like: most are empty, and need only stay so."""
-        for module in model.modules():
-            own = vars(module)
-            inner = [value for value in own.values() if isinstance(value, dict)]
-            self._kept += [own, *filter(None, inner)]
-            self._empty += [value for value in inner if not value]
-        self._optimizers = optimizers
-        self._lengths = list(map(len, self._kept))
-        self._objects = list(self._look())
-        self._numbers = self._count()
-
-    def hold(self) -> bool:
-        """Whether all is as it was."""
-        return (
-            not any(self._empty)
-            and list(map(len, self._kept)) == self._lengths
-            and all(map(is_, self._look(), self._objects))
-            and self._count() == self._numbers
-        )
-
-    def _look(self) -> Iterator[Any]:
-        return chain.from_iterable(map(_values, self._kept))
-
-    def _count(self) -> tuple[Any, ...]:
-        groups = [group for o in self._optimizers for group in o.param_groups]
-        return (
-            [tensor.data_ptr() for tensor in self._tensors],
-            [parameter.requires_grad for parameter in self._parameters],
-            [None if (g := p.grad) is None else g.data_ptr() for p in self._parameters],
-            [(id(o.state), len(o.state)) for o in self._optimizers],
-            [
-                value.data_ptr() if isinstance(value, torch.Tensor) else value
-                for group in groups
-                for name, value in group.items()
-                if name != "params"
-            ],
-            [len(group["params"]) for group in groups],
-        )
-
-
-class _Remains:
-    """What the host holds of a step's doing: a replay would not touch it."""
-
-    def __init__(self, model: nn.Module, optimizers: tuple[Any, ...]) -> None:
-        self._model, self._optimizers = model, optimizers
-        self._generators = _generators()
-        self._attributes = [(module, dict(vars(module))) for module in model.modules()]
-        self._states = [set(optimizer.state) for optimizer in optimizers]
-        self._gradients = [(p, p.grad) for p in model.parameters()]
-
-    def missed(self) -> str | None:
-        """Name what was left on the host since; None where a replay would miss nothing."""
-        if not _same_generators(self._generators, _generators()):
-            return (
-                "the step draws random numbers on the host (as LayerDrop does), which a recording "
-                "would repeat"
-            )
-        for module, old in self._attributes:
-            new = vars(module)
-            for name in new.keys() | old.keys():
-                if name not in _FIXED and not _is_same(old.get(name), new.get(name)):
-                    return (
-                        f"{type(module).__name__} keeps something in its attribute {name!r} at "
-                        "every step, which a recording would not do"
-                    )
-        if any(len(o.state) > len(s) for o, s in zip(self._optimizers, self._states, strict=True)):
-            return "a parameter has got its first gradient only now"
-        return None
-
-    def restore(self) -> None:
-        """Put attributes and states back: what a recording makes is no place for real values."""
-        for module, old in self._attributes:
-            vars(module).clear()
-            vars(module).update(old)
-        for parameter, gradient in self._gradients:
-            parameter.grad = gradient
-        for optimizer, known in zip(self._optimizers, self._states, strict=True):
-            for parameter in set(optimizer.state) - known:
-                del optimizer.state[parameter]
-
-
-def _generators() -> tuple[Any, Any, torch.Tensor]:
-    numpys: Any = np.random.get_state()
-    return random.getstate(), numpys, torch.get_rng_state()
-
-
-def _same_generators(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
-    same = before[0] == after[0] and before[1][2] == after[1][2]
-    return same and np.array_equal(before[1][1], after[1][1]) and torch.equal(before[2], after[2])
-
-
-def _is_same(old: Any, new: Any) -> bool:
-    if old is new:
-        return True
-    plain = (*_PLAIN, tuple)
-    return isinstance(old, plain) and isinstance(new, plain) and bool(old == new)

@@ -41,6 +41,7 @@ class Returns:
         self.num_steps += 1
         if len(self._times) >= _MOST_REMEMBERED:
             self._times.clear()
+            self.num_steps = 1
         self._times[shape] += 1
 
     def repay(self, shape: Hashable, num_recorded: int = 0) -> bool:

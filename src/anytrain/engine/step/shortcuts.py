@@ -132,6 +132,13 @@ class Shortcuts:
         could, self._puts_off, self._copies = self._puts_off, False, None
         return could
 
+    def forget(self) -> None:
+        """Let go of what recordings have read from: there are none any more."""
+        self._made.clear()
+        self._adam = self._halves = None
+        if self._copies is not None and self._copies.is_stale():
+            self._copies = None
+
     def clear(self) -> None:
         """Let go of the gradients."""
         if self._halves is not None:
@@ -183,6 +190,11 @@ class Shortening:
         if not self.taken.simplify():
             self.taken, self._because = None, because
         return True
+
+    def forget(self) -> None:
+        """Let go of what recordings have read from: there are none any more."""
+        if self.taken is not None:
+            self.taken.forget()
 
     def how(self) -> str:
         """Say why torch's own kernels do it all, where that is not as planned."""
