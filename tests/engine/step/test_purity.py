@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from anytrain.engine.step.purity import impurity, model_impurity, place, settings
+from anytrain.engine.step.lookups import settings
+from anytrain.engine.step.purity import impurity, model_impurity, place
 
 seen: list[Any] = []
 logger = logging.getLogger(__name__)

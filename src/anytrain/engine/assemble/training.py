@@ -30,6 +30,7 @@ from anytrain.engine.step.clip import bound
 from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.eager import EagerStep, RecordedStep
 from anytrain.engine.step.guard import DeviceGuard, ScaledGuard, is_finite
+from anytrain.engine.step.lookups import settings
 from anytrain.engine.step.recorded import Recordings
 from anytrain.engine.step.returns import UNKNOWN_LENGTH, Returns, unlimited
 from anytrain.engine.step.shortcuts import Shortcuts, Shortening
@@ -130,7 +131,7 @@ def _whole_step(run: Run, parts: dict[str, Any], options: StepOptions) -> Update
     return RecordedUpdate(
         **parts,
         recordings=recordings,
-        settings=purity.settings(*own),
+        settings=settings(*own, model=_inner(run, model)),
         sum_up=options.sum_up,
         shortening=_shortening(run, model, options.max_grad_norm),
     )
@@ -186,7 +187,7 @@ def build_own_step(
     return RecordedStep(
         **parts,
         recordings=recordings,
-        settings=purity.settings(loss_fn),
+        settings=settings(loss_fn, model=_inner(run, model)),
         num_micro=lambda: cursor.accumulation.num_steps,
         shortening=_shortening(run, model, max_norm, is_whole=whole),
     )
@@ -206,7 +207,7 @@ def _recordings(
         session.revise("step", "eager", f"steps are recorded on CUDA, not on {session.device.type}")
     if session.device.type != "cuda" or not (is_free or planned.value == "cuda_graph"):
         return None
-    inner = run.unwrap(model, keep_forward=True, keep_compiled=True)
+    inner = _inner(run, model)
     found = (purity.impurity(function) for function in functions)
     obstacle = obstacle or next(filter(None, found), None) or purity.model_impurity(inner)
     obstacle = obstacle or _obstacle(run)
@@ -226,6 +227,11 @@ def _recordings(
         ),
         lambda: purity.hooked(inner) or _obstacle(run),
     )
+
+
+def _inner(run: Run, model: nn.Module) -> Any:
+    """Return the user's own model."""
+    return run.unwrap(model, keep_forward=True, keep_compiled=True)
 
 
 def _tell_step(session: Session, value: str, because: str) -> None:

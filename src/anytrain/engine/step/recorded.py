@@ -163,7 +163,8 @@ class Recordings:
         self._returns.count(key)
         if found is not None:
             return found, tensors
-        if not self._known and self._must_watch(kind, key):
+        is_first = self._num_seen[kind] + 1 < _WARM_UP  # it may make what later ones use
+        if not self._known and not is_first and self._must_watch(kind, key):
             self._facts = Facts(self._model, self._optimizers)
         return None
 
