@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import logging
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -373,3 +377,163 @@ def test_another_object_in_the_place_of_one_that_is_gone_is_another() -> None:
         trains.criterion = Focal()
         assert read() not in seen
         seen.append(read())
+
+
+class Mode(Enum):
+    A, B = 1, 2
+
+
+class Once(type):
+    """A metaclass that keeps what it has made."""
+
+    made: dict[Any, Any] = {}  # noqa: RUF012
+
+    def __call__(cls, *given: Any) -> Any:
+        cls.made[cls] = cls.made.get(cls) or super().__call__(*given)
+        return cls.made[cls]
+
+
+class Single(metaclass=Once):
+    alpha = 1.0
+
+
+class Keyed:
+    """A configuration whose attributes are entries; it has no others, and says so its own way."""
+
+    def __init__(self, **entries: Any) -> None:
+        self.__dict__["_entries"] = entries
+
+    def __getattr__(self, name: str) -> Any:
+        return self.__dict__["_entries"][name]
+
+
+MODE, SINGLE, KEYED = Mode.A, Single(), Keyed(alpha=1.0)
+logger = logging.getLogger(__name__)
+loss = 0.0
+"""As a script or a notebook has one: no function here reads it."""
+
+
+def by_mode(x: Any) -> Any:
+    return x if MODE is Mode.A else -x
+
+
+def by_single(x: Any) -> Any:
+    return x * SINGLE.alpha
+
+
+def by_key(x: Any) -> Any:
+    return x * KEYED.alpha
+
+
+def copies(x: Any) -> Any:
+    return copy.copy(x)
+
+
+def asks_the_logger(x: Any) -> Any:
+    return -x if logger.isEnabledFor(99) else x
+
+
+def of_outputs(model: Any, batch: Any) -> Any:
+    return model(**batch).loss
+
+
+def hides(labels: Any, tokenizer: Any) -> Any:
+    labels[labels == tokenizer.pad_token_id] = -100
+    return labels
+
+
+def adds(outputs: Any) -> Any:
+    return outputs.logits.add(1) + outputs.hidden[0].add(2)
+
+
+@pytest.mark.parametrize(
+    "function", [by_mode, by_single, by_key, copies, asks_the_logger, of_outputs, hides, adds]
+)
+def test_ordinary_code_is_neither_refused_nor_taken_for_another(
+    function: Callable[..., Any],
+) -> None:
+    assert impurity(function) is None
+    read = settings(function)
+    before = read()
+    globals()["loss"] += 1.0
+    assert read() == before
+
+
+class Averaged(nn.Module):
+    """A teacher that counts its updates, which its forward does not read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.num_updates = nn.Linear(2, 2), 0
+
+    def update(self) -> None:
+        self.num_updates += 1
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.inner(x)
+
+
+class Scaled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones([]))
+
+    @property
+    def noise(self) -> torch.Tensor:
+        return torch.rand(3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale.exp() + self.noise
+
+
+def test_an_attribute_that_is_an_entry_is_seen_to_change() -> None:
+    read = settings(by_key)
+    before = read()
+    KEYED.__dict__["_entries"]["alpha"] += 1
+    assert read() != before
+
+
+def test_what_a_step_changes_by_itself_is_no_change() -> None:
+    teacher, criterion = Averaged(), Scaled()
+
+    def loss_of(x: Any) -> Any:
+        return criterion(teacher(x))
+
+    assert impurity(loss_of) is None
+    read = settings(loss_of)
+    before = read()
+    teacher.update()
+    with torch.no_grad():
+        criterion.scale.add_(1.0)
+    assert read() == before
+
+
+def test_a_property_is_read_and_not_called() -> None:
+    state = torch.get_rng_state()
+    settings(Scaled().forward)()
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_scripted_model_is_a_library_s() -> None:
+    teacher = torch.jit.trace(nn.Linear(2, 2), torch.ones(1, 2))
+
+    def loss_of(x: Any) -> Any:
+        return teacher(x)
+
+    assert impurity(loss_of) is None
+    assert settings(loss_of)() == settings(loss_of)()
+
+
+def test_it_is_read_in_no_time() -> None:
+    model = nn.Sequential(*(nn.Sequential(Configured(), Scaled()) for _ in range(24)))
+
+    def loss_of(x: Any) -> Any:
+        return model(x)
+
+    read = settings(loss_of)
+    best = float("inf")
+    for _ in range(20):
+        began = time.perf_counter()
+        read()
+        best = min(best, time.perf_counter() - began)
+    assert best < 0.003  # 48 modules of the user's own; a few hundred microseconds

@@ -104,7 +104,6 @@ def test_batches_that_end_no_step_make_no_update(monkeypatch: pytest.MonkeyPatch
         recordings=Recordings(
             Again(), model, (optimizer.optimizer,), lambda *told: None, returns=Returns(unlimited)
         ),
-        settings=tuple,
         num_micro=lambda: cursor.accumulation.num_steps,
         shortening=Shortening(shortcuts, ()),
     )

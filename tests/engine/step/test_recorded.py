@@ -16,7 +16,7 @@ from torch import nn
 
 from anytrain.engine.step import recorded
 from anytrain.engine.step.cuda_graph import Draws
-from anytrain.engine.step.recorded import Recordings
+from anytrain.engine.step.recorded import Outside, Recordings
 from anytrain.engine.step.returns import Returns, unlimited
 from anytrain.engine.step.shortcuts import Shortening
 
@@ -92,7 +92,7 @@ class Bench:
 
     def __call__(self, rows: int, **more: Any) -> torch.Tensor:
         tree = {"x": torch.rand(rows, 2, device="cpu"), **more}
-        found = self.recordings.find(self, tree, "step", ())
+        found = self.recordings.find(self, tree, "step")
         if found is None:
             with self.recordings.observed(self):
                 return self.compute(tree)
@@ -238,9 +238,20 @@ def test_a_change_before_the_first_recording_is_seen_too():
     assert bench.recorder.num_recorded == 1
 
 
+def test_a_value_that_the_users_code_looks_up_is_part_of_the_shape():
+    value = [1.0]
+    bench = Bench(outside=Outside(looked_up=lambda: tuple(value)))
+    for _ in range(4):
+        bench(4)
+    value[0] = 2.0
+    for _ in range(3):
+        bench(4)
+    assert bench.recorder.num_recorded == 2
+
+
 def test_what_stands_in_the_way_is_looked_for_before_each_recording():
     hooks: list[str] = []
-    bench = Bench(obstacle=lambda: hooks[0] if hooks else None)
+    bench = Bench(outside=Outside(obstacle=lambda: hooks[0] if hooks else None))
     for _ in range(4):
         bench(4)
     assert bench.recorder.num_recorded == 1

@@ -31,7 +31,7 @@ from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.eager import EagerStep, RecordedStep
 from anytrain.engine.step.guard import DeviceGuard, ScaledGuard, is_finite
 from anytrain.engine.step.lookups import settings
-from anytrain.engine.step.recorded import Recordings
+from anytrain.engine.step.recorded import Outside, Recordings
 from anytrain.engine.step.returns import UNKNOWN_LENGTH, Returns, unlimited
 from anytrain.engine.step.shortcuts import Shortcuts, Shortening
 from anytrain.engine.step.split import num_rows
@@ -131,7 +131,6 @@ def _whole_step(run: Run, parts: dict[str, Any], options: StepOptions) -> Update
     return RecordedUpdate(
         **parts,
         recordings=recordings,
-        settings=settings(*own, model=_inner(run, model)),
         sum_up=options.sum_up,
         shortening=_shortening(run, model, options.max_grad_norm),
     )
@@ -180,14 +179,16 @@ def build_own_step(
         "optimizers": tuple(run.optimizers),
         "schedulers": tuple(run.schedulers),
     }
-    recordings = _recordings(run, model, None, (loss_fn,))
+    # Each of a step's micro-batches is one to record, and only the last has the update.
+    recordings = _recordings(
+        run, model, None, (loss_fn,), lambda: UNKNOWN_LENGTH * cursor.accumulation.num_steps
+    )
     if recordings is None:
         return EagerStep(**parts)
     whole = len(run.optimizers) == 1 and cursor.accumulation.num_steps == 1
     return RecordedStep(
         **parts,
         recordings=recordings,
-        settings=settings(loss_fn, model=_inner(run, model)),
         num_micro=lambda: cursor.accumulation.num_steps,
         shortening=_shortening(run, model, max_norm, is_whole=whole),
     )
@@ -207,10 +208,11 @@ def _recordings(
         session.revise("step", "eager", f"steps are recorded on CUDA, not on {session.device.type}")
     if session.device.type != "cuda" or not (is_free or planned.value == "cuda_graph"):
         return None
-    inner = _inner(run, model)
-    found = (purity.impurity(function) for function in functions)
-    obstacle = obstacle or next(filter(None, found), None) or purity.model_impurity(inner)
+    inner = run.unwrap(model, keep_forward=True, keep_compiled=True)
+    looked_up: Callable[[], tuple[Any, ...]] = tuple
     obstacle = obstacle or _obstacle(run)
+    if obstacle is None:
+        obstacle, looked_up = _read(inner, functions)
     if obstacle is not None:
         _tell_step(session, "eager", obstacle)
         return None
@@ -225,13 +227,20 @@ def _recordings(
         Returns(
             steps_left if is_free else unlimited, lambda: session.plan.shapes.value == "buckets"
         ),
-        lambda: purity.hooked(inner) or _obstacle(run),
+        Outside(lambda: purity.hooked(inner) or _obstacle(run), looked_up),
     )
 
 
-def _inner(run: Run, model: nn.Module) -> Any:
-    """Return the user's own model."""
-    return run.unwrap(model, keep_forward=True, keep_compiled=True)
+def _read(
+    model: nn.Module, functions: tuple[Callable[..., Any], ...]
+) -> tuple[str | None, Callable[[], tuple[Any, ...]]]:
+    """Return what of the user's code is in the way, and what reads the values it looks up."""
+    try:
+        found = (purity.impurity(function) for function in functions)
+        obstacle = next(filter(None, found), None) or purity.model_impurity(model)
+        return obstacle, settings(*functions, model=model)
+    except Exception as error:  # noqa: BLE001  objects of the user's with ways of their own
+        return f"your code could not be read: {type(error).__name__}: {error}", tuple
 
 
 def _tell_step(session: Session, value: str, because: str) -> None:

@@ -101,7 +101,9 @@ class FusedAdam:
         launch("count", (blocks, 1), [rows, count, skipped])
 
     def settle(self) -> None:
-        """Tell the kernels where everything lies."""
+        """Tell the kernels where everything lies; nothing, if no gradient was measured."""
+        if not self._gradients:
+            return
         rows = []
         for (parameter, group), gradient in zip(self.parameters, self._gradients, strict=True):
             state: dict[str, Any] = self._optimizer.state[parameter]

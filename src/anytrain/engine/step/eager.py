@@ -67,7 +67,6 @@ class RecordedStep(EagerStep):
     """Run a step as a recording of its device work, where that can be."""
 
     recordings: Recordings = field(kw_only=True)
-    settings: Callable[[], tuple[Any, ...]] = field(kw_only=True)
     num_micro: Callable[[], int] = field(kw_only=True)
     """Asked how many batches make a step: a loop may change it on its way."""
     shortening: Shortening = field(kw_only=True)
@@ -76,8 +75,7 @@ class RecordedStep(EagerStep):
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one batch; the update comes when the accumulated step is complete."""
         ends = self._ends = self.ends_update()
-        settings = (self.num_micro(), *self.settings())
-        found = self.recordings.find(self, batch, ends, settings)
+        found = self.recordings.find(self, batch, (ends, self.num_micro()))
         if found is None:
             with self.recordings.observed(self):
                 return self.run(batch, ends)

@@ -1,7 +1,8 @@
 """What a user's function looks up outside of itself, and whether that is still the same.
 
 A recording holds such values as they were: with others another recording is needed. Bytecode tells
-which names a function looks up; of an object only the attributes with such names are compared.
+which names a function looks up; of an object only the attributes with such names are compared, and
+of a module (`nn.Module`) what its own `forward` looks up.
 """
 
 from __future__ import annotations
@@ -9,24 +10,18 @@ from __future__ import annotations
 import dis
 import inspect
 import types
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch
 from torch import nn
 
-_LIBRARIES = ("torch", "transformers", "peft", "anytrain", "timm", "diffusers", "torchvision")
-_PLAIN = (bool, int, float, str, bytes, type(None))
-_ROWS = (list, tuple, set, frozenset, deque)
-_MANY = 64
-"""Of a container with more entries only its length is compared."""
+from anytrain.engine.step.tokens import PLAIN, Names, attribute, in_class, same, token
+from anytrain.engine.step.users import is_installed, is_library, is_users
+
+_COMPUTED = (property, cached_property)
 _DEPTH = 3
-_MISSING = object()
+Getter = Callable[[], Any]
 
 
 class Code(NamedTuple):
@@ -40,34 +35,32 @@ class Root(NamedTuple):
     """Something that a function looks up."""
 
     name: str
-    get: Callable[[], Any]
+    get: Getter
 
 
-def is_library(module: str | None) -> bool:
-    """Whether a module of this name is no user's."""
-    return (module or "").split(".")[0] in _LIBRARIES
+def written(value: Any, caller: Code | None = None) -> Code | None:
+    """Return the user's code that is run when this is called; None where it is none of theirs.
 
-
-def is_users(value: Any) -> bool:
-    """Whether it is an object of a class that the user has written."""
-    module = type(value).__module__
-    return module != "builtins" and not is_library(module)
-
-
-def written(function: Any) -> Code | None:
-    """Return the user's code that is run when this is called; None where it is none of theirs."""
-    while isinstance(function, partial):
-        function = function.func
-    owner = getattr(function, "__self__", None)
-    if isinstance(function, nn.Module):
-        owner, function = function, type(function).forward
-    elif not isinstance(function, (types.FunctionType, types.MethodType)):
-        owner, function = function, inspect.getattr_static(type(function), "__call__", None)
-    plain: Any = getattr(function, "__func__", function)
-    plain = inspect.unwrap(plain) if callable(plain) else None
+    What the user's code calls is read too, if it is of the same package or not installed like a
+    library's.
+    """
+    while isinstance(value, partial):
+        value = value.func
+    owner = value.__self__ if isinstance(value, types.MethodType) else None
+    if owner is None and not isinstance(value, types.FunctionType):
+        name = "forward" if isinstance(value, nn.Module) else "__call__"
+        kinds = (vars(kind) for kind in type(value).__mro__)
+        owner, value = value, next((own[name] for own in kinds if name in own), None)
+    plain: Any = getattr(value, "__func__", value)
+    plain = inspect.unwrap(plain) if isinstance(plain, types.FunctionType) else None
     if not isinstance(plain, types.FunctionType) or is_library(plain.__module__):
         return None
-    return Code(plain, owner)
+    is_far = caller is not None and _package(plain) != _package(caller.function)
+    return None if is_far and is_installed(plain.__code__.co_filename) else Code(plain, owner)
+
+
+def _package(function: Any) -> str:
+    return str(function.__module__).split(".")[0]
 
 
 def codes(function: types.FunctionType) -> Iterator[types.CodeType]:
@@ -79,32 +72,38 @@ def codes(function: types.FunctionType) -> Iterator[types.CodeType]:
         found += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
 
 
-def names_of(function: types.FunctionType) -> frozenset[str]:
-    """Return all names of globals and attributes that a function mentions."""
-    return frozenset(name for code in codes(function) for name in code.co_names)
-
-
-def own_names(function: types.FunctionType) -> list[str]:
-    """Return the names that a method reads from its own object."""
-    selfs = function.__code__.co_varnames[:1]
-    found = [
+def globals_of(function: types.FunctionType) -> Names:
+    """Return the names that a function looks up in its module."""
+    return frozenset(
         str(step.argval)
         for code in codes(function)
-        for before, step in _pairs(code)
-        if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and reads(before, selfs)
-    ]
-    if "getattr" in names_of(function):
-        found += [c for code in codes(function) for c in code.co_consts if _is_name(c)]
-    return found
+        for step in dis.get_instructions(code)
+        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    )
 
 
-def _is_name(constant: Any) -> bool:
-    return isinstance(constant, str) and constant.isidentifier()
+def attributes_of(function: types.FunctionType) -> Names:
+    """Return the names of all attributes that a function may mean."""
+    found = {name for code in codes(function) for name in code.co_names}
+    return frozenset(found.union(_named(function)) if "getattr" in found else found)
 
 
-def _pairs(code: types.CodeType) -> Iterator[tuple[dis.Instruction, dis.Instruction]]:
-    steps = list(dis.get_instructions(code))
-    return zip(steps, steps[1:], strict=False)
+def _named(function: types.FunctionType) -> list[str]:
+    """Return the words in a function's text that may be a name."""
+    constants = (constant for code in codes(function) for constant in code.co_consts)
+    return [c for c in constants if isinstance(c, str) and c.isidentifier()]
+
+
+def _own_names(function: types.FunctionType) -> Iterator[str]:
+    """Yield the names that a method reads from its own object."""
+    selfs = function.__code__.co_varnames[:1]
+    for code in codes(function):
+        steps = list(dis.get_instructions(code))
+        for before, step in zip(steps, steps[1:], strict=False):
+            if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and reads(before, selfs):
+                yield str(step.argval)
+    if "getattr" in globals_of(function):
+        yield from _named(function)
 
 
 def reads(step: dis.Instruction, names: tuple[str, ...]) -> bool:
@@ -114,23 +113,27 @@ def reads(step: dis.Instruction, names: tuple[str, ...]) -> bool:
 
 
 def roots(code: Code) -> Iterator[Root]:
-    """Yield what a function looks up: globals, what it encloses, defaults, its object's own."""
-    function, owner = code
+    """Yield all that a function looks up."""
+    yield from _around(code.function)
+    yield from _own(code)
+
+
+def _around(function: Any) -> Iterator[Root]:
+    """Yield a function's globals, what it encloses, and the defaults of its arguments."""
     known = function.__globals__
-    for name in sorted(names_of(function)):
-        if name in known:
-            yield Root(name, partial(known.get, name))
+    for name in sorted(globals_of(function) & known.keys()):
+        yield Root(name, partial(known.get, name))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         yield Root(name, partial(_cell, cell))
     for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
-        yield Root("", partial(_same, value))
-    if owner is not None:
-        for name in own_names(function):
-            yield Root(name, partial(_attribute, owner, name))
+        yield Root("", partial(same, value))
 
 
-def _same(value: Any) -> Any:
-    return value
+def _own(code: Code) -> Iterator[Root]:
+    """Yield what a method reads from its object; properties are code, and not called."""
+    for name in () if code.owner is None else dict.fromkeys(_own_names(code.function)):
+        if not isinstance(in_class(code.owner, name), _COMPUTED):
+            yield Root(name, partial(attribute, code.owner, name))
 
 
 def _cell(cell: types.CellType) -> Any:
@@ -140,51 +143,48 @@ def _cell(cell: types.CellType) -> Any:
         return None
 
 
-def _attribute(owner: Any, name: str) -> Any:
-    try:
-        return getattr(owner, name, None)
-    except Exception:  # noqa: BLE001  a property of the user's that does not work here
-        return None
-
-
 def called(code: Code) -> Iterator[Code]:
     """Yield the user's own code that a function may call."""
-    names = names_of(code.function)
+    names = attributes_of(code.function)
     for root in roots(code):
-        yield from _callable(root.get(), names)
-    if "super" in names and code.owner is not None:
+        yield from _callable(root.get(), names, code)
+    if code.owner is None:
+        return
+    for name in _own_names(code.function):
+        found = in_class(code.owner, name)
+        if isinstance(found, _COMPUTED):
+            compute = found.fget if isinstance(found, property) else found.func
+            yield from _followed([compute], code, code.owner)
+    if "super" in names:
         for kind in type(code.owner).__mro__:
-            for found in _functions(vars(kind), names):
-                yield Code(found.function, code.owner)
+            yield from _followed(_functions(vars(kind), names), code, code.owner)
 
 
-def _callable(value: Any, names: frozenset[str]) -> Iterator[Code]:
+def _callable(value: Any, names: Names, caller: Code) -> Iterator[Code]:
     if isinstance(value, nn.Module):
-        for module in value.modules():
-            yield from _only(module)
+        yield from _followed(value.modules(), caller)
     elif isinstance(value, (types.FunctionType, types.MethodType, partial)):
-        yield from _only(value)
+        yield from _followed([value], caller)
     elif isinstance(value, types.ModuleType):
-        yield from _functions(vars(value), names)
+        yield from _followed(_functions(vars(value), names), caller)
     elif is_users(value) and not isinstance(value, type):
-        yield from _only(value)
-        for code in chain.from_iterable(
-            _functions(vars(kind), names) for kind in type(value).__mro__
-        ):
-            yield Code(code.function, value)
+        yield from _followed([value], caller)
+        for kind in type(value).__mro__:
+            yield from _followed(_functions(vars(kind), names), caller, value)
 
 
-def _functions(held: Mapping[str, Any], names: frozenset[str]) -> Iterator[Code]:
-    """Yield the user's functions among what a module or a class holds under these names."""
-    for name in names & held.keys():
-        if isinstance(held[name], types.FunctionType):
-            yield from _only(held[name])
+def _functions(held: Mapping[str, Any], names: Names) -> Iterator[Any]:
+    """Yield the functions among what a module or a class holds under these names."""
+    found = (held[name] for name in sorted(names & held.keys()))
+    return (each for each in found if isinstance(each, types.FunctionType))
 
 
-def _only(value: Any) -> Iterator[Code]:
-    found = written(value)
-    if found is not None:
-        yield found
+def _followed(values: Iterable[Any], caller: Code, owner: Any = None) -> Iterator[Code]:
+    """Yield the user's code among values that are called, as methods of an owner if it is given."""
+    for value in values:
+        found = written(value, caller)
+        if found is not None:
+            yield found if owner is None else Code(found.function, owner)
 
 
 def settings(
@@ -192,18 +192,20 @@ def settings(
 ) -> Callable[[], tuple[Any, ...]]:
     """Return what reads the values, tensors and models that functions look up elsewhere.
 
-    Of a model, which is looked at elsewhere, what its own classes look up in globals, and in
-    objects and containers that it holds.
+    Of a model, whose own attributes are compared elsewhere, only what they hold in turn.
     """
-    getters: list[Callable[[], Any]] = []
+    getters: list[Getter] = []
+    seen: set[Any] = set()
     for function in functions:
         getters += _given(function)
         code = written(function)
-        if code is not None:
-            getters += _getters(code, _DEPTH, set())
+        if code is not None and isinstance(function, nn.Module):
+            getters += _held(function, seen, None)
+        elif code is not None:
+            getters += _getters(code, _DEPTH, seen)
     if model is not None:
-        getters += _held(model)
-    # What is never the same, as an object that a property makes anew, cannot be compared.
+        getters += _held(model, seen, None, is_watched=True)
+    # What is never the same, as an object that is made anew each time, cannot be compared.
     getters = [get for get in getters if get() == get()]
 
     def read() -> tuple[Any, ...]:
@@ -212,172 +214,60 @@ def settings(
     return read
 
 
-def _given(function: Any) -> Iterator[Callable[[], Any]]:
+def _given(function: Any) -> Iterator[Getter]:
     """Yield what reads the arguments that a partial holds."""
-    while isinstance(function, partial):
-        code = written(function)
-        names = frozenset() if code is None else names_of(code.function)
+    code = written(function) if isinstance(function, partial) else None
+    while code is not None and isinstance(function, partial):
         for value in (*function.args, *function.keywords.values()):
-            yield partial(_read, partial(_same, value), names)
+            yield partial(_read, partial(same, value), attributes_of(code.function))
         function = function.func
 
 
-def _getters(code: Code, depth: int, seen: set[Any]) -> Iterator[Callable[[], Any]]:
+def _getters(code: Code, depth: int, seen: set[Any]) -> Iterator[Getter]:
+    """Yield what reads all that a function, and others that it calls, look up."""
     mark = code.function, id(code.owner)
     if mark in seen:
         return
     seen.add(mark)
-    names = names_of(code.function)
+    names = attributes_of(code.function)
     for root in roots(code):
         yield partial(_read, root.get, names)
-    if depth > 0:
-        for other in called(code):
+        value = root.get()
+        if isinstance(value, nn.Module):
+            yield from _held(value, seen, code)
+    for other in called(code) if depth else ():
+        if not isinstance(other.owner, nn.Module):
             yield from _getters(other, depth - 1, seen)
 
 
-def _held(model: nn.Module) -> Iterator[Callable[[], Any]]:
-    seen: set[Any] = set()
+def _held(
+    model: nn.Module, seen: set[Any], caller: Code | None, *, is_watched: bool = False
+) -> Iterator[Getter]:
+    """Yield what reads all that a model's own classes look up; parameters stay where they are.
+
+    `is_watched` says that others look at the model's own attributes, though not into them.
+    """
     for module in model.modules():
-        code = written(module)
-        if code is None:
+        code = written(module, caller)
+        if code is None or id(module) in seen:
             continue
-        names = names_of(code.function)
-        for root in roots(code):
+        seen.add(id(module))
+        names = attributes_of(code.function)
+        if code.function not in seen:
+            seen.add(code.function)
+            yield from (partial(_read, root.get, names) for root in _around(code.function))
+        for root in _own(code):
             value = root.get()
             mark = id(value), names
-            if mark not in seen and not isinstance(value, (*_PLAIN, nn.Module, nn.Parameter)):
+            if isinstance(value, (nn.Module, nn.Parameter)):
+                continue
+            if not is_watched if isinstance(value, PLAIN) else mark not in seen:
                 seen.add(mark)
                 yield partial(_read, root.get, names)
-        for root in roots(Code(code.function)):
-            if (root.name, names) not in seen and isinstance(root.get(), _PLAIN):
-                seen.add((root.name, names))
-                yield partial(_read, root.get, names)
 
 
-def _read(get: Callable[[], Any], names: frozenset[str]) -> Any:
+def _read(get: Getter, names: Names) -> Any:
     try:
-        return _token(get(), names, _DEPTH)
+        return token(get(), names, _DEPTH)
     except Exception:  # noqa: BLE001  an object of the user's that cannot be looked at
         return None
-
-
-class _Object:
-    """An object, to compare by identity; it may be gone by then, and another in its place."""
-
-    __slots__ = ("_find", "_number")
-
-    def __init__(self, value: Any) -> None:
-        self._number = id(value)
-        try:
-            self._find: Callable[[], Any] = weakref.ref(value)
-        except TypeError:
-            self._find = partial(_same, value)
-
-    def __hash__(self) -> int:
-        return self._number
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Object) or self._number != other._number:
-            return False
-        value = self._find()
-        return value is not None and value is other._find()
-
-
-def _token(value: Any, names: frozenset[str], depth: int) -> Any:
-    """Return what tells a value from another: itself, or where it lies and what it holds."""
-    for kinds, tell in _TOKENS:
-        if isinstance(value, kinds):
-            return tell(value, names, depth)
-    if not is_users(value) and _has_value(value):
-        return value
-    held = () if depth == 0 else _attributes(value, names, depth)
-    return _Object(value), held, _of_module(value) if isinstance(value, nn.Module) else ()
-
-
-def _has_value(value: Any) -> bool:
-    """Whether it is as good as another that equals it, as a torch.device is."""
-    kind: Any = type(value)
-    return kind.__eq__ is not object.__eq__ and kind.__hash__ not in (None, object.__hash__)
-
-
-def _place(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return where a tensor lies, and its version where a recording has read its values."""
-    try:
-        place = tensor.data_ptr()
-    except RuntimeError:  # one that lies nowhere
-        place = id(tensor)
-    return place, tensor._version if tensor.ndim == 0 or tensor.device.type == "cpu" else 0
-
-
-def _array(array: np.ndarray[Any, Any]) -> Any:
-    return array.tobytes() if array.size <= _MANY else id(array)
-
-
-def _entries(value: Any, names: frozenset[str], depth: int) -> Any:
-    if len(value) > _MANY or depth == 0:
-        return id(value), len(value)
-    if isinstance(value, dict):
-        return tuple((_key(k), _token(v, names, depth - 1)) for k, v in value.items())
-    if isinstance(value, (set, frozenset)):
-        return frozenset(_token(entry, names, depth - 1) for entry in value)
-    return tuple(_token(entry, names, depth - 1) for entry in value)
-
-
-def _key(key: Any) -> Any:
-    return key if isinstance(key, _PLAIN) else id(key)
-
-
-def _attributes(value: Any, names: frozenset[str], depth: int) -> tuple[Any, ...]:
-    """Return those of an object, a class or a module that a function may mean."""
-    kinds = type(value).__mro__ if is_users(value) else ()
-    own = getattr(value, "__dict__", {})
-    slots = {name for kind in kinds for name in getattr(kind, "__slots__", ())}
-    found = []
-    for name in sorted(names & (own.keys() | slots | _class_values(value))):
-        entry = own.get(name, _MISSING)
-        entry = inspect.getattr_static(value, name, None) if entry is _MISSING else entry
-        if isinstance(entry, (types.MemberDescriptorType,)):
-            entry = getattr(value, name, None)
-        found.append((name, _token(entry, names, depth - 1)))
-    return tuple(found)
-
-
-def _class_values(value: Any) -> set[str]:
-    """Return the names of plain values that a user's class holds for its objects."""
-    if not is_users(value) or isinstance(value, (type, types.ModuleType)):
-        return set()
-    return {
-        name
-        for kind in type(value).__mro__
-        if not is_library(kind.__module__)
-        for name, held in vars(kind).items()
-        if isinstance(held, _PLAIN)
-    }
-
-
-def _of_module(module: nn.Module) -> tuple[Any, ...]:
-    """Return where a model's weights lie; of a loss of the user's also its numbers."""
-    first = next(module.parameters(), None)
-    parts = list(islice(module.modules(), _MANY))
-    is_loss = is_users(module) and len(parts) < _MANY
-    own = [_numbers(part) for part in parts] if is_loss else []
-    return None if first is None else first.data_ptr(), module.training, *own
-
-
-def _numbers(module: nn.Module) -> tuple[Any, ...]:
-    return tuple(value for value in vars(module).values() if isinstance(value, _PLAIN))
-
-
-def _of_namespace(value: types.ModuleType, names: frozenset[str], depth: int) -> Any:
-    is_plain = is_library(value.__name__) or depth == 0
-    return value.__name__, () if is_plain else _attributes(value, names, depth)
-
-
-_TOKENS: tuple[tuple[Any, Callable[[Any, frozenset[str], int], Any]], ...] = (
-    (_PLAIN, lambda value, names, depth: value),
-    (torch.Tensor, lambda value, names, depth: _place(value)),
-    (np.ndarray, lambda value, names, depth: _array(value)),
-    ((*_ROWS, dict), _entries),
-    (types.MethodType, lambda value, names, depth: _Object(value.__func__)),
-    (types.ModuleType, _of_namespace),
-)

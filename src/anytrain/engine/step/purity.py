@@ -22,12 +22,12 @@ from anytrain.engine.step.lookups import (
     Code,
     called,
     codes,
-    is_library,
-    names_of,
+    globals_of,
     reads,
     roots,
     written,
 )
+from anytrain.engine.step.users import is_library
 
 _KEEPS = frozenset(
     {"append", "extend", "insert", "add", "update", "setdefault", "pop", "popleft", "appendleft"}
@@ -35,7 +35,6 @@ _KEEPS = frozenset(
 _TELLS = frozenset({"log", "log_metrics", "info", "warning", "debug", "write", "add_scalar"})
 _MOVES = frozenset({"global_step", "current_step", "num_updates", "epoch", "current_epoch"})
 _STORES = frozenset({"STORE_ATTR", "STORE_GLOBAL", "DELETE_ATTR", "DELETE_GLOBAL"})
-_OUTSIDE = ("LOAD_ATTR", "LOAD_METHOD", "LOAD_DEREF", "LOAD_GLOBAL")
 _TELLERS = frozenset({"logger", "log", "writer", "tb", "wandb", "tracker"})
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState)
 _DEPTH = 3
@@ -109,7 +108,7 @@ def _first(code: Code, depth: int, seen: set[Any]) -> str | None:
 def _drawn(code: Code) -> Iterator[tuple[int, str]]:
     """Yield what draws from a generator, or takes from an iterator, that only the host has."""
     line = code.function.__code__.co_firstlineno
-    takes = "next" in names_of(code.function)
+    takes = "next" in globals_of(code.function)
     for root in roots(code):
         value = root.get()
         is_host = isinstance(value, torch.Generator) and value.device.type == "cpu"
@@ -148,50 +147,74 @@ def _effect(step: dis.Instruction, earlier: list[dis.Instruction], scope: Scope)
     before = earlier[-1] if earlier else None
     if step.opname in _STORES or (step.opname == "STORE_DEREF" and step.argval in scope.free):
         return f"keeps {step.argval!r} for later"
-    if step.opname == "STORE_SUBSCR":
-        container = _container(earlier)
-        if container is not None and _is_outside(container, scope):
-            return "writes into something that outlives the step"
+    if step.opname == "STORE_SUBSCR" and _is_outside(_base(earlier, _container(earlier)), scope):
+        return "writes into something that outlives the step"
     if step.opname == "LOAD_GLOBAL" and step.argval == "print" and "print" not in scope.known:
         return "prints"
     if step.opname not in ("LOAD_ATTR", "LOAD_METHOD") or before is None:
         return None
-    return _called_method(str(step.argval), before, scope)
+    return _called_method(str(step.argval), earlier, scope)
 
 
-def _container(earlier: list[dis.Instruction]) -> dis.Instruction | None:
-    """Return what loads the container of `container[key] = value`, or of `container[key] += 1`."""
-    if earlier and earlier[-1].opname == "SWAP":
-        copies = [place for place, step in enumerate(earlier) if step.opname == "COPY"]
-        first = copies[-2] if len(copies) > 1 else 0
-        return earlier[first - 2] if first > 1 else None
-    return earlier[-2] if len(earlier) > 1 else None
+def _container(steps: list[dis.Instruction]) -> int:
+    """Return which step ends `container` in `container[key] = value`, or in `... += value`."""
+    end = len(steps)
+    if steps[-1].opname == "SWAP":  # container and key were loaded once, and copied
+        copies = [place for place, step in enumerate(steps) if step.opname == "COPY"]
+        end = copies[-2] if len(copies) > 1 else 0
+    return _before(steps, end)
 
 
-def _is_outside(step: dis.Instruction, scope: Scope) -> bool:
+def _before(steps: list[dis.Instruction], end: int) -> int:
+    """Return which step comes right before those that put one value on top."""
+    missing = 1
+    while missing > 0 and end > 0:
+        end -= 1
+        missing -= dis.stack_effect(steps[end].opcode, steps[end].arg, jump=False)
+    return end - 1
+
+
+def _base(steps: list[dis.Instruction], end: int) -> dis.Instruction | None:
+    """Return what loads `x` in `x.y[z]`, an expression that ends with this step."""
+    while end >= 0:
+        step = steps[end]
+        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            end -= 1
+        elif step.opname == "BINARY_SUBSCR" or "[" in step.argrepr:
+            end = _before(steps, end)
+        else:
+            return step
+    return None
+
+
+def _is_outside(step: dis.Instruction | None, scope: Scope) -> bool:
     """Whether a step loads something that was there before the function was called."""
+    if step is None:
+        return False
     if step.opname == "LOAD_DEREF":
         return step.argval in (*scope.free, *scope.given[:1])
-    return step.opname in _OUTSIDE
+    is_self = scope.given[:1] == ("self",) and reads(step, scope.given[:1])
+    return is_self or step.opname == "LOAD_GLOBAL"
 
 
-def _called_method(name: str, before: dis.Instruction, scope: Scope) -> str | None:
+def _called_method(name: str, earlier: list[dis.Instruction], scope: Scope) -> str | None:
     if name in _MOVES:
         return f"looks at {name!r}, which changes from step to step"
-    if name in _KEEPS and _outlives(before, scope):
+    if name in _KEEPS and _outlives(earlier, scope):
         return "adds to something that outlives the step"
-    if name in _TELLS and _tells(before, scope):
+    if name in _TELLS and _tells(earlier[-1], scope):
         return "tells somebody"
     return None
 
 
-def _outlives(before: dis.Instruction, scope: Scope) -> bool:
+def _outlives(earlier: list[dis.Instruction], scope: Scope) -> bool:
     """Whether what a method is called on was there before the step: no local of the function."""
-    if "LOAD_FAST" in before.opname:
+    base = _base(earlier, len(earlier) - 1)
+    if base is None or base is earlier[-1] and "LOAD_FAST" in base.opname:
         return False  # an argument's or a local's: tensors have such methods too
-    if before.opname == "LOAD_GLOBAL":
-        return not isinstance(scope.known.get(str(before.argval)), types.ModuleType)
-    return _is_outside(before, scope) or before.opname in ("BINARY_SUBSCR", "BINARY_OP")
+    if base.opname == "LOAD_GLOBAL":
+        return not isinstance(scope.known.get(str(base.argval)), types.ModuleType)
+    return _is_outside(base, scope)
 
 
 def _tells(before: dis.Instruction, scope: Scope) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -76,6 +76,15 @@ class Work(Protocol):
         """Do the device's part of the step on these inputs."""
 
 
+class Outside(NamedTuple):
+    """What is asked of the code and the objects around a step."""
+
+    obstacle: Callable[[], str | None] = lambda: None
+    """Asked before each recording what stands in its way."""
+    looked_up: Callable[[], tuple[Any, ...]] = tuple
+    """Asked for the values that the user's code looks up, which a recording holds fast."""
+
+
 @dataclass(slots=True)
 class Recording:
     """A step of one shape."""
@@ -107,13 +116,12 @@ class Recordings:
         tell: Tell,
         span: AbstractContextManager[Any] | None = None,
         returns: Returns | None = None,
-        obstacle: Callable[[], str | None] = lambda: None,
+        outside: Outside | None = None,
     ) -> None:
         self._recorder, self._model, self._optimizers = recorder, model, optimizers
         self._tell, self._span = tell, span or nullcontext()
         self._returns = returns or Returns()
-        self._obstacle = obstacle
-        """Asked before each recording what stands in its way."""
+        self._outside = outside or Outside()
         self._known: dict[Hashable, Recording] = {}
         self._draws: dict[Hashable, Draws] = {}
         """What each shape drew when it ran op by op."""
@@ -137,7 +145,7 @@ class Recordings:
         """Why nothing is recorded any more."""
 
     def find(
-        self, work: Work, tree: Any, kind: Hashable, settings: Hashable
+        self, work: Work, tree: Any, kind: Hashable
     ) -> tuple[Recording, list[torch.Tensor]] | None:
         """Return the recording for inputs like these; None where they must run op by op.
 
@@ -147,7 +155,7 @@ class Recordings:
             return None
         self._shortening = work.shortening
         skeleton, tensors = take_apart(tree)
-        key = _key(skeleton, tensors, (kind, settings))
+        key = _key(skeleton, tensors, (kind, self._outside.looked_up()))
         self._current = kind, key
         if key is None:
             self.stop(
@@ -164,7 +172,9 @@ class Recordings:
         if found is not None:
             return found, tensors
         is_first = self._num_seen[kind] + 1 < _WARM_UP  # it may make what later ones use
-        if not self._known and not is_first and self._must_watch(kind, key):
+        if self._known or is_first or self.stopped is not None:
+            return None
+        if self._must_watch(kind, key):
             self._facts = Facts(self._model, self._optimizers)
         return None
 
@@ -277,7 +287,7 @@ class Recordings:
         return repays
 
     def _is_hindered(self) -> bool:
-        because = self._obstacle()
+        because = self._outside.obstacle()
         if because is not None:
             self.stop(because)
         return because is not None

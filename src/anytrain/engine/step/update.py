@@ -237,8 +237,6 @@ class RecordedUpdate(Update):
     """Run a step as one recording of all its device work, where that can be."""
 
     recordings: Recordings = field(kw_only=True)
-    settings: Callable[[], tuple[Any, ...]] = field(default=tuple, kw_only=True)
-    """The values that the user's own functions look up, which a recording holds fast."""
     sum_up: Callable[[torch.Tensor, torch.Tensor | bool], None] | None = field(
         default=None, kw_only=True
     )
@@ -250,7 +248,7 @@ class RecordedUpdate(Update):
         """Train on one step's micro-batches."""
         self._batch = batch
         inputs = (batch.micro, batch.num_items)
-        found = self.recordings.find(self, inputs, batch.is_last_spare, self.settings())
+        found = self.recordings.find(self, inputs, batch.is_last_spare)
         if found is None:
             with self.recordings.observed(self):
                 return Update.__call__(self, batch)
