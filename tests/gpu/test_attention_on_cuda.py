@@ -153,3 +153,33 @@ def test_dropped_values_are_the_same_recorded_and_op_by_op(
         assert (planned.value == "cuda_graph") is (engine == "auto"), planned.because
         losses.append([entry["loss"] for entry in trainer.state.log_history if "loss" in entry])
     assert losses[0] == pytest.approx(losses[1], rel=3e-2)
+
+
+@pytest.mark.parametrize("asks_cudnn", [True, False])
+def test_a_recorded_block_runs_again_with_the_numbers_that_it_has_drawn(
+    asks_cudnn: bool, tmp_path: Path
+) -> None:
+    """With a mask that hides nothing, attention op by op may take a kernel that draws otherwise."""
+
+    def model() -> nn.Module:
+        return twins.bert(dropout=0.5, hidden_size=64, max_position_embeddings=128)
+
+    assert Kernels(torch.device("cuda", 0), norm_widths(model())).are_there()
+    trainer = twins.build(
+        twins.OURS,
+        tmp_path,
+        model=model(),
+        train_dataset=twins.sentences(64, length=96),
+        use_cpu=False,
+        bf16=True,
+        max_steps=12,
+        gradient_checkpointing=True,
+    )
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(asks_cudnn and before)
+    try:
+        trainer.train()
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+    planned = trainer.accelerator.plan.step
+    assert planned.value == "cuda_graph", planned.because
