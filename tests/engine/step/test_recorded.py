@@ -159,6 +159,18 @@ def test_each_shape_has_its_own_recording_up_to_a_bound():
     assert "length_buckets" in bench.told[-1][1]
 
 
+def test_a_recording_that_is_not_used_any_more_makes_room_for_another():
+    value = [0]
+    bench = Bench(outside=Outside(looked_up=lambda: tuple(value)))
+    for epoch in range(20):  # as a weight of the loss that changes with each
+        value[0] = epoch
+        for _ in range(40):
+            bench(4)
+    assert bench.recorder.num_recorded == 20
+    assert len(bench.recordings._known) == recorded.MOST_SHAPES
+    assert bench.recorder.num_replayed > 20 * 30
+
+
 def test_a_shape_that_may_never_come_again_is_not_recorded_at_first_sight():
     bench = Bench()
     for rows in (1, 1, 1, 2, 3, 4, 5, 6, 7):

@@ -123,6 +123,7 @@ class Recordings:
         self._returns = returns or Returns()
         self._outside = outside or Outside()
         self._known: dict[Hashable, Recording] = {}
+        """The last used is the last."""
         self._draws: dict[Hashable, Draws] = {}
         """What each shape drew when it ran op by op."""
         self._failed: set[Hashable] = set()
@@ -164,8 +165,10 @@ class Recordings:
             )
             return None
         self._check_facts()
-        found = self._known.get(key)
-        self._num_replays += found is not None
+        found = self._known.pop(key, None)
+        if found is not None:
+            self._known[key] = found  # the last used is the last
+            self._num_replays += 1
         if found is None and self._may_record(key, work):
             found = self._make(key, work, skeleton, tensors)
         self._returns.count(key)
@@ -267,7 +270,7 @@ class Recordings:
             return False
         if not work.shortening.is_ready():
             return False
-        if len(self._known) < MOST_SHAPES:
+        if self._has_room():
             return self._repays(key) and not self._is_hindered()
         self._tell(
             "cuda_graph",
@@ -275,6 +278,16 @@ class Recordings:
             "number of shapes)",
         )
         return False
+
+    def _has_room(self) -> bool:
+        """Whether one more may be recorded, if need be in the place of one that is not used."""
+        if len(self._known) < MOST_SHAPES:
+            return True
+        oldest = next(iter(self._known))
+        if not self._returns.is_gone(oldest):
+            return False
+        del self._known[oldest]
+        return True
 
     def _repays(self, key: Hashable) -> bool:
         repays = self._returns.repay(key, len(self._known))
