@@ -41,6 +41,16 @@ def helps(outputs: Any, labels: Any) -> Any:
     return collects(outputs, labels)
 
 
+def files_in_the_model(model: Any, batch: Any) -> Any:
+    model.kept["last"] = batch
+    return model(batch)
+
+
+def lists_in_the_model(model: Any, batch: Any) -> Any:
+    model.losses.append(batch)
+    return model(batch)
+
+
 def counter() -> Any:
     count = 0
 
@@ -115,6 +125,8 @@ def test_a_function_that_only_computes_is_clean():
         (Counting().lists, "adds to"),
         (Counting().by_epoch, "'epoch'"),
         (helps, "seen.append"),
+        (files_in_the_model, "writes into"),
+        (lists_in_the_model, "adds to"),
         (counter(), "'count'"),
         (Callable(), "'seen'"),
         (partial(collects, labels=None), "seen.append"),

@@ -147,7 +147,7 @@ def _effect(step: dis.Instruction, earlier: list[dis.Instruction], scope: Scope)
     before = earlier[-1] if earlier else None
     if step.opname in _STORES or (step.opname == "STORE_DEREF" and step.argval in scope.free):
         return f"keeps {step.argval!r} for later"
-    if step.opname == "STORE_SUBSCR" and _is_outside(_base(earlier, _container(earlier)), scope):
+    if step.opname == "STORE_SUBSCR" and _was_there(earlier, _container(earlier), scope):
         return "writes into something that outlives the step"
     if step.opname == "LOAD_GLOBAL" and step.argval == "print" and "print" not in scope.known:
         return "prints"
@@ -187,6 +187,13 @@ def _base(steps: list[dis.Instruction], end: int) -> dis.Instruction | None:
     return None
 
 
+def _was_there(steps: list[dis.Instruction], end: int, scope: Scope) -> bool:
+    """Whether an expression is something from before the call: what an argument holds is."""
+    base = _base(steps, end)
+    is_held = base is not None and base is not steps[end] and reads(base, scope.given)
+    return is_held or _is_outside(base, scope)
+
+
 def _is_outside(step: dis.Instruction | None, scope: Scope) -> bool:
     """Whether a step loads something that was there before the function was called."""
     if step is None:
@@ -200,21 +207,25 @@ def _is_outside(step: dis.Instruction | None, scope: Scope) -> bool:
 def _called_method(name: str, earlier: list[dis.Instruction], scope: Scope) -> str | None:
     if name in _MOVES:
         return f"looks at {name!r}, which changes from step to step"
-    if name in _KEEPS and _outlives(earlier, scope):
+    if name in _KEEPS and _outlives(name, earlier, scope):
         return "adds to something that outlives the step"
     if name in _TELLS and _tells(earlier[-1], scope):
         return "tells somebody"
     return None
 
 
-def _outlives(earlier: list[dis.Instruction], scope: Scope) -> bool:
+def _outlives(name: str, earlier: list[dis.Instruction], scope: Scope) -> bool:
     """Whether what a method is called on was there before the step: no local of the function."""
     base = _base(earlier, len(earlier) - 1)
-    if base is None or base is earlier[-1] and "LOAD_FAST" in base.opname:
-        return False  # an argument's or a local's: tensors have such methods too
-    if base.opname == "LOAD_GLOBAL":
+    if base is not None and base.opname == "LOAD_GLOBAL":
         return not isinstance(scope.known.get(str(base.argval)), types.ModuleType)
-    return _is_outside(base, scope)
+    if name == "add":  # tensors have it too, and come as arguments
+        return base is not earlier[-1] and _is_outside(base, scope)
+    return (
+        base is not earlier[-1]
+        and _was_there(earlier, len(earlier) - 1, scope)
+        or (base is not None and base.opname == "LOAD_DEREF" and _is_outside(base, scope))
+    )
 
 
 def _tells(before: dis.Instruction, scope: Scope) -> bool:

@@ -23,6 +23,7 @@ from anytrain.engine.step.cuda_graph import Draws
 from anytrain.engine.step.granted import Facts, Remains
 from anytrain.engine.step.returns import Returns
 from anytrain.engine.step.shortcuts import Shortening
+from anytrain.engine.step.users import is_installed
 from anytrain.engine.tree import Slot, put_together, take_apart
 
 MOST_SHAPES = 8
@@ -376,7 +377,7 @@ def describe(error: BaseException) -> str:
 
 
 def _is_library(filename: str) -> bool:
-    return "site-packages" in filename or "dist-packages" in filename or filename.startswith(_OWN)
+    return is_installed(filename) or filename.startswith(_OWN)
 
 
 def _key(skeleton: Any, tensors: list[torch.Tensor], also: Hashable) -> Hashable | None:
