@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from anytrain import Accelerator
 
@@ -47,6 +48,34 @@ def test_batches_are_whole_while_their_memory_is_used_again(options: dict[str, A
         torch.zeros(NUMBERS, device="cuda").add_(1)  # takes the memory that was let go of
         found.append(torch.stack([lowest, highest]))
     assert torch.stack(found).tolist() == [[n + 1.0, n + 1.0] for n in range(60)]
+
+
+class Collecting(Dataset[torch.Tensor]):
+    """Rows whose worker collects garbage at each of them."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        gc.collect()
+        return torch.tensor(index)
+
+
+def test_a_worker_outlives_the_garbage_of_its_parent() -> None:
+    accelerator = Accelerator()
+    gc.collect()
+    gc.disable()  # so that the worker is the first to find it
+    try:
+        for _ in range(3):
+            pinned = batches(1, pinned=True)
+            with torch.cuda.stream(torch.cuda.Stream()):
+                pinned[0].to("cuda", non_blocking=True)
+            pinned.append(pinned)  # type: ignore[arg-type]
+        del pinned
+        loader = accelerator.prepare(DataLoader(Collecting(), batch_size=None, num_workers=1))
+        assert [int(row) for row in loader] == list(range(8))
+    finally:
+        gc.enable()
 
 
 def test_in_deterministic_mode_new_memory_is_filled_before_the_copy_not_after_it(

@@ -150,9 +150,14 @@ class Halves:
         if inputs.dtype == HALF:
             return inputs
         inputs = real(inputs)
-        version, rounded = self._rounded.get(inputs, (None, None))
-        if version != inputs._version:
-            rounded = inputs.to(HALF)
-            self._rounded[inputs] = inputs._version, rounded
-        found: torch.Tensor = rounded
+        version, rounded = self._rounded.pop(inputs, (None, None))
+        found: torch.Tensor = rounded if version == inputs._version else inputs.to(HALF)
+        if not _is_made_again():
+            self._rounded[inputs] = inputs._version, found
         return found
+
+
+def _is_made_again() -> bool:
+    """Whether a checkpointed block runs, whose input stays: nothing else of it may."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    return hooks is not None or not torch.is_grad_enabled()

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import os
 import re
 import shutil
 import subprocess
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -185,7 +187,7 @@ class _SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _copying(device)
         self._is_open = False
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -209,6 +211,12 @@ class _SideStream:
         self._is_open = False
         event = self._stream.record_event()
         return lambda: torch.cuda.current_stream(self._device).wait_event(event)
+
+
+@cache
+def _copying(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream for copies: from about the sixth of a process, graphs replay slower."""
+    return torch.cuda.Stream(device)
 
 
 def _count() -> tuple[int, str]:
@@ -291,3 +299,9 @@ def _explain_memory(error: BaseException) -> str:
         f"{cached / _GIB:.1f}, and {free / _GIB:.1f} GiB are free.\n"
         'Try a smaller batch with more gradient accumulation steps, or mixed_precision="bf16".'
     )
+
+
+# A forked worker cannot let go of its parent's pinned memory: to try ends it. So its collector
+# leaves alone whatever there was before the fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=gc.freeze)
