@@ -15,6 +15,7 @@ from torch import nn
 from anytrain import Accelerator, Trainer
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.engine.assemble import current
+from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.norms import norm_widths
 from anytrain.machine.backends.cuda_kernels import Kernels
 from equivalence import twins
@@ -368,6 +369,25 @@ def test_memory_stays_near_the_eager_runs(tmp_path: Path, checkpointed: bool) ->
         assert plan_of(trainer).value == ("eager" if engine == "eager" else "cuda_graph")
         del trainer
     assert peaks[1] <= 1.15 * peaks[0]
+
+
+def test_a_recording_writes_to_no_memory_of_one_that_is_gone() -> None:
+    torch.use_deterministic_algorithms(False)
+    device = torch.device("cuda", 0)
+    left = torch.randn(64, 1 << 16, device=device, dtype=torch.bfloat16)
+    right = torch.randn(1 << 16, 64, device=device, dtype=torch.bfloat16)
+    recorders = [CudaGraphs(device) for _ in range(33)]  # torch has 32 streams, one after another
+    first, last = recorders[0], recorders[-1]
+    gone = first.record(lambda: left @ right, None)
+    replay, found = last.record(lambda: left @ right, None)
+    del gone, first, recorders
+    gc.collect()
+    last.release()
+    torch.cuda.empty_cache()
+    others = [torch.zeros(1 << 23, device=device) for _ in range(32)]
+    replay()
+    torch.testing.assert_close(found, left @ right)
+    assert not any(bool(other.any()) for other in others)
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])

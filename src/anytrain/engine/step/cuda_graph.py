@@ -7,11 +7,9 @@ numbers of a replay are those that the work would have drawn if it had been run 
 from __future__ import annotations
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, ClassVar
 
 import torch
@@ -34,7 +32,7 @@ class CudaGraphs:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = _recording(device, threading.get_ident())
+        self._stream = torch.cuda.Stream(device)
         self._pool: Any = torch.cuda.graph_pool_handle()
         self._born = CudaGraphs.num_abandoned
         self.problem: str | None = None
@@ -75,6 +73,8 @@ class CudaGraphs:
         for twin in twins:
             graph.register_generator_state(twin)
         before = self._generator.initial_seed(), self._generator.get_offset()
+        # torch has few streams, and cuBLAS a workspace for each: it may lie in another one's pool.
+        _let_go_of_workspaces()
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with (
             torch.cuda.stream(self._stream),
@@ -123,9 +123,7 @@ class CudaGraphs:
 
     def release(self) -> None:
         """Give back the memory that running the work op by op has left in the cache."""
-        clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
-        if clear is not None:
-            clear()
+        _let_go_of_workspaces()
         free, total = torch.cuda.mem_get_info(self._device)
         if free < total / 2:  # to give it back takes time, and nobody else may want it
             with suppress(RuntimeError):  # a recording that failed elsewhere may forbid it
@@ -186,10 +184,10 @@ class CudaGraphs:
             torch.random.fork_rng = kept[2]
 
 
-@cache
-def _recording(device: torch.device, thread: int) -> torch.cuda.Stream:
-    """Return the stream that a thread records on: with more of them graphs replay slower."""
-    return torch.cuda.Stream(device)
+def _let_go_of_workspaces() -> None:
+    clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
+    if clear is not None:
+        clear()
 
 
 @contextmanager

@@ -10,7 +10,6 @@ import subprocess
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import ClassVar
 
@@ -187,7 +186,7 @@ class _SideStream:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = _copying(device)
+        self._stream = torch.cuda.Stream(device)
         self._is_open = False
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -211,12 +210,6 @@ class _SideStream:
         self._is_open = False
         event = self._stream.record_event()
         return lambda: torch.cuda.current_stream(self._device).wait_event(event)
-
-
-@cache
-def _copying(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream for copies: from about the sixth of a process, graphs replay slower."""
-    return torch.cuda.Stream(device)
 
 
 def _count() -> tuple[int, str]:

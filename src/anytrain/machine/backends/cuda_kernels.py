@@ -42,6 +42,10 @@ _HAS_ADDEND = 8
 """As the kernels call it."""
 
 
+_loaded: dict[tuple[int, tuple[int, ...]], Any] = {}
+"""What this process has given to each GPU, once for all its trainings: it stays there."""
+
+
 class Kernels:
     """The kernels of one GPU; they are compiled behind the run that will want them.
 
@@ -66,8 +70,10 @@ class Kernels:
             from torch.cuda import _utils
 
             torch.cuda.set_device(self._device)
-            binary = self._binary(names[0])
-            self._found = _utils._cuda_load_module(binary, names)  # type: ignore[assignment]
+            key = torch.cuda.current_device(), tuple(self._norms)
+            if key not in _loaded:
+                _loaded[key] = _utils._cuda_load_module(self._binary(names[0]), names)
+            self._found = _loaded[key]
         except Exception as error:  # noqa: BLE001  torch's own kernels do it all too, slower
             self.problem = str(error)
 

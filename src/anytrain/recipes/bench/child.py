@@ -77,11 +77,11 @@ class Child:
             "plan": trained.plan,
             **evaluate(task, trained.model, rows.load(self.folder, "eval")),
         }
-        flops = self._flops(trained.model)
+        flops = self.flops(trained.model)
         del trained
         if flops:
             rate = figures.matmul_rate(self.backend, self.device)
-            told |= {"matmul_rate": rate, "shapes": [self._shape(s, flops, rate) for s in flops]}
+            told |= {"matmul_rate": rate, "shapes": [self.steps(s, flops, rate) for s in flops]}
         return told
 
     def _num_steps(self) -> int:
@@ -93,11 +93,12 @@ class Child:
         epochs, more = divmod(self._num_steps(), epoch)
         return epochs * len(self.train_rows) + more * self.settings.batch_size
 
-    def _flops(self, model: torch.nn.Module) -> dict[tuple[int, int], float]:
+    def flops(self, model: torch.nn.Module) -> dict[tuple[int, int], float]:
+        """Return what a step of each shape that is asked for computes."""
         shapes = self.settings.shapes or ()
         return {shape: models.flops_per_step(model, *shape) for shape in shapes}
 
-    def _shape(
+    def steps(
         self, shape: tuple[int, int], flops: dict[tuple[int, int], float], rate: float
     ) -> dict[str, Any]:
         """Measure steps whose batches all have one shape."""
