@@ -376,6 +376,7 @@ def test_a_recording_writes_to_no_memory_of_one_that_is_gone() -> None:
     device = torch.device("cuda", 0)
     left = torch.randn(64, 1 << 16, device=device, dtype=torch.bfloat16)
     right = torch.randn(1 << 16, 64, device=device, dtype=torch.bfloat16)
+    expected = left @ right
     recorders = [CudaGraphs(device) for _ in range(33)]  # torch has 32 streams, one after another
     first, last = recorders[0], recorders[-1]
     gone = first.record(lambda: left @ right, None)
@@ -386,7 +387,7 @@ def test_a_recording_writes_to_no_memory_of_one_that_is_gone() -> None:
     torch.cuda.empty_cache()
     others = [torch.zeros(1 << 23, device=device) for _ in range(32)]
     replay()
-    torch.testing.assert_close(found, left @ right)
+    torch.testing.assert_close(found, expected)
     assert not any(bool(other.any()) for other in others)
 
 
