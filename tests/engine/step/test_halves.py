@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -71,27 +71,77 @@ def test_a_blocks_activations_go_with_it(checkpointed: bool) -> None:
         assert all(whole() is None for whole in model.kept)
 
 
-def test_layers_of_one_input_share_what_is_rounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = Two(checkpointed=True)  # whose layers run twice, and are not one multiplication
+def notes(monkeypatch: pytest.MonkeyPatch, note: Callable[[torch.Tensor], None]) -> None:
+    """Have noted what each layer reads."""
+    result = layers.Group.result
+
+    def noted(self: Any, number: int, read: torch.Tensor, tools: Any) -> torch.Tensor:
+        note(read)
+        return result(self, number, read, tools)
+
+    monkeypatch.setattr(layers.Group, "result", noted)
+
+
+@pytest.mark.parametrize("checkpointed", [True, False])
+def test_layers_of_one_input_share_what_is_rounded(
+    checkpointed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = Two(checkpointed=checkpointed)
+    for block in model.blocks:
+        block.left.bias = nn.Parameter(torch.zeros(8))  # so that they are not one multiplication
     sightings = Sightings(model)
     inputs = torch.randn(4, 8, requires_grad=True)
     with sightings.watched():
         model(inputs).backward()
     assert [len(group.layers) for group in sightings.groups()] == [1] * 6
     seen: list[torch.Tensor] = []
-    result = layers.Group.result
-
-    def noted(self: Any, number: int, read: torch.Tensor, tools: Any) -> torch.Tensor:
-        seen.append(read)
-        return result(self, number, read, tools)
-
-    monkeypatch.setattr(layers.Group, "result", noted)
+    notes(monkeypatch, seen.append)
     with rounded(model, sightings):
         model(inputs)
     assert [one is other for one, other in zip(seen, seen[1:], strict=False)] == [
         *(True, False, False),
         *(True, False),
     ]
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_of_what_checkpointed_blocks_read_only_the_last_stays_rounded(
+    by_hand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their inputs stay until they run again; what was rounded of them would stay as long."""
+    model = nn.ModuleList(nn.Linear(8, 8, bias=False) for _ in range(4))
+    seen: list[Any] = []
+    notes(monkeypatch, lambda read: seen.append(weakref.ref(read)))
+    with rounded(model):
+        x = torch.randn(4, 8, requires_grad=True)
+        for layer in model:
+            x = checkpoint(lambda y, of=layer: of(y).float(), x, use_reentrant=by_hand)
+        assert [read() is not None for read in seen] == [False, False, False, True]
+
+
+def test_what_was_rounded_without_gradients_has_one_when_it_is_wanted() -> None:
+    layer = nn.Linear(8, 8, bias=False)
+    inputs = torch.randn(4, 8, requires_grad=True)
+    with rounded(layer):
+        with torch.no_grad():
+            layer(inputs)
+        layer(inputs).float().sum().backward()
+    assert inputs.grad is not None
+
+
+def test_a_result_without_gradients_is_not_taken_where_one_is_wanted() -> None:
+    left, right = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+    model = nn.ModuleList([left, right])
+    sightings = Sightings(model)
+    inputs = torch.randn(4, 8, dtype=torch.bfloat16, requires_grad=True)
+    with sightings.watched(), torch.autocast("cpu", dtype=torch.bfloat16):
+        left(inputs), right(inputs)
+    assert [len(group.layers) for group in sightings.groups()] == [2]
+    with rounded(model, sightings):
+        with torch.no_grad():
+            left(inputs)
+        right(inputs).float().sum().backward()
+    assert inputs.grad is not None
 
 
 def test_what_was_written_to_is_rounded_anew() -> None:

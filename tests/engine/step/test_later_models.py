@@ -125,6 +125,22 @@ def test_a_model_learns_the_same(
     found = run(name, how, puts_off=True)
     assert expected[2] == 0
     assert found[2] == MODELS[name][2] or checkpointed is not None
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_checkpointed_model_learns_as_a_whole_one(
+    name: str, by_hand: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch_for_kernels.put_in(monkeypatch)
+    monkeypatch.setattr(layers, "_VOCABULARY", WORDS)
+    expected = run(name, None, puts_off=True)
+    found = run(name, {"use_reentrant": by_hand}, puts_off=True)
+    assert_close(found, expected, rounding=8 * ROUNDING)  # layers are joined in a whole one
+
+
+def assert_close(found: Any, expected: Any, rounding: float = ROUNDING) -> None:
     torch.testing.assert_close(found[0], expected[0], rtol=1e-5, atol=1e-5)
     largest = max(float(g.abs().max()) for g in expected[1].values() if g is not None)
     for parameter, gradient in found[1].items():
@@ -132,4 +148,4 @@ def test_a_model_learns_the_same(
         assert (gradient is None) == (other is None), parameter
         if gradient is not None:
             worst = float((gradient.float() - other.float()).abs().max())
-            assert worst <= ROUNDING * max(float(other.abs().max()), 0.01 * largest), parameter
+            assert worst <= rounding * max(float(other.abs().max()), 0.01 * largest), parameter

@@ -250,6 +250,22 @@ def test_a_change_before_the_first_recording_is_seen_too():
     assert bench.recorder.num_recorded == 1
 
 
+def test_nothing_is_compared_while_no_recording_would_be_repaid(monkeypatch):
+    left = [1]
+    bench = Bench(returns=Returns(lambda: left[0]))
+    with monkeypatch.context() as patch:
+        patch.setattr(recorded.Facts, "hold", lambda facts: pytest.fail("compared"))
+        for _ in range(4):
+            bench(4)
+    bench.model[1].p = 0.5
+    bench.model.eval()
+    left[0] = 100
+    bench(4)  # op by op: what was watched was another step
+    assert bench.recorder.num_recorded == 0
+    bench(4)
+    assert bench.recorder.num_recorded == 1
+
+
 def test_a_value_that_the_users_code_looks_up_is_part_of_the_shape():
     value = [1.0]
     bench = Bench(outside=Outside(looked_up=lambda: tuple(value)))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -49,8 +49,10 @@ class Halves:
         found = ((module, form_of(module)) for module in model.modules())
         self._gelus = [(module, form) for module, form in found if form is not None]
         self._rounded: WeakIdKeyDictionary = WeakTensorKeyDictionary()
-        """What was rounded of each tensor and of which version of it, for as long as it is there:
-        longer would keep a checkpointed block's activations."""
+        """Of each tensor, for as long as it is there: longer would keep a checkpointed block's
+        activations."""
+        self._last: WeakIdKeyDictionary = WeakTensorKeyDictionary()
+        """In a checkpointed block, of the last tensor alone: the block's input stays."""
 
     def _places(self) -> list[tuple[int, bool]]:
         return [(parameter.data_ptr(), parameter.requires_grad) for parameter in self._where]
@@ -75,6 +77,7 @@ class Halves:
                 yield
         finally:
             self._rounded.clear()
+            self._last.clear()
             for group in self._groups:
                 group.forget()
             for module, _ in instead:
@@ -124,7 +127,7 @@ class Halves:
             is_ready = isinstance(inputs, Later) or can_be_read(inputs)
             if is_ready and inputs.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
                 whole, rounded = normalize(inputs, norm, self._kernels)
-                self._rounded[whole] = whole._version, rounded
+                self._rounded[whole] = Rounding(whole._version, rounded)
                 return whole
             result: torch.Tensor = plain(norm, inputs)
             return result
@@ -150,11 +153,30 @@ class Halves:
         if inputs.dtype == HALF:
             return inputs
         inputs = real(inputs)
-        version, rounded = self._rounded.pop(inputs, (None, None))
-        found: torch.Tensor = rounded if version == inputs._version else inputs.to(HALF)
-        if not _is_made_again():
-            self._rounded[inputs] = inputs._version, found
+        kept = self._rounded.pop(inputs, None) or self._last.get(inputs)
+        found = inputs.to(HALF) if kept is None or not kept.is_of(inputs) else kept.rounded
+        if _is_made_again():
+            self._last.clear()
+            self._last[inputs] = Rounding(inputs._version, found)
+        else:
+            self._rounded[inputs] = Rounding(inputs._version, found)
         return found
+
+
+class Rounding(NamedTuple):
+    """What was rounded of a version of a tensor."""
+
+    version: int
+    rounded: torch.Tensor
+
+    def is_of(self, whole: torch.Tensor) -> bool:
+        """Whether the tensor is as it was, and gets its gradient if one is wanted.
+
+        What a block makes while no gradients are computed may get one afterwards: checkpointing
+        by hand gives it to the block's results.
+        """
+        is_wanted = whole.requires_grad and torch.is_grad_enabled()
+        return self.version == whole._version and (self.rounded.requires_grad or not is_wanted)
 
 
 def _is_made_again() -> bool:

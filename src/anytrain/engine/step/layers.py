@@ -54,8 +54,8 @@ class Group:
         shape = first.weight.shape if self.is_turned else (self.width, first.weight.shape[1])
         self.weight = _leaf(shape, first.weight)
         self.bias = None if first.bias is None else _leaf((self.width,), first.bias)
-        self._read: tuple[torch.Tensor, int] | None = None
-        """The input that results are kept of, and its version."""
+        self._read: tuple[torch.Tensor, int, bool] | None = None
+        """The input that results are kept of, its version, and if they lead back to it."""
         self._results: dict[int, torch.Tensor] = {}
         """Those that nobody has asked for yet."""
 
@@ -74,7 +74,8 @@ class Group:
 
         None is kept longer: a block that is checkpointed would keep its activations after all.
         """
-        if self._read is None or self._read[0] is not inputs or self._read[1] != inputs._version:
+        read = inputs, inputs._version, torch.is_grad_enabled()
+        if self._read is None or self._read[0] is not inputs or self._read[1:] != read[1:]:
             self.forget()
         if number not in self._results:
             how = tools, self.is_turned, sum(self.widths)
@@ -83,7 +84,7 @@ class Group:
                 self._results = dict(enumerate(seen.split(self.widths, -1)))
             else:
                 self._results = {0: _result(seen, whole) if tools.puts_off else seen}
-            self._read = inputs, inputs._version
+            self._read = read
         asked = self._results.pop(number)
         if not self._results:
             self.forget()

@@ -165,7 +165,7 @@ class Recordings:
                 "another device"
             )
             return None
-        self._check_facts()
+        self._check_facts(key)
         found = self._known.pop(key, None)
         if found is not None:
             self._known[key] = found  # the last used is the last
@@ -237,10 +237,11 @@ class Recordings:
             self._failed.clear()
             self.forget()
 
-    def _check_facts(self) -> None:
+    def _check_facts(self, key: Hashable) -> None:
         if self._recorder.problem is not None:
             self.stop(self._recorder.problem)
-        if self._facts is None:
+        is_recorded = bool(self._known) or self._returns.repay(key)  # else nothing depends on them
+        if self._facts is None or not is_recorded:
             return
         if self._recorder.is_current() and self._facts.hold():
             return
