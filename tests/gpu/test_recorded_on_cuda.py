@@ -131,6 +131,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         lambda: bert(dropout=0.1),
         {"gradient_checkpointing": True},
     ),
+    "checkpointing, with wide norms": (
+        lambda: bert(hidden_size=256),
+        {"gradient_checkpointing": True, "learning_rate": 1e-3},
+    ),
+    "checkpointing by hand, with wide norms": (
+        lambda: bert(hidden_size=256),
+        {
+            "gradient_checkpointing": True,
+            "gradient_checkpointing_kwargs": {"use_reentrant": True},
+            "learning_rate": 1e-3,
+        },
+    ),
     "tied": (lambda: twins.gpt2(dropout=0.1), {"train_dataset": unmasked(twins.texts(64))}),
     "wide and tied": (
         speaking,
@@ -186,7 +198,11 @@ def test_several_lengths_are_several_recordings(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}], ids=["fp32", "bf16"])
 @pytest.mark.parametrize(
-    "case", ["plain", "accumulation", "tied", "wide and tied", "lora", "frozen", "decay"]
+    "case",
+    [
+        *("plain", "accumulation", "tied", "wide and tied", "lora", "frozen", "decay"),
+        *("checkpointing, with wide norms", "checkpointing by hand, with wide norms"),
+    ],
 )
 def test_shortcuts_change_results_by_rounding_alone(
     tmp_path: Path, case: str, precision: dict[str, Any]

@@ -178,6 +178,8 @@ ALONE: dict[str, Body] = {
         b.norm, checkpoint(lambda y: b.half(y) + y, x, use_reentrant=False), use_reentrant=False
     ),
     "checkpointed by hand": lambda b, x: checkpoint(b.norm, b.half(x) + x, use_reentrant=True),
+    "made by hand": lambda b, x: b.norm(checkpoint(b.half, x, use_reentrant=True) + x),
+    "normalized by hand": lambda b, x: b.inner(checkpoint(b.norm, x, use_reentrant=True)).float(),
 }
 
 

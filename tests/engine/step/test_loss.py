@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import torch_for_kernels
 from anytrain.engine.step import loss
@@ -134,6 +135,18 @@ def test_logits_that_are_written_to_are_refused(written: str, write: Callable[..
     run(compute, by_kernels=False)
     with pytest.raises(BrokenPromise, match="writes to"):
         run(compute, by_kernels=True)
+
+
+def test_the_logits_of_a_head_that_is_checkpointed_by_hand_lead_back_to_it() -> None:
+    layer = nn.Linear(8, WORDS, bias=False)
+    group = Group([layer])
+    inputs = torch.randn(2, 5, 8).to(HALF).requires_grad_()
+    with losses(NONE), promises():
+        logits = checkpoint(
+            lambda y: group.result(0, y, Tools(NONE, NONE)), inputs, use_reentrant=True
+        )
+        like_transformers(logits, torch.randint(WORDS, (2, 5))).backward()
+    assert inputs.grad is not None
 
 
 def test_torchs_function_is_back_afterwards() -> None:

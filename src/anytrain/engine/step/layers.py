@@ -97,9 +97,14 @@ class Group:
 
 
 def _result(seen: torch.Tensor, whole: torch.Tensor | None) -> torch.Tensor:
-    """Return what a layer has made, so that it is known for that; a head's for the head's."""
+    """Return what a layer has made, so that it is known for that; a head's for the head's.
+
+    Without gradients it is no head's: checkpointing by hand gives the result a gradient afterwards,
+    but not what it was made from.
+    """
     head = Head(seen, seen._version, seen if whole is None else whole)
-    made: torch.Tensor = result(seen, head=head if seen.shape[-1] >= _VOCABULARY else None)
+    is_head = seen.shape[-1] >= _VOCABULARY and torch.is_grad_enabled()
+    made: torch.Tensor = result(seen, head=head if is_head else None)
     return made
 
 
