@@ -133,14 +133,14 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     ),
     "checkpointing, with wide norms": (
         lambda: bert(hidden_size=256),
-        {"gradient_checkpointing": True, "learning_rate": 1e-3},
+        {"gradient_checkpointing": True, "learning_rate": 1e-4},
     ),
     "checkpointing by hand, with wide norms": (
         lambda: bert(hidden_size=256),
         {
             "gradient_checkpointing": True,
             "gradient_checkpointing_kwargs": {"use_reentrant": True},
-            "learning_rate": 1e-3,
+            "learning_rate": 1e-4,
         },
     ),
     "tied": (lambda: twins.gpt2(dropout=0.1), {"train_dataset": unmasked(twins.texts(64))}),
