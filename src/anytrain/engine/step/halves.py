@@ -19,7 +19,7 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from anytrain.engine.optim.fused import FusedAdam
 from anytrain.engine.step.gelu import Form, form_of, gelu
-from anytrain.engine.step.later import Later, can_be_read, promises, real
+from anytrain.engine.step.later import Later, can_be_read, promises, real, saving_hooks
 from anytrain.engine.step.layers import HALF, Group, Tools
 from anytrain.engine.step.loss import losses
 from anytrain.engine.step.norms import is_norm, normalize
@@ -181,5 +181,4 @@ class Rounding(NamedTuple):
 
 def _is_made_again() -> bool:
     """Whether a checkpointed block runs, whose input stays: nothing else of it may."""
-    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
-    return hooks is not None or not torch.is_grad_enabled()
+    return saving_hooks() is not None or not torch.is_grad_enabled()

@@ -127,7 +127,7 @@ class Promise:
 
     def __post_init__(self) -> None:
         self.versions = tuple(part._version for part in self.parts)
-        self.hooks = _hooks()
+        self.hooks = saving_hooks()
 
     def values(self) -> torch.Tensor:
         """Return the values, which are computed now if they are not there."""
@@ -161,7 +161,7 @@ class Promise:
         return self.made is None or self.made._version == self.made_version
 
 
-def _hooks() -> Any:
+def saving_hooks() -> Any:
     """Return what saved tensors go through here, to compare; another each time if unknown."""
     find = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return object() if find is None else find(False)
@@ -225,7 +225,7 @@ def promised_sum(tensor: torch.Tensor) -> Promise | None:
     promise = tensor.promise if isinstance(tensor, Later) else None
     if promise is None or len(promise.parts) != 2:
         return None
-    if promise.hooks != _hooks() or not torch.is_grad_enabled():
+    if promise.hooks != saving_hooks() or not torch.is_grad_enabled():
         return None
     promise.check()
     return promise
