@@ -116,11 +116,15 @@ def dropout(x: Any, p: float = 0.5, training: bool = True, inplace: bool = False
 
 @contextmanager
 def rounded(
-    model: nn.Module, sightings: Sightings | None = None, *, puts_off: bool = True
+    model: nn.Module,
+    sightings: Sightings | None = None,
+    *,
+    puts_off: bool = True,
+    joined: bool = True,
 ) -> Iterator[Halves]:
     """Let the model's layers work on rounded weights in the block."""
     plain: Any = Plain()
-    groups = (sightings or _no_sightings(model)).groups()
+    groups = (sightings or _no_sightings(model)).groups(joined=joined)
     halves = Halves(plain, model, groups, puts_off=puts_off)
     with torch.no_grad():
         for parameter, (leaf, where) in halves._where.items():

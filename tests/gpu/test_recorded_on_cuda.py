@@ -281,6 +281,33 @@ def test_what_is_written_over_is_not_read_from_a_copy(tmp_path: Path) -> None:
             assert other["loss"] == pytest.approx(one["loss"], rel=2e-2)
 
 
+class Smooth(Inplace):
+    """A plain model whose loss holds the slope of its result."""
+
+    def forward(self, x: Any, labels: Any) -> Any:
+        with torch.enable_grad():
+            x = x.requires_grad_()
+            out = self.last(torch.tanh(self.norm(self.first(x).float()))).squeeze(-1)
+            (slope,) = torch.autograd.grad(out.float().sum(), x, create_graph=True)
+        loss = nn.functional.mse_loss(out.float(), labels) + slope.float().square().mean()
+        return {"loss": loss}
+
+
+def seeded_smooth() -> nn.Module:
+    torch.manual_seed(0)
+    return Smooth()
+
+
+def test_a_gradient_penalty_is_trained_on_without_shortcuts(tmp_path: Path) -> None:
+    torch.use_deterministic_algorithms(False)
+    given = {"train_dataset": twins.points(64), "bf16": True, "learning_rate": 1e-3}
+    compile_kernels(seeded_smooth)
+    eager = train(tmp_path, "eager", seeded_smooth, **given)
+    recorded = train(tmp_path, "auto", seeded_smooth, **given)
+    for name, weight in eager.model.state_dict().items():
+        torch.testing.assert_close(weight, recorded.model.state_dict()[name], rtol=2e-2, atol=2e-3)
+
+
 class Late(nn.Module):
     """A plain model whose second head gets its first gradient when the batches get smaller."""
 

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 import torch_for_kernels
 from anytrain.engine.step import layers
 from anytrain.engine.step.layers import Sightings
+from anytrain.engine.step.refusals import BrokenPromise
 from torch_for_kernels import rounded
 
 
@@ -129,7 +130,7 @@ def test_what_was_rounded_without_gradients_has_one_when_it_is_wanted() -> None:
     assert inputs.grad is not None
 
 
-def test_a_result_without_gradients_is_not_taken_where_one_is_wanted() -> None:
+def test_joined_layers_of_which_one_gets_no_gradient_are_refused_and_alone_are_not() -> None:
     left, right = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
     model = nn.ModuleList([left, right])
     sightings = Sightings(model)
@@ -137,11 +138,17 @@ def test_a_result_without_gradients_is_not_taken_where_one_is_wanted() -> None:
     with sightings.watched(), torch.autocast("cpu", dtype=torch.bfloat16):
         left(inputs), right(inputs)
     assert [len(group.layers) for group in sightings.groups()] == [2]
-    with rounded(model, sightings):
+    with rounded(model, sightings), pytest.raises(BrokenPromise, match="gets no gradient"):
+        with torch.no_grad():
+            left(inputs)
+        right(inputs).float().sum().backward()
+    with rounded(model, sightings, joined=False) as halves:
         with torch.no_grad():
             left(inputs)
         right(inputs).float().sum().backward()
     assert inputs.grad is not None
+    assert halves.gradient(left.weight) is None
+    assert halves.gradient(right.weight) is not None
 
 
 def test_what_was_written_to_is_rounded_anew() -> None:

@@ -198,9 +198,6 @@ BROKEN: dict[str, Body] = {
     "a hook on a sum": after(sum_of, lambda t: t.register_hook(lambda g: g * 2)),
     "a hook on a dropped result": after(half_of, lambda t: t.register_hook(lambda g: g * 0)),
     "a gradient kept": after(sum_of, lambda t: t.retain_grad()),
-    "a gradient asked for": after(
-        sum_of, lambda t: torch.autograd.grad(t.sum(), t, retain_graph=True)
-    ),
     "a function that writes": lambda b, x: b.norm(Tripled.apply(b.half(x) + x)),
     "a compiled function": lambda b, x: b.norm(scripted(t := b.half(x) + x) + t),
     "one function for many": lambda b, x: b.norm(torch.vmap(torch.tanh)(t := b.half(x) + x) + t),

@@ -13,12 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from anytrain.engine.step.blocks import has_hooks
 from anytrain.engine.step.later import Result
 from anytrain.engine.step.layers import Tools, can_sum, with_sums
+from anytrain.engine.step.refusals import once
 from anytrain.machine.backends.cuda_kernels import gelu_backward
 
 Form = Callable[[torch.Tensor], torch.Tensor]
@@ -80,11 +80,14 @@ class _Gelu(torch.autograd.Function):
     def forward(ctx: Any, inputs: Any, form: Any, tools: Tools) -> Any:
         ctx.save_for_backward(inputs.detach())
         ctx.how = tools, form is BY_TANH
+        ctx.set_materialize_grads(False)
         return form(inputs)
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *given: Any) -> Any:
+        if given[0] is None:
+            return None, None, None
         (inputs,), (tools, by_tanh) = ctx.saved_tensors, ctx.how
         read, sent = (t.reshape(-1, t.shape[-1]) for t in (inputs, given[0]))
         if not can_sum(sent):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import MethodType
 from typing import Any, NamedTuple
 
 import torch
@@ -23,6 +24,7 @@ from anytrain.engine.step.later import Later, can_be_read, promises, real, savin
 from anytrain.engine.step.layers import HALF, Group, Tools
 from anytrain.engine.step.loss import losses
 from anytrain.engine.step.norms import is_norm, normalize
+from anytrain.engine.step.refusals import BrokenPromise, refusals
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
 
 
@@ -71,9 +73,9 @@ class Halves:
             *((module, self._gelu(module, form)) for module, form in self._gelus),
         ]
         for module, forward in instead:
-            vars(module)["forward"] = forward
+            vars(module)["forward"] = _method(module, forward)
         try:
-            with losses(self._kernels), promises():
+            with losses(self._kernels), promises(), refusals():
                 yield
         finally:
             self._rounded.clear()
@@ -111,9 +113,12 @@ class Halves:
     def _linear(self, group: Group, number: int) -> Callable[[torch.Tensor], torch.Tensor]:
         layer = group.layers[number]
         plain = type(layer).forward
+        rounded = _state(layer)
 
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             if torch.is_autocast_enabled("cuda"):
+                if _state(layer) != rounded:
+                    raise BrokenPromise("a layer's weights are changed or replaced inside the step")
                 return group.result(number, self._round(inputs), self._tools)
             result: torch.Tensor = plain(layer, inputs)  # the model wants full precision here
             return result
@@ -134,16 +139,15 @@ class Halves:
 
         return forward
 
-    def _gelu(self, module: Any, form: Form) -> Callable[..., torch.Tensor]:
+    def _gelu(self, module: Any, form: Form) -> Callable[[torch.Tensor], torch.Tensor]:
         """Return a GELU whose result is as precise as what it reads, if that is rounded."""
         plain = type(module).forward
 
-        def forward(*given: Any, **more: Any) -> torch.Tensor:
-            inputs = given[0] if given else None
+        def forward(inputs: torch.Tensor) -> torch.Tensor:
             is_rounded = isinstance(inputs, torch.Tensor) and inputs.dtype == HALF
-            if is_rounded and len(given) == 1 and not more and torch.is_autocast_enabled("cuda"):
-                return gelu(given[0], form, self._tools)
-            result: torch.Tensor = plain(module, *given, **more)
+            if is_rounded and torch.is_autocast_enabled("cuda"):
+                return gelu(inputs, form, self._tools)
+            result: torch.Tensor = plain(module, inputs)
             return result
 
         return forward
@@ -170,13 +174,30 @@ class Rounding(NamedTuple):
     rounded: torch.Tensor
 
     def is_of(self, whole: torch.Tensor) -> bool:
-        """Whether the tensor is as it was, and gets its gradient if one is wanted.
+        """Whether the tensor is as it was, and gets its gradient if it wants one.
 
         What a block makes while no gradients are computed may get one afterwards: checkpointing
         by hand gives it to the block's results.
         """
-        is_wanted = whole.requires_grad and torch.is_grad_enabled()
-        return self.version == whole._version and (self.rounded.requires_grad or not is_wanted)
+        leads_back = self.rounded.requires_grad == whole.requires_grad
+        return self.version == whole._version and (leads_back or not torch.is_grad_enabled())
+
+
+def _state(layer: Any) -> list[tuple[int, int, bool]]:
+    """Return what tells if a layer's parameters are those that were rounded, as they were then."""
+    held = [p for p in (layer.weight, layer.bias) if p is not None]
+    return [(id(parameter), parameter._version, parameter.requires_grad) for parameter in held]
+
+
+def _method(module: Any, forward: Callable[..., torch.Tensor]) -> Any:
+    """Return the module's own forward: not a copy's of it, and not for what is given by name."""
+    plain = type(module).forward
+
+    def called(own: Any, *given: Any, **more: Any) -> Any:
+        is_usual = own is module and len(given) == 1 and not more
+        return forward(*given) if is_usual else plain(own, *given, **more)
+
+    return MethodType(called, module)
 
 
 def _is_made_again() -> bool:

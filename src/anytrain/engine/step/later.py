@@ -10,7 +10,7 @@ the graph of gradients, its own and that of its values, and gradients may come t
 asks for that place (a hook, `retain_grad`, `torch.autograd.grad`), writes to a promise, or reads it
 below Python gets a `BrokenPromise`; the step is recorded anew, and nothing is put off in it. What
 is not seen: writes that torch does not count (`x.data.mul_(2)`) to a tensor that a promised sum
-still waits for.
+still waits for, or that a layer norm has made.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ import torch
 from torch.nn import functional
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
+
+from anytrain.engine.step.refusals import BrokenPromise
 
 Make = Callable[[], torch.Tensor]
 ALIGNED = 16
@@ -54,10 +56,6 @@ _WRITERS = {"__setitem__", "__iadd__", "__isub__", "__imul__", "__idiv__", "__it
 """What writes to a tensor, besides functions whose names end in `_`."""
 _is_on = False
 """Whether a step is recorded: tensors that outlive it are plain ones."""
-
-
-class BrokenPromise(Exception):
-    """Something that a promise cannot give."""
 
 
 class Dropped(NamedTuple):
@@ -203,13 +201,15 @@ class _Promised(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *parts: Any) -> Any:
         ctx.dtypes = [part.dtype for part in parts]
+        ctx.set_materialize_grads(False)
         first = parts[0]
         make: Any = torch.Tensor._make_wrapper_subclass
         return make(Later, first.shape, dtype=torch.float32, device=first.device)
 
     @staticmethod
     def backward(ctx: Any, *given: Any) -> Any:
-        return tuple(given[0].to(dtype) for dtype in ctx.dtypes)
+        sent = given[0]
+        return tuple(None if sent is None else sent.to(dtype) for dtype in ctx.dtypes)
 
 
 def _promised(make: Make, *parts: torch.Tensor, **more: Any) -> Any:
@@ -285,6 +285,7 @@ def _called(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 def _refuse(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise where something is asked for that a promise cannot give."""
     name = str(getattr(func, "__name__", ""))
+    func = getattr(func, "instead_of", func)
     if func in _PLACES or name == "__set__" or kwargs.get("inputs") is not None:
         of = getattr(func, "__self__", func)  # of an attribute, what it is called
         asker = getattr(of, "__name__", name)

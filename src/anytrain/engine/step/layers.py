@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from anytrain.engine.step.later import ALIGNED, Head, can_be_read, result
+from anytrain.engine.step.later import ALIGNED, Head, can_be_read, result, saving_hooks
+from anytrain.engine.step.refusals import BrokenPromise, once
 from anytrain.machine.backends.cuda_kernels import Kernels, column_sums
 
 HALF = torch.bfloat16
@@ -54,8 +54,8 @@ class Group:
         shape = first.weight.shape if self.is_turned else (self.width, first.weight.shape[1])
         self.weight = _leaf(shape, first.weight)
         self.bias = None if first.bias is None else _leaf((self.width,), first.bias)
-        self._read: tuple[torch.Tensor, int, bool] | None = None
-        """The input that results are kept of, its version, and if they lead back to it."""
+        self._read: tuple[Any, ...] | None = None
+        """The input that results are kept of, its version, and if and how they lead back to it."""
         self._results: dict[int, torch.Tensor] = {}
         """Those that nobody has asked for yet."""
 
@@ -74,14 +74,15 @@ class Group:
 
         None is kept longer: a block that is checkpointed would keep its activations after all.
         """
-        read = inputs, inputs._version, torch.is_grad_enabled()
+        ways = inputs.requires_grad, torch.is_grad_enabled(), saving_hooks()
+        read = inputs, inputs._version, *ways
         if self._read is None or self._read[0] is not inputs or self._read[1:] != read[1:]:
             self.forget()
         if number not in self._results:
             how = tools, self.is_turned, sum(self.widths)
             seen, whole = _linear(inputs, self.weight, self.bias, how)
             if len(self.widths) > 1:
-                self._results = dict(enumerate(seen.split(self.widths, -1)))
+                self._results = dict(enumerate(_split(seen, self.widths)))
             else:
                 self._results = {0: _result(seen, whole) if tools.puts_off else seen}
             self._read = read
@@ -136,13 +137,13 @@ class Sightings:
 
     def _see(self, layer: Any, inputs: tuple[Any, ...]) -> None:
         read = inputs[0] if inputs else None
-        if self._input is not None and self._input() is read:
+        if read is not None and self._input is not None and self._input() is read:
             self._runs[-1].append(layer)
         else:
             self._input = None if read is None else weakref.ref(read)
             self._runs.append([layer])
 
-    def groups(self) -> list[Group]:
+    def groups(self, *, joined: bool = True) -> list[Group]:
         """Return all layers in groups; those whose parameters are not theirs alone are left out."""
         held = [p for layer in self._layers for p in _held(layer)]
         own = [
@@ -155,12 +156,13 @@ class Sightings:
             run
             for run in self._runs
             if len(run) > 1
+            and joined
             and all(sum(layer is other for other in calls) == 1 for layer in run)
             and all(any(layer is other for other in own) for layer in run)
             and _can_join(run)
         ]
-        joined = [layer for run in together for layer in run]
-        alone = [[x] for x in own if not any(x is other for other in joined)]
+        taken = [layer for run in together for layer in run]
+        alone = [[x] for x in own if not any(x is other for other in taken)]
         return [Group(run) for run in (*together, *alone)]
 
 
@@ -225,10 +227,12 @@ class _Linear(torch.autograd.Function):
         return _narrowed(made, how[2]), None if made.shape[-1] == how[2] else made
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *given: Any) -> Any:
         inputs, weight = ctx.saved_tensors
         tools, turned, _ = ctx.how
+        if all(each is None for each in given):
+            return (None,) * 4
         gradient = _gathered(given, weight.shape[1 if turned else 0])
         needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         of_inputs = of_weight = of_bias = None
@@ -242,6 +246,24 @@ class _Linear(torch.autograd.Function):
             known = _known_sums(given)
             of_bias = _sum_rows(gradient, tools) if known is None else known
         return of_inputs, of_weight, of_bias, None
+
+
+class _Split(torch.autograd.Function):
+    """The results of layers that are one multiplication, which has one gradient for all."""
+
+    @staticmethod
+    def forward(ctx: Any, whole: Any, widths: list[int]) -> Any:
+        ctx.set_materialize_grads(False)
+        return whole.split(widths, -1)
+
+    @staticmethod
+    @once
+    def backward(ctx: Any, *given: Any) -> Any:
+        if all(each is None for each in given):
+            return None, None
+        if any(each is None for each in given):  # no gradient is not zero: an update would be made
+            raise BrokenPromise("one of several layers that read the same tensor gets no gradient")
+        return torch.cat(given, -1), None
 
 
 def _gathered(given: tuple[torch.Tensor | None, ...], width: int) -> torch.Tensor:
@@ -296,3 +318,4 @@ def _sum_rows(matrix: torch.Tensor, tools: Tools) -> torch.Tensor:
 
 
 _linear: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = _Linear.apply
+_split: Callable[..., tuple[torch.Tensor, ...]] = _Split.apply

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from anytrain.engine.step.later import head_of
+from anytrain.engine.step.refusals import once
 from anytrain.machine.backends.cuda_kernels import Kernels, loss_backward, loss_forward
 
 
@@ -84,11 +84,14 @@ class _Loss(torch.autograd.Function):
         losses, logs = loss_forward(kernels, rows, width, targets, ignored)
         ctx.save_for_backward(whole, targets, logs)
         ctx.how = width, ignored, kernels
+        ctx.set_materialize_grads(False)
         return losses
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *given: Any) -> Any:
+        if given[0] is None:
+            return (None,) * 5
         whole, targets, logs = ctx.saved_tensors
         width, ignored, kernels = ctx.how
         rows = whole.view(-1, whole.shape[-1])

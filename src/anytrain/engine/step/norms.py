@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from anytrain.engine.step.later import Result, can_be_read, promised_sum, real
 from anytrain.engine.step.layers import are_plain, with_sums
+from anytrain.engine.step.refusals import lead_around, once
 from anytrain.machine.backends.cuda_kernels import (
     NORM_PART,
     Kernels,
@@ -65,9 +65,11 @@ class _LayerNorm(torch.autograd.Function):
         return made.result, made.rounded
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *given: Any) -> Any:
         sent = Sent(*map(_readable, given))
+        if sent.whole is None and sent.rounded is None:
+            return (None,) * 5
         made = norm_backward(ctx.kernels, ctx.saved_tensors, sent)
         return made.inputs, made.weight, made.bias, None, None
 
@@ -91,9 +93,11 @@ class _SumNorm(torch.autograd.Function):
         return made.result, made.rounded, made.inputs
 
     @staticmethod
-    @once_differentiable
+    @once
     def backward(ctx: Any, *given: Any) -> Any:
         sent = Sent(*map(_readable, given))
+        if all(gradient is None for gradient in sent):
+            return (None,) * 6
         inputs, weight, means, scales, *kept = ctx.saved_tensors
         made = norm_backward(
             ctx.kernels,
@@ -123,7 +127,9 @@ def normalize(
     """
     promise = promised_sum(inputs)
     if promise is None:
-        return _layer_norm(real(inputs), norm.weight, norm.bias, norm.eps, kernels)
+        result, rounded = _layer_norm(real(inputs), norm.weight, norm.bias, norm.eps, kernels)
+        lead_around(result)
+        return result, rounded
     added, whole = promise.parts
     assert isinstance(added, Result)
     dropped = added.dropped if added.dropped and added.dropped.is_all(added) else None
@@ -131,6 +137,8 @@ def normalize(
     how = dropped, norm.eps, kernels
     result, rounded, made = _sum_norm(half, whole, norm.weight, norm.bias, added.detach(), how)
     promise.settle(made)
+    lead_around(made)
+    lead_around(result)
     return result, rounded
 
 

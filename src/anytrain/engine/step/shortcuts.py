@@ -44,7 +44,8 @@ class Shortcuts:
         self._halves: Halves | None = None
         """The copies that the recording at hand works with."""
         self._puts_off = rounds
-        """Whether sums and copies are computed when they are read (see `later`)."""
+        """Whether sums and copies are computed when they are read (see `later`), and layers that
+        read the same are one."""
         self._adam: FusedAdam | None = None
         self._made: list[tuple[FusedAdam, Halves | None]] = []
         """What recordings read from as long as they are there."""
@@ -83,7 +84,7 @@ class Shortcuts:
         if self._sightings is None:
             return None
         if self._copies is None or self._copies.is_stale():
-            groups = self._sightings.groups()
+            groups = self._sightings.groups(joined=self._puts_off)
             self._copies = (
                 Halves(self._kernels, self._model, groups, puts_off=self._puts_off)
                 if groups
@@ -128,7 +129,7 @@ class Shortcuts:
         self._adam.settle()
 
     def simplify(self) -> bool:
-        """Put nothing off from here on; False where nothing was."""
+        """Put nothing off from here on, and join no layers; False where none of it was done."""
         could, self._puts_off, self._copies = self._puts_off, False, None
         return could
 
