@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -168,6 +169,24 @@ def test_a_gradient_of_a_gradient_is_refused_wherever_it_is_asked_for() -> None:
 
     with pytest.raises(BrokenPromise, match="gradient of a gradient"):
         shortened(body)
+
+
+def test_another_thread_may_ask_for_gradients_meanwhile() -> None:
+    found: list[torch.Tensor] = []
+
+    def ask() -> None:
+        x = torch.ones((), requires_grad=True)
+        found.extend(torch.autograd.grad(x * 3, x))
+
+    def body(model: Model, x: torch.Tensor) -> torch.Tensor:
+        found.clear()
+        thread = threading.Thread(target=ask)
+        thread.start()
+        thread.join()
+        return size(model.a(x))
+
+    shortened(body)
+    assert [float(gradient) for gradient in found] == [3.0]
 
 
 def target_of_a_twin(model: Model, x: torch.Tensor) -> torch.Tensor:

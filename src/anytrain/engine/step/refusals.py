@@ -8,6 +8,7 @@ gradient, gets a `BrokenPromise`, and the step is recorded without them.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import wraps
@@ -48,14 +49,14 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Refuse in the block what shortcuts cannot give."""
+    """Refuse in the block what shortcuts cannot give; other threads may ask for what they like."""
     autograd: Any = torch.autograd
-    engine = autograd._engine_run_backward
+    engine, thread = autograd._engine_run_backward, threading.get_ident()
 
     def run(
         tensors: Any, grads: Any, keep: Any, create: Any, inputs: Any, *a: Any, **k: Any
     ) -> Any:
-        if create or inputs:
+        if (create or inputs) and threading.get_ident() == thread:
             raise BrokenPromise("the step asks for gradients itself (torch.autograd.grad)")
         return engine(tensors, grads, keep, create, inputs, *a, **k)
 
