@@ -12,6 +12,7 @@ The fixture `browser` is there for every test under tests/browser/.
 from __future__ import annotations
 
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -108,6 +109,14 @@ def screenshot(page: Page, name: str, *, whole: bool = True) -> Path:
     path = SCREENSHOTS / f"{name}.png"
     page.screenshot(path=path, full_page=whole)
     return path
+
+
+def until(page: Page, condition: str) -> None:
+    """Wait until a condition holds; Playwright's own waiting needs a policy that allows eval."""
+    deadline = time.monotonic() + 10
+    while not page.evaluate(condition):
+        assert time.monotonic() < deadline, condition
+        page.wait_for_timeout(50)
 
 
 def scrolls_sideways(page: Page) -> bool:

@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from anytrain.cli.main import app
-from browsing import SCREENSHOTS, screenshot, scrolls_sideways, visit
+from browsing import SCREENSHOTS, screenshot, scrolls_sideways, until, visit
 from written_runs import write_run
 
 EVIL = "</script><img src=x onerror=alert(1)><svg onload=alert(2)>\u2028'\"&lt;{{7*7}}"
@@ -251,7 +251,7 @@ def test_charts_follow_a_change_of_scheme(browser, made: Path) -> None:
     with visit(browser, made) as seen:
         before = seen.page.evaluate(LIGHTNESS)
         seen.page.emulate_media(color_scheme="dark")
-        seen.page.wait_for_function(f"({LIGHTNESS}) > {before}")
+        until(seen.page, f"({LIGHTNESS}) > {before}")
         seen.assert_quiet()
 
 
@@ -291,7 +291,7 @@ def test_it_prints_on_white_paper_with_charts_that_fit(browser, made: Path) -> N
         assert page.evaluate(f"{LOSS}.width") > 900, "after it, the screen is as it was"
         page.set_viewport_size({"width": 718, "height": 1000})
         page.emulate_media(media="print", color_scheme="dark")
-        page.wait_for_function(f"{LOSS}.width === 860")
+        until(page, f"{LOSS}.width === 860")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (
             "rgb(255, 255, 255)"
         )

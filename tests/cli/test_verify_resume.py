@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -111,4 +112,7 @@ def test_asking_for_help_says_what_the_script_has_to_do() -> None:
 def test_two_processes_are_killed_and_resumed_too(here: Path) -> None:
     words = ["--kills", 3, "--num_processes", 2, "--cpu", "train.py", "{project}"]
     told = verify(here, *words, timeout=250)
-    assert told.stdout.startswith("resumed equals uninterrupted: 3 kills, ")
+    found = re.match(r"resumed equals uninterrupted: (\d) kills?, ", told.stdout)
+    assert found is not None, told.stdout
+    late = told.stderr.count("it does not count")  # what a busy machine delays behind the last save
+    assert int(found[1]) + late == 3 and late < 2, told.stderr

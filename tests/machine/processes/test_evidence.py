@@ -85,7 +85,8 @@ def test_a_peak_that_lasts_a_moment_is_known_from_the_kernel(tmp_path):
     code = "import os; x = bytearray(1000 * 2**20); os._exit(3)"
     child = start(code)
     assert end_of(child) == 3
-    assert evidence.collect(tmp_path, 0, child.pid, 3).peak_bytes > 1000 * 2**20
+    # The kernel's figure is no exact one: it was once found 7 MiB short.
+    assert evidence.collect(tmp_path, 0, child.pid, 3).peak_bytes > 950 * 2**20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells another process's limits")
