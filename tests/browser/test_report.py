@@ -356,8 +356,12 @@ def test_a_killed_run_has_a_report_up_to_its_last_line(browser, tmp_path: Path) 
 # How light what is drawn in the loss's chart is, weighed by how far it is from the page's back.
 LIGHTNESS = """(() => {
     const canvas = document.querySelector("[data-chart='figure loss'] canvas");
-    const context = canvas.getContext("2d");
-    const {data} = context.getImageData(0, 0, canvas.width, canvas.height);
+    // From a copy: a browser complains of a canvas that is read again and again.
+    const {width, height} = canvas;
+    const copy = Object.assign(document.createElement("canvas"), {width, height});
+    const context = copy.getContext("2d", {willReadFrequently: true});
+    context.drawImage(canvas, 0, 0);
+    const {data} = context.getImageData(0, 0, width, height);
     let sum = 0, count = 0;
     for (let n = 0; n < data.length; n += 4) {
         const [r, g, b, a] = data.slice(n, n + 4);
