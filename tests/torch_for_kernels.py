@@ -11,9 +11,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from anytrain.engine.step import gelu, layers, loss, norms
-from anytrain.engine.step.halves import Halves
-from anytrain.engine.step.layers import Sightings
+from anytrain.engine.step.shortcuts import gelu, layers, loss, norms
+from anytrain.engine.step.shortcuts.halves import Halves
+from anytrain.engine.step.shortcuts.layers import Sightings
 from anytrain.machine.backends.cuda_kernels import Normed, NormGradients, Sent
 
 

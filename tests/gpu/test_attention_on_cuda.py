@@ -12,8 +12,8 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from anytrain.engine.step.attention import attend_quickly
-from anytrain.engine.step.norms import norm_widths
+from anytrain.engine.step.shortcuts.attention import attend_quickly
+from anytrain.engine.step.shortcuts.norms import norm_widths
 from anytrain.machine.backends.cuda_kernels import Kernels
 from equivalence import twins
 

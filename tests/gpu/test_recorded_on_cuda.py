@@ -15,8 +15,8 @@ from torch import nn
 from anytrain import Accelerator, Trainer
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.engine.assemble import current
-from anytrain.engine.step.cuda_graph import CudaGraphs
-from anytrain.engine.step.norms import norm_widths
+from anytrain.engine.step.recorded.cuda_graph import CudaGraphs
+from anytrain.engine.step.shortcuts.norms import norm_widths
 from anytrain.machine.backends.cuda_kernels import Kernels
 from equivalence import twins
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from anytrain.doors.callbacks import TrainerCallback
-from anytrain.engine.step import regional
+from anytrain.engine.step.regional import regional
 from equivalence import twins
 
 pytestmark = pytest.mark.gpu

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from anytrain.engine.optim.fused import FusedAdam, fits
-from anytrain.engine.step.gelu import BY_TANH, FORMS, Form
-from anytrain.engine.step.halves import Halves
-from anytrain.engine.step.layers import Sightings
+from anytrain.engine.step.shortcuts.gelu import BY_TANH, FORMS, Form
+from anytrain.engine.step.shortcuts.halves import Halves
+from anytrain.engine.step.shortcuts.layers import Sightings
 from anytrain.machine.backends.cuda_kernels import (
     Kernels,
     Sent,

@@ -10,7 +10,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from anytrain.engine.step.attention import attend_quickly
+from anytrain.engine.step.shortcuts.attention import attend_quickly
 from anytrain.machine.backends import cuda_attention
 from anytrain.machine.backends.cuda_attention import is_short
 

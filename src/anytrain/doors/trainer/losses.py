@@ -14,7 +14,7 @@ from anytrain.doors.trainer import older, preparing
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine import objective
-from anytrain.engine.step import purity
+from anytrain.engine.step.purity.impurity import place
 from anytrain.engine.step.update import Micro
 
 
@@ -130,7 +130,7 @@ class Losses(Reports):
         """Name what was asked for that a recorded step cannot do; None where nothing was."""
         own = type(self).training_step
         if own is not Losses.training_step:
-            return f"your training_step ({purity.place(own)}) is called at every step"
+            return f"your training_step ({place(own)}) is called at every step"
         if self.args.torch_empty_cache_steps is not None:
             return "torch_empty_cache_steps asks for something between two ops"
         return None

@@ -7,8 +7,8 @@ from torch import nn
 
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
-from anytrain.engine.step.recorded import Recordings
-from anytrain.engine.step.regional import Region, RegionalTier
+from anytrain.engine.step.recorded.recordings import Recordings
+from anytrain.engine.step.regional.regional import Region, RegionalTier
 from anytrain.engine.step.update import RecordedUpdate, Update
 
 _MOST_FULL = 0.8

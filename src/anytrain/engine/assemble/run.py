@@ -26,8 +26,8 @@ from anytrain.engine.prepared.loader import Placement, PreparedLoader
 from anytrain.engine.prepared.optimizer import PreparedOptimizer, follow, fuse, place_state
 from anytrain.engine.prepared.scheduler import PreparedScheduler
 from anytrain.engine.prepared.skipped import SkippedLoader
-from anytrain.engine.step.attention import attend_quickly, leave_unread
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
+from anytrain.engine.step.shortcuts.attention import attend_quickly, leave_unread
 from anytrain.engine.step.undo import CutGuard, SelectGuard, select, why_asked
 
 

@@ -23,17 +23,17 @@ from anytrain.engine.optim import fused
 from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
-from anytrain.engine.step import purity
 from anytrain.engine.step.activations import Activations, Fit
 from anytrain.engine.step.blocks import is_compiled
 from anytrain.engine.step.clip import bound
-from anytrain.engine.step.cuda_graph import CudaGraphs
 from anytrain.engine.step.eager import EagerStep, RecordedStep
 from anytrain.engine.step.guard import DeviceGuard, ScaledGuard, is_finite
-from anytrain.engine.step.lookups import settings
-from anytrain.engine.step.recorded import Outside, Recordings
-from anytrain.engine.step.returns import UNKNOWN_LENGTH, Returns, unlimited
-from anytrain.engine.step.shortcuts import Shortcuts, Shortening
+from anytrain.engine.step.purity.impurity import hooked, impurity, model_impurity
+from anytrain.engine.step.purity.lookups import settings
+from anytrain.engine.step.recorded.cuda_graph import CudaGraphs
+from anytrain.engine.step.recorded.recordings import Outside, Recordings
+from anytrain.engine.step.recorded.returns import UNKNOWN_LENGTH, Returns, unlimited
+from anytrain.engine.step.shortcuts.shortcuts import Shortcuts, Shortening
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.update import Latch, Micro, RecordedUpdate, SplittingUpdate, Update
 
@@ -227,7 +227,7 @@ def _recordings(
         Returns(
             steps_left if is_free else unlimited, lambda: session.plan.shapes.value == "buckets"
         ),
-        Outside(lambda: purity.hooked(inner) or _obstacle(run), looked_up),
+        Outside(lambda: hooked(inner) or _obstacle(run), looked_up),
     )
 
 
@@ -236,8 +236,8 @@ def _read(
 ) -> tuple[str | None, Callable[[], tuple[Any, ...]]]:
     """Return what of the user's code is in the way, and what reads the values it looks up."""
     try:
-        found = (purity.impurity(function) for function in functions)
-        obstacle = next(filter(None, found), None) or purity.model_impurity(model)
+        found = (impurity(function) for function in functions)
+        obstacle = next(filter(None, found), None) or model_impurity(model)
         return obstacle, settings(*functions, model=model)
     except Exception as error:  # noqa: BLE001  objects of the user's with ways of their own
         return f"your code could not be read: {type(error).__name__}: {error}", tuple

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from anytrain.engine.step.recorded import Recordings
-from anytrain.engine.step.shortcuts import Shortcuts, Shortening
+from anytrain.engine.step.recorded.recordings import Recordings
+from anytrain.engine.step.shortcuts.shortcuts import Shortcuts, Shortening
 from anytrain.engine.step.update import capturable
 
 

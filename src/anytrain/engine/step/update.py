@@ -17,8 +17,8 @@ from torch import nn
 from anytrain.core.errors import NothingFits
 from anytrain.core.events import EventKind
 from anytrain.engine.step.activations import Fit
-from anytrain.engine.step.recorded import Recordings
-from anytrain.engine.step.shortcuts import Shortening
+from anytrain.engine.step.recorded.recordings import Recordings
+from anytrain.engine.step.shortcuts.shortcuts import Shortening
 from anytrain.engine.step.split import Parts, num_rows, split_rows
 
 

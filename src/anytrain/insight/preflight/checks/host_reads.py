@@ -66,7 +66,7 @@ class _Met:
 
 
 def is_left_out(op: Op, target: Target) -> bool:
-    """Whether a read is not made while a step is recorded (see engine/step/attention.py)."""
+    """Whether a recorded step does without this read (see engine/step/shortcuts/attention.py)."""
     return target.kind == "cuda" and op.place.file.replace("\\", "/").endswith(_MASKS)
 
 
