@@ -101,7 +101,7 @@ def put_in(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "are_plain", lambda parameters: True)
     patch.setattr(functional, "dropout", dropout)
     own = torch.is_autocast_enabled
-    patch.setattr(torch, "is_autocast_enabled", lambda of="cpu": of == "cuda" or own(of))
+    patch.setattr(torch, "is_autocast_enabled", lambda of="cpu": own("cpu"))
 
 
 _dropout = functional.dropout
@@ -121,15 +121,19 @@ def rounded(
     *,
     puts_off: bool = True,
     joined: bool = True,
+    autocast: bool = False,
 ) -> Iterator[Halves]:
-    """Let the model's layers work on rounded weights in the block."""
+    """Let the model's layers work on rounded weights in the block, where autocast is on.
+
+    It is all over the block with `autocast`; else the block says where.
+    """
     plain: Any = Plain()
     groups = (sightings or _no_sightings(model)).groups(joined=joined)
     halves = Halves(plain, model, groups, puts_off=puts_off)
     with torch.no_grad():
         for parameter, (leaf, where) in halves._where.items():
             leaf[where].copy_(parameter)
-    with halves.used():
+    with halves.used(), torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
         yield halves
 
 

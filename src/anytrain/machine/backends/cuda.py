@@ -294,7 +294,14 @@ def _explain_memory(error: BaseException) -> str:
     )
 
 
-# A forked worker cannot let go of its parent's pinned memory: to try ends it. So its collector
-# leaves alone whatever there was before the fork.
+def _leave_garbage_alone() -> None:
+    """Let a forked worker's collector pass over what there was before the fork.
+
+    It cannot let go of pinned memory of a parent that has used CUDA: to try ends it.
+    """
+    if torch.cuda._is_in_bad_fork():
+        gc.freeze()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=gc.freeze)
+    os.register_at_fork(after_in_child=_leave_garbage_alone)

@@ -266,6 +266,20 @@ def test_nothing_is_compared_while_no_recording_would_be_repaid(monkeypatch):
     assert bench.recorder.num_recorded == 1
 
 
+def test_a_shape_that_ran_before_a_change_runs_again_before_it_is_recorded():
+    left = [1]
+    bench = Bench(returns=Returns(lambda: left[0]))
+    bench.recorder.marks = [3]  # of checkpointed blocks: each shape is watched by itself
+    for _ in range(4):
+        bench(4)
+    bench.model[1].p = 0.5
+    bench.model.eval()
+    bench(6)  # another shape is watched, with the model as it is now
+    left[0] = 100
+    bench(4)
+    assert bench.recorder.num_recorded == 0
+
+
 def test_a_value_that_the_users_code_looks_up_is_part_of_the_shape():
     value = [1.0]
     bench = Bench(outside=Outside(looked_up=lambda: tuple(value)))

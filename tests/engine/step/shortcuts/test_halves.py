@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,7 +17,8 @@ import torch_for_kernels
 from anytrain.engine.step.shortcuts import layers
 from anytrain.engine.step.shortcuts.layers import Sightings
 from anytrain.engine.step.shortcuts.refusals import BrokenPromise
-from torch_for_kernels import rounded
+
+rounded = partial(torch_for_kernels.rounded, autocast=True)
 
 
 class Block(nn.Module):

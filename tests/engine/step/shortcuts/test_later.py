@@ -22,7 +22,8 @@ import torch_for_kernels
 from anytrain.engine.step.shortcuts import layers, norms
 from anytrain.engine.step.shortcuts.later import BrokenPromise, Later, Result, promises, real
 from anytrain.machine.backends.cuda_kernels import Normed
-from torch_for_kernels import rounded
+
+rounded = partial(torch_for_kernels.rounded, autocast=True)
 
 WIDTH = 16
 

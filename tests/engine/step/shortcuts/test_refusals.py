@@ -139,6 +139,34 @@ def updated(model: Model, x: torch.Tensor) -> torch.Tensor:
     return size(model.b(x.sin()) - target)
 
 
+def moved(model: Model, x: torch.Tensor) -> torch.Tensor:
+    model.a.weight.data = 1.5 * model.a.weight.data
+    return size(model.a(x) + model.b(x.sin()))
+
+
+class ByHand(torch.autograd.Function):
+    """Checkpointing as diffusion models write it: gradients of weights are asked for on the way."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, x: torch.Tensor, *weights: torch.Tensor) -> Any:
+        ctx.run, ctx.x, ctx.weights = run, x, weights
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor) -> Any:
+        x = ctx.x.detach().requires_grad_()
+        with torch.enable_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+            made = ctx.run(x)
+        asked = (x, *ctx.weights)
+        return None, *torch.autograd.grad(made, asked, given, allow_unused=True)
+
+
+def made_by_hand(model: Model, x: torch.Tensor) -> torch.Tensor:
+    weights = tuple(model.parameters())
+    return size(ByHand.apply(lambda x: model.b(model.act(model.a(x))), x, *weights))
+
+
 REFUSED: dict[str, tuple[Body, str]] = {
     "a gradient penalty": (penalty, "asks for gradients"),
     "a gradient with respect to a norm's result": (of_a_norm, "asks for gradients"),
@@ -148,6 +176,8 @@ REFUSED: dict[str, tuple[Body, str]] = {
     "a layer frozen for a part": (frozen_for_a_part, "changed or replaced"),
     "a layer called with other weights": (called_with_others, "changed or replaced"),
     "weights updated in the step": (updated, "changed or replaced"),
+    "weights moved in the step": (moved, "changed or replaced"),
+    "checkpointing by hand": (made_by_hand, "asks for"),
 }
 
 
@@ -169,6 +199,26 @@ def test_a_gradient_of_a_gradient_is_refused_wherever_it_is_asked_for() -> None:
 
     with pytest.raises(BrokenPromise, match="gradient of a gradient"):
         shortened(body)
+
+
+def test_the_backward_pass_is_the_steps_own_in_whichever_thread_it_runs() -> None:
+    backward, failed = torch.Tensor.backward, list[BaseException]()
+
+    def elsewhere(loss: torch.Tensor) -> None:
+        def run() -> None:
+            try:
+                backward(loss)
+            except BrokenPromise as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)  # as torch does it on a GPU
+        thread.start()
+        thread.join()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.Tensor, "backward", elsewhere)
+        shortened(made_by_hand)
+    assert [type(error) for error in failed] == [BrokenPromise]
 
 
 def test_another_thread_may_ask_for_gradients_meanwhile() -> None:
@@ -203,6 +253,13 @@ def detached_between(model: Model, x: torch.Tensor) -> torch.Tensor:
     return size(y) + size(model.b(h))
 
 
+def begun_anew(model: Model, x: torch.Tensor) -> torch.Tensor:
+    h = model.norm(x)
+    y = model.a(h)
+    h.detach_().requires_grad_()
+    return size(y) + size(model.b(h))
+
+
 def unused(model: Model, x: torch.Tensor) -> torch.Tensor:
     h = model.norm(x)
     model.a(h)
@@ -212,6 +269,7 @@ def unused(model: Model, x: torch.Tensor) -> torch.Tensor:
 APART: dict[str, Body] = {
     "a target by a layer's twin": target_of_a_twin,
     "detached between two layers": detached_between,
+    "begun anew between two layers": begun_anew,
     "a result that nobody reads": unused,
 }
 """What joined layers cannot give, but layers by themselves can."""

@@ -166,7 +166,7 @@ class Recordings:
                 "another device"
             )
             return None
-        self._check_facts(key)
+        self._check_facts(kind, key)
         found = self._known.pop(key, None)
         if found is not None:
             self._known[key] = found  # the last used is the last
@@ -238,11 +238,13 @@ class Recordings:
             self._failed.clear()
             self.forget()
 
-    def _check_facts(self, key: Hashable) -> None:
+    def _check_facts(self, kind: Hashable, key: Hashable) -> None:
         if self._recorder.problem is not None:
             self.stop(self._recorder.problem)
-        is_recorded = bool(self._known) or self._returns.repay(key)  # else nothing depends on them
-        if self._facts is None or not is_recorded:
+        # Else nothing depends on them. What is watched next replaces them, and must not hide that
+        # other shapes were watched before the change.
+        depends = bool(self._known) or self._returns.repay(key) or self._must_watch(kind, key)
+        if self._facts is None or not depends:
             return
         if self._recorder.is_current() and self._facts.hold():
             return

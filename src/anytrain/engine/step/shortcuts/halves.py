@@ -86,7 +86,10 @@ class Halves:
                 del vars(module)["forward"]
 
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        """Return a parameter's gradient, wherever the backward pass has left it."""
+        """Return a parameter's gradient, wherever the backward pass has left it.
+
+        To be asked once a step: where it lies in both places, one is added to the other.
+        """
         leaf, where = self._where.get(parameter, (None, None))  # type: ignore[call-overload]
         if leaf is None or leaf.grad is None:
             return parameter.grad
@@ -132,7 +135,7 @@ class Halves:
             is_ready = isinstance(inputs, Later) or can_be_read(inputs)
             if is_ready and inputs.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
                 whole, rounded = normalize(inputs, norm, self._kernels)
-                self._rounded[whole] = Rounding(whole._version, rounded)
+                self._rounded[whole] = Rounding.made(whole, rounded)
                 return whole
             result: torch.Tensor = plain(norm, inputs)
             return result
@@ -161,17 +164,24 @@ class Halves:
         found = inputs.to(HALF) if kept is None or not kept.is_of(inputs) else kept.rounded
         if _is_made_again():
             self._last.clear()
-            self._last[inputs] = Rounding(inputs._version, found)
+            self._last[inputs] = Rounding.made(inputs, found)
         else:
-            self._rounded[inputs] = Rounding(inputs._version, found)
+            self._rounded[inputs] = Rounding.made(inputs, found)
         return found
 
 
 class Rounding(NamedTuple):
     """What was rounded of a version of a tensor."""
 
-    version: int
     rounded: torch.Tensor
+    version: int
+    leads_to: Any
+    """The tensor's place in the graph of gradients."""
+
+    @staticmethod
+    def made(whole: torch.Tensor, rounded: torch.Tensor) -> Rounding:
+        """Return what was rounded of a tensor as it is now."""
+        return Rounding(rounded, whole._version, whole.grad_fn)
 
     def is_of(self, whole: torch.Tensor) -> bool:
         """Whether the tensor is as it was, and gets its gradient if it wants one.
@@ -179,14 +189,15 @@ class Rounding(NamedTuple):
         What a block makes while no gradients are computed may get one afterwards: checkpointing
         by hand gives it to the block's results.
         """
+        is_same = self.version == whole._version and self.leads_to is whole.grad_fn
         leads_back = self.rounded.requires_grad == whole.requires_grad
-        return self.version == whole._version and (leads_back or not torch.is_grad_enabled())
+        return is_same and (leads_back or not torch.is_grad_enabled())
 
 
-def _state(layer: Any) -> list[tuple[int, int, bool]]:
+def _state(layer: Any) -> list[tuple[int, int, int, bool]]:
     """Return what tells if a layer's parameters are those that were rounded, as they were then."""
     held = [p for p in (layer.weight, layer.bias) if p is not None]
-    return [(id(parameter), parameter._version, parameter.requires_grad) for parameter in held]
+    return [(id(p), p.data_ptr(), p._version, p.requires_grad) for p in held]
 
 
 def _method(module: Any, forward: Callable[..., torch.Tensor]) -> Any:
@@ -201,5 +212,8 @@ def _method(module: Any, forward: Callable[..., torch.Tensor]) -> Any:
 
 
 def _is_made_again() -> bool:
-    """Whether a checkpointed block runs, whose input stays: nothing else of it may."""
+    """Whether a checkpointed block may run, whose input stays: nothing else of it may.
+
+    Other parts without gradients are taken for one, too; they only round once more.
+    """
     return saving_hooks() is not None or not torch.is_grad_enabled()

@@ -10,7 +10,7 @@ the graph of gradients, its own and that of its values, and gradients may come t
 asks for that place (a hook, `retain_grad`, `torch.autograd.grad`), writes to a promise, or reads it
 below Python gets a `BrokenPromise`; the step is recorded anew, and nothing is put off in it. What
 is not seen: writes that torch does not count (`x.data.mul_(2)`) to a tensor that a promised sum
-still waits for, or that a layer norm has made.
+still waits for, that a layer norm has made, or that is a weight.
 """
 
 from __future__ import annotations

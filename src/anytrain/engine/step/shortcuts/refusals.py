@@ -19,6 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 _around: WeakIdKeyDictionary = WeakTensorKeyDictionary()
+"""Tensors that a part of the gradients goes around: a hook on one would see the rest alone."""
 _HOOKS = ("register_hook", "retain_grad")
 
 
@@ -49,14 +50,19 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Refuse in the block what shortcuts cannot give; other threads may ask for what they like."""
+    """Refuse in the block what shortcuts cannot give; other threads may ask for what they like.
+
+    The backward pass is no other's: on a GPU it runs in a thread of torch's, and functions in it
+    that are the user's own may ask for gradients of weights.
+    """
     autograd: Any = torch.autograd
     engine, thread = autograd._engine_run_backward, threading.get_ident()
 
     def run(
         tensors: Any, grads: Any, keep: Any, create: Any, inputs: Any, *a: Any, **k: Any
     ) -> Any:
-        if (create or inputs) and threading.get_ident() == thread:
+        is_steps = threading.get_ident() == thread or torch._C._current_graph_task_id() != -1
+        if (create or inputs) and is_steps:
             raise BrokenPromise("the step asks for gradients itself (torch.autograd.grad)")
         return engine(tensors, grads, keep, create, inputs, *a, **k)
 
@@ -82,7 +88,9 @@ def _refusing(own: Any) -> Any:
     @wraps(own)
     def called(tensor: torch.Tensor, *given: Any, **more: Any) -> Any:
         if tensor in _around:
-            raise BrokenPromise(f"{own.__name__} asks for the gradient of a layer norm's result")
+            raise BrokenPromise(
+                f"{own.__name__} asks for the gradient of a layer norm's result or sum"
+            )
         return own(tensor, *given, **more)
 
     called.instead_of = own  # type: ignore[attr-defined]
