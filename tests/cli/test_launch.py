@@ -74,3 +74,36 @@ def test_what_a_file_asks_that_we_do_not_do_is_refused(tmp_path):
     path.write_text("distributed_type: DEEPSPEED\n")
     with pytest.raises(Unsupported):
         with_file(LaunchOptions(), str(path))
+
+
+def test_options_of_accelerates_launcher_that_change_nothing_here_are_taken(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text("import sys; print(sys.argv[1:])")
+    words = ["--same_network", "--rdzv-backend", "c10d", "--tee=3", "--quiet", "--role", "a"]
+    told = run_command([*ANYTRAIN, "--cpu", *words, str(script), "--role", "mine"])
+    assert told.returncode == 0, told.stderr
+    assert told.stdout.splitlines()[-1] == "['--role', 'mine']"
+    assert "not used here: same_network, rdzv_backend, tee, quiet, role." in told.stderr
+
+
+@pytest.mark.parametrize(
+    ("word", "what"),
+    [
+        ("--use_fsdp", "FSDP"),
+        ("--fsdp-offload-params", "FSDP"),
+        ("--use_deepspeed", "DeepSpeed"),
+        ("--zero_stage=2", "DeepSpeed"),
+        ("--use_megatron_lm", "Megatron-LM"),
+        ("--fp8_backend", "fp8 training"),
+        ("--no_python", "no Python scripts"),
+    ],
+)
+def test_what_accelerates_launcher_does_and_this_one_does_not_is_refused_by_name(word, what):
+    told = run_command([*ANYTRAIN, "--cpu", word, __file__], check=False)
+    assert told.returncode == 2
+    assert f"Cannot launch with {word.partition('=')[0]}." in told.stderr and what in told.stderr
+
+
+def test_an_option_that_nobody_knows_is_named():
+    told = run_command([*ANYTRAIN, "--cpu", "--same_networks", __file__], check=False)
+    assert told.returncode == 2 and "No such option" in told.stderr

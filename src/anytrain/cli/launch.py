@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import typer
+from typer.core import TyperCommand
 
-from anytrain.doors.launch import config as files
+from anytrain.core.errors import AnytrainError
+from anytrain.doors.launch import config as files, hf_options
 from anytrain.doors.launch.options import LaunchOptions
 
 
@@ -99,6 +101,27 @@ def launch(  # noqa: PLR0913  a command has one parameter for each option
     raise typer.Exit(elastic.launch(with_file(asked, config_file), script, args or []))
 
 
+class _Launch(TyperCommand):
+    """A command that takes what `accelerate launch` takes, and says what of it is not used."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the command line."""
+        own = {
+            name.lstrip("-").replace("-", "_"): not getattr(parameter, "is_flag", False)
+            for parameter in self.get_params(ctx)
+            for name in parameter.opts
+        }
+        try:
+            args, unused = hf_options.sift(args, own)
+        except AnytrainError as error:
+            typer.echo(f"anytrain: {error}", err=True)
+            raise typer.Exit(2) from None
+        if unused:
+            typer.echo(f"anytrain: not used here: {', '.join(unused)}.", err=True)
+        return super().parse_args(ctx, args)
+
+
+launch.command_class = _Launch  # type: ignore[attr-defined]  # read by main
 # The first word that is no option is the script; everything after it belongs to the script.
 launch.context_settings = {  # type: ignore[attr-defined]  # read by main
     "allow_interspersed_args": False,

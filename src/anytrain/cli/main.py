@@ -115,7 +115,8 @@ def _load(name: str) -> Any:
         return typer.main.get_command(target)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     settings = getattr(target, "context_settings", None)
-    alone.command(name, context_settings=settings)(_in_words(target))
+    kind = getattr(target, "command_class", None)
+    alone.command(name, cls=kind, context_settings=settings)(_in_words(target))
     return typer.main.get_command(alone)
 
 

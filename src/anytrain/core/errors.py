@@ -73,6 +73,10 @@ class CheckpointError(AnytrainError, RuntimeError):
     """A checkpoint could not be written, or must not be loaded."""
 
 
+class NoCheckpoint(CheckpointError, ValueError):
+    """There is no checkpoint where one was asked for; HF's libraries raise a ValueError there."""
+
+
 class HubError(AnytrainError, ConnectionError):
     """The model hub could not be reached, or refused."""
 

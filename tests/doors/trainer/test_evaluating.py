@@ -221,3 +221,32 @@ def test_a_mistake_in_an_evaluation_costs_no_step(tmp_path: Path) -> None:
     trainer = build(tmp_path, Anything(), **given, compute_metrics=accuracy)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert trainer.state.global_step == 6
+
+
+class Told(Trainer):
+    """Notes in which mode the model is when something is logged, or told to a callback."""
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        self.seen.append(("eval" if "eval_loss" in logs else "train", self.model.training))
+        super().log(logs, start_time)
+
+
+class ByHand(Told):
+    """Calls the loop itself, and logs what it finds."""
+
+    def evaluate(self, *given: Any, **named: Any) -> dict[str, float]:
+        found = self.evaluation_loop(self.get_eval_dataloader(), "Evaluation").metrics
+        self.log(found)
+        return found
+
+
+@pytest.mark.parametrize("kind", [Told, ByHand])
+def test_what_an_evaluation_found_is_logged_before_the_model_trains_again(kind, tmp_path) -> None:
+    args = TrainingArguments(
+        str(tmp_path), max_steps=3, eval_strategy="steps", eval_steps=1, logging_steps=1
+    )
+    trainer = kind(Places(), args, train_dataset=pairs(), eval_dataset=pairs())
+    trainer.seen = []
+    trainer.train()
+    assert {mode for what, mode in trainer.seen if what == "eval"} == {False}
+    assert [mode for what, mode in trainer.seen if what == "train"][:3] == [True] * 3

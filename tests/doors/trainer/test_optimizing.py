@@ -165,3 +165,40 @@ def test_a_schedule_that_follows_an_unknown_metric_says_which_are_known(tmp_path
 
 def test_the_arguments_let_through_the_optimizers_that_are_built() -> None:
     assert set(RUNNING) == set(build.names())
+
+
+class TwoOptimizers(Trainer):
+    """Prepares an optimizer of its own before the Trainer's is."""
+
+    def create_optimizer(self, *given: Any) -> Any:
+        self.extra = nn.Parameter(torch.zeros(()))
+        self.second = self.accelerator.prepare(torch.optim.SGD([self.extra], lr=0.1))
+        return super().create_optimizer(*given)
+
+
+def test_an_optimizer_that_is_prepared_beside_the_trainers_takes_nothing_from_it(tmp_path) -> None:
+    def trained(kind: type[Trainer]) -> torch.Tensor:
+        torch.manual_seed(1)
+        args = TrainingArguments(str(tmp_path / kind.__name__), max_steps=4, save_strategy="no")
+        made = kind(Regression(), args, train_dataset=data())
+        made.train()
+        return made.model.linear.weight.detach()
+
+    assert torch.equal(trained(TwoOptimizers), trained(Trainer))
+
+
+def test_what_is_trained_may_stand_among_an_optimizers_options(tmp_path: Path) -> None:
+    model = Regression()
+    before = model.norm.weight.detach().clone()
+    groups = [{"params": [model.linear.weight], "lr": 0.1}, {"params": [model.linear.bias]}]
+    made = Trainer(
+        model,
+        TrainingArguments(
+            str(tmp_path), max_steps=2, save_strategy="no", lr_scheduler_type="constant"
+        ),
+        train_dataset=data(),
+        optimizer_cls_and_kwargs=(torch.optim.SGD, {"params": groups, "lr": 0.01}),
+    )
+    made.train()
+    assert made.get_learning_rates() == [0.1, 0.01]
+    assert torch.equal(model.norm.weight, before)

@@ -161,3 +161,28 @@ def test_a_model_that_loads_in_its_own_way_may_grow_first(tmp_path: Path) -> Non
         return trainer.model.seen  # type: ignore[return-value]
 
     assert torch.equal(run(None), run(str(tmp_path / "checkpoint-3")))
+
+
+class PreparesItself(Trainer):
+    """Prepares the loader that it evaluates on, as trainers of other libraries do."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+        return self.accelerator.prepare(
+            DataLoader(self.eval_dataset, batch_size=8, collate_fn=self.data_collator)
+        )
+
+
+def prepares_itself(folder: Path) -> PreparesItself:
+    args = TrainingArguments(
+        str(folder), max_steps=6, eval_strategy="steps", eval_steps=2, save_steps=2, seed=3
+    )
+    return PreparesItself(Line(), args, train_dataset=points(), eval_dataset=points())
+
+
+def test_a_run_that_prepares_loaders_to_evaluate_on_resumes(tmp_path: Path) -> None:
+    whole = prepares_itself(tmp_path / "run")
+    whole.train()
+    again = prepares_itself(tmp_path / "run")
+    again.train(resume_from_checkpoint=str(tmp_path / "run" / "checkpoint-4"))
+    assert again.state.global_step == 6
+    assert torch.equal(again.model.a, whole.model.a) and torch.equal(again.model.b, whole.model.b)

@@ -44,8 +44,10 @@ def test_it_says_what_is_missing(tmp_path: Path) -> None:
         build(tmp_path, train_dataset=[]).train()
     with pytest.raises(BadInput, match="how long to train"):
         build(tmp_path, train_dataset=twins.Stream(twins.points(9))).train()
-    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+    # HF raises a ValueError, and scripts wait for that.
+    with pytest.raises(CheckpointError, match="no checkpoint to resume from") as told:
         build(tmp_path).train(resume_from_checkpoint=True)
+    assert isinstance(told.value, ValueError)
 
 
 def test_a_training_without_a_batch_is_refused_or_told(tmp_path: Path) -> None:
@@ -78,6 +80,8 @@ def test_a_body_without_a_head_is_refused(tmp_path: Path) -> None:
     model = BertModel(BertConfig(vocab_size=10, intermediate_size=8, **small))
     with pytest.raises(BadInput, match="no loss"):
         build(tmp_path, model=model)
+    build(tmp_path, model=model, train_dataset=None)  # to predict with
+    build(tmp_path, model=model, compute_loss_func=lambda outputs, labels, **items: 0)
 
 
 def test_a_model_with_nothing_to_train_is_refused(tmp_path: Path) -> None:

@@ -171,3 +171,15 @@ def test_two_ranks_know_each_other_and_take_turns() -> None:
         "told 1 2 1 distributed False True True True",
     ]
     assert told.stderr.count("use_mps_device=True changes nothing") == 1
+
+
+def test_where_a_process_stands_goes_by_hfs_names(tmp_path) -> None:
+    args = TrainingArguments(str(tmp_path))
+    state = args.distributed_state
+    assert (state.num_processes, state.process_index, state.local_process_index) == (1, 0, 0)
+    assert state.is_main_process and state.is_local_main_process and state.is_last_process
+    assert not state.use_distributed
+    assert state.device == args.device == args._setup_devices
+    state.wait_for_everyone()
+    with state.main_process_first(), state.local_main_process_first():
+        pass

@@ -195,13 +195,27 @@ class Point(NamedTuple):
     y: torch.Tensor
 
 
-def test_named_tuples_and_kinds_of_dict_become_plain_ones() -> None:
-    ordered = collections.OrderedDict(a=1)
-    default: dict[str, list[int]] = collections.defaultdict(list, b=[2])
-    back = through_bytes([Point(1, torch.ones(1)), ordered, default, collections.Counter("aab")])
-    assert type(back[0]) is tuple
-    assert [type(item) for item in back[1:]] == [dict, dict, dict]
-    assert back[1:] == [{"a": 1}, {"b": [2]}, {"a": 2, "b": 1}]
+def test_kinds_of_dict_and_deques_are_what_they_were() -> None:
+    state = [
+        collections.OrderedDict({"b": 1, "a": torch.ones(1)}),
+        collections.defaultdict(list, b=[2]),
+        collections.defaultdict(None, {3: "x"}),
+        collections.Counter("aab"),
+        collections.deque([1, (2, 3)], maxlen=4),
+    ]
+    back = through_bytes(state)
+    assert [type(item) for item in back] == [type(item) for item in state]
+    assert back[1:] == state[1:] and list(back[0]) == ["b", "a"]
+    assert (back[1].default_factory, back[2].default_factory) == (list, None)
+    assert back[4].maxlen == 4
+    back[1]["new"].append(1)
+
+
+def test_named_tuples_and_dicts_with_a_default_of_ones_own_become_plain_ones() -> None:
+    default: dict[str, int] = collections.defaultdict(lambda: 7, b=2)
+    back = through_bytes([Point(1, torch.ones(1)), default])
+    assert [type(item) for item in back] == [tuple, dict]
+    assert back[1] == {"b": 2}
 
 
 class Colour(enum.Enum):

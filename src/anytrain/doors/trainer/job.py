@@ -29,7 +29,10 @@ class TrainerJob:
         # An epoch that was left, or a stream's, ends where its last step did.
         if kind == "step_end":
             state.epoch = progress.epochs
-        return trainer.callback_handler.tell(kind, trainer.args, state)
+        asked = trainer.callback_handler.tell(kind, trainer.args, state)
+        if trainer._judged is not None and kind == "step_begin":
+            trainer._train_again()  # somebody has called evaluation_loop himself
+        return asked
 
     def log(self) -> None:
         """Read what the steps left behind: the one wait for the device."""

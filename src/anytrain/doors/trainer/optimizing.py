@@ -48,7 +48,7 @@ class Optimizing(Reports):
                 kind, options = self.optimizer_cls_and_kwargs
             else:
                 kind, options = self.get_optimizer_cls_and_kwargs(self.args, trained)
-            self.optimizer = kind(groups, **options)
+            self.optimizer = _made(kind, groups, dict(options))
         made: Optimizer = self.optimizer
         return made
 
@@ -113,6 +113,16 @@ class Optimizing(Reports):
                 fix="call create_optimizer() first, or train().",
             )
         return self.optimizer
+
+
+def _made(kind: type[Optimizer], groups: Any, options: dict[str, Any]) -> Optimizer:
+    """Make an optimizer; users may have put what it is to train among its options, as HF lets them.
+
+    Some (LOMO and its like) train a model by its name.
+    """
+    for name in ("params", "model", "optimizer_dict"):
+        groups = options.pop(name, groups)
+    return kind(groups, **options)
 
 
 def set_mode(optimizer: Any, *, is_training: bool) -> None:

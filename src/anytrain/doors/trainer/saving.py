@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import nn
 
-from anytrain.core.errors import CheckpointError, Notice
+from anytrain.core.errors import CheckpointError, NoCheckpoint, Notice
 from anytrain.doors.callbacks import Callbacks, TrainerState
 from anytrain.doors.trainer import adapters
 from anytrain.doors.trainer.best import Best
@@ -289,7 +289,7 @@ class Saving(Best):
             return newest.path
         other = get_last_checkpoint(root) if root.is_dir() else None
         if other is None:
-            raise CheckpointError(
+            raise NoCheckpoint(
                 f"There is no checkpoint to resume from in {root}.",
                 why="nothing was saved there yet, or all of it is damaged.",
                 fix="leave resume_from_checkpoint out to start afresh, or name the folder.",

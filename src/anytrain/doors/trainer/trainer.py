@@ -93,10 +93,10 @@ class Trainer(
         self._trial = self._record = self._trackers = self._tokens = None
         self.model = self.call_model_init() if model is None else model
         self.model_wrapped = self.model
-        self._inspect_model()
-        self.data_collator = data_collator or default_collator(self.processing_class)
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
         self.compute_loss_func = compute_loss_func
+        self._inspect_model()
+        self.data_collator = data_collator or default_collator(self.processing_class)
         self.compute_metrics = compute_metrics
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
@@ -137,13 +137,14 @@ class Trainer(
 
     def _inspect_model(self) -> None:
         """Find out what the model takes, and put it where it runs."""
-        preparing.check_model(self.model)
         base = inner_model(self.model)
         self._signature_columns = None
         self.label_names = self.args.label_names or label_names(base)
         self.can_return_loss = can_return_loss(base)
         self._shifts = objective.shifts_labels(base)
         self._smoothing = preparing.smoothing(self.args, base)
+        if self.train_dataset is not None and not self._has_own_loss():
+            preparing.check_model(self.model)
         preparing.set_cache(self.model, self.args)
         if self.args.place_model_on_device is not False:
             preparing.place(self.model, self._session)
@@ -239,8 +240,7 @@ class Trainer(
         self.optimizer = run.optimizer(self.optimizer)
         if not follows_metric(self.lr_scheduler):
             self.lr_scheduler = run.scheduler(self.lr_scheduler)
-        else:
-            run.schedulers.append(self.lr_scheduler)
+        run.close(self.model_wrapped, self.optimizer, self.lr_scheduler, loader)
         handler = self.callback_handler
         handler.model, handler.optimizer = self.model, self.optimizer
         handler.lr_scheduler, handler.train_dataloader = self.lr_scheduler, loader

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from anytrain.core import environment
 from anytrain.doors.training_args.choices import LOG_LEVELS, ParallelMode
 from anytrain.doors.training_args.fields import Fields
+from anytrain.doors.training_args.standing import Standing
 
 if TYPE_CHECKING:
     import torch
@@ -55,6 +56,15 @@ class Processes(Fields):
     def device(self) -> torch.device:
         """The device of this process: the best one of the machine, or the CPU where asked."""
         return self._session.device
+
+    @property
+    def _setup_devices(self) -> torch.device:
+        return self.device
+
+    @property
+    def distributed_state(self) -> Standing:
+        """Where this process stands among the others, by HF's names."""
+        return Standing(self)
 
     @property
     def n_gpu(self) -> int:

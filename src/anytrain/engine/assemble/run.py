@@ -55,6 +55,8 @@ class Run:
         self.schedulers: list[PreparedScheduler] = []
         self.loaders: list[PreparedLoader] = []
         self._moved: dict[int, nn.Parameter] = {}
+        self._is_closed = False
+        """Whether what is prepared from here on is no part of the run."""
 
     def prepare(self, objects: tuple[Any, ...], placements: list[bool | None] | None) -> Any:
         """Return the objects prepared, in their order; what is nothing of ours passes through."""
@@ -124,7 +126,7 @@ class Run:
             prepared = session.world.replicate(model, dict(self.options.ddp))
         if session.plan.step.value == "compiled" and not hasattr(prepared, "_orig_mod"):
             prepared = models.compiled(prepared, self.options.compile)
-        self.models.append(prepared)
+        self._remember(self.models, prepared)
         return prepared
 
     def optimizer(self, optimizer: Optimizer, place: bool | None = None) -> PreparedOptimizer:
@@ -142,7 +144,7 @@ class Run:
         prepared = PreparedOptimizer(
             optimizer, session.cursor, guard_for(optimizer, session), session.world
         )
-        self.optimizers.append(prepared)
+        self._remember(self.optimizers, prepared)
         return prepared
 
     def _check_optimizer(self, optimizer: Optimizer) -> None:
@@ -190,7 +192,7 @@ class Run:
             place=self.options.device_placement if place is None else place,
             slice_fn=slice_fn,
         )
-        self.loaders.append(prepared)
+        self._remember(self.loaders, prepared)
         return prepared
 
     def _compare_sizes(self, loader: DataLoader[Any]) -> None:
@@ -234,7 +236,7 @@ class Run:
             positions=1 if split else self.session.world.size,
             with_optimizer=self.options.step_scheduler_with_optimizer,
         )
-        self.schedulers.append(prepared)
+        self._remember(self.schedulers, prepared)
         return prepared
 
     def unwrap(self, model: nn.Module, *, keep_forward: bool, keep_compiled: bool) -> nn.Module:
@@ -289,12 +291,21 @@ class Run:
         self.schedulers.clear()
         self.loaders.clear()
         self._moved.clear()
+        self._is_closed = False
         self.session.cursor.micro = 0
         self.session.cursor.sync = True
 
-    @staticmethod
-    def _remember(known: list[Any], prepared: Any) -> None:
-        if not any(prepared is other for other in known):
+    def close(self, model: nn.Module, optimizer: Any, scheduler: Any, loader: Any) -> None:
+        """Take these for all that the run trains and saves, whatever else was or will be prepared.
+
+        A Trainer's users prepare loaders to evaluate on, and optimizers that they step themselves.
+        """
+        self.models[:], self.optimizers[:] = [model], [optimizer]
+        self.schedulers[:], self.loaders[:] = [scheduler], [loader]
+        self._is_closed = True
+
+    def _remember(self, known: list[Any], prepared: Any) -> None:
+        if not self._is_closed and not any(prepared is other for other in known):
             known.append(prepared)
 
 

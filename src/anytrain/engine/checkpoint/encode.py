@@ -4,8 +4,8 @@ What JSON has goes as it is. Everything else is an object with the key "~" that 
 from a fixed list: reading one back looks its kind up in a table of our own and calls nothing
 that the document names. Tensors and arrays go beside the document, once each: two places that
 hold one tensor hold one tensor again after a load. Subclasses are refused unless listed, since
-what they add would be lost without a word; named tuples become tuples, ordered and default
-dicts become dicts.
+what they add would be lost without a word; named tuples become tuples, and default dicts whose
+default is a function of the user's become dicts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import math
 import pathlib
 import struct
 import types
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,6 +34,7 @@ _TAG = "~"
 _DEEPEST = 100
 _JSON_INT = 2**63
 _ARRAY_KINDS = "biufcSUmM"
+_DEFAULTS = {kind.__name__: kind for kind in (int, float, bool, str, list, dict, set)}
 _DICTS = (dict, OrderedDict, defaultdict, Counter, types.MappingProxyType)
 _DTYPES = {str(v).removeprefix("torch."): v for v in vars(torch).values() if type(v) is torch.dtype}
 
@@ -103,7 +104,7 @@ class _Encoder:
             return value if -_JSON_INT <= value < _JSON_INT else _tagged("int", value=hex(value))
         if kind is float:
             return value if math.isfinite(value) else _tagged("float", value=_bits(value))
-        if kind in _DICTS or kind in (list, set, frozenset) or isinstance(value, tuple):
+        if kind in _DICTS or kind in (list, set, frozenset, deque) or isinstance(value, tuple):
             return self._container(value, path)
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
@@ -129,17 +130,20 @@ class _Encoder:
             return _tagged("size", items=items)
         if isinstance(value, tuple):
             return _tagged("tuple", items=items)
+        if isinstance(value, deque):
+            return _tagged("deque", items=items, most=value.maxlen)
         return _tagged(type(value).__name__, items=sorted(items, key=json.dumps))
 
     def _dict(self, value: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
-        if all(type(key) is str for key in value) and _TAG not in value:
+        kind = _kind_of(value)
+        if not kind and all(type(key) is str for key in value) and _TAG not in value:
             return {key: self.value(item, (*path, key)) for key, item in value.items()}
         items = []
         for key, item in value.items():
             if isinstance(key, torch.Tensor | np.ndarray):
                 raise self._refused(path, f"a dict with a {_type_name(key)} as its key")
             items.append([self.value(key, (*path, "a key")), self.value(item, (*path, key))])
-        return _tagged("dict", items=items)
+        return _tagged("dict", items=items, **kind)
 
     def _tensor(self, value: torch.Tensor, path: tuple[Any, ...]) -> Any:
         odd = oddity(value)
@@ -207,16 +211,20 @@ class _Decoder:
             return {key: self.value(item) for key, item in document.items()}
         kind = document[_TAG]
         if kind == "dict":
-            return {self.value(key): self.value(item) for key, item in document["items"]}
+            found = {self.value(key): self.value(item) for key, item in document["items"]}
+            return _of_kind(found, document)
+        if kind == "deque":
+            return deque((self.value(item) for item in document["items"]), document["most"])
         if kind in _SEQUENCES:
             return _SEQUENCES[kind](self.value(item) for item in document["items"])
-        if kind == "tensor":
-            return self._tensor(document)
-        if kind == "array":
-            dtype = _array_dtype(document["dtype"])
-            data = self._tensors[document["name"]].numpy().tobytes()
-            return np.frombuffer(data, dtype).reshape(document["shape"]).copy()
+        if kind in ("tensor", "array"):
+            return self._tensor(document) if kind == "tensor" else self._array(document)
         return _PLAIN[kind](document)
+
+    def _array(self, document: Mapping[str, Any]) -> np.ndarray[Any, Any]:
+        data = self._tensors[document["name"]].numpy().tobytes()
+        flat = np.frombuffer(data, _array_dtype(document["dtype"]))
+        return flat.reshape(document["shape"]).copy()
 
     def _tensor(self, document: Mapping[str, Any]) -> torch.Tensor:
         name = document["name"]
@@ -228,6 +236,26 @@ class _Decoder:
             empty = torch.empty(document["shape"], dtype=dtype)
             self._shaped[name] = empty if flat is None else flat.reshape(document["shape"])
         return self._shaped[name]
+
+
+def _kind_of(value: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return what tells a mapping from a plain dict; nothing of one whose default is unknown."""
+    if isinstance(value, defaultdict):
+        default = value.default_factory
+        known = default is None or default in _DEFAULTS.values()
+        return {"of": "defaultdict", "default": default and default.__name__} if known else {}
+    names = {OrderedDict: "OrderedDict", Counter: "Counter"}
+    return {"of": names[type(value)]} if type(value) in names else {}
+
+
+def _of_kind(found: dict[Any, Any], document: Mapping[str, Any]) -> dict[Any, Any]:
+    kind = document.get("of")
+    if kind == "defaultdict":
+        default = document["default"]
+        return defaultdict(None if default is None else _DEFAULTS[default], found)
+    kinds: dict[Any, Callable[[dict[Any, Any]], dict[Any, Any]]]
+    kinds = {None: dict, "OrderedDict": OrderedDict, "Counter": Counter}
+    return kinds[kind](found)
 
 
 def oddity(tensor: torch.Tensor) -> str | None:

@@ -9,7 +9,7 @@ import os
 from pathlib import Path
 from typing import TypeVar
 
-from anytrain.core.errors import BadInput, CheckpointError
+from anytrain.core.errors import BadInput, CheckpointError, NoCheckpoint
 from anytrain.engine.checkpoint import catalog, manifest, saving
 from anytrain.engine.checkpoint.catalog import Entry, Newest
 from anytrain.engine.checkpoint.files import Damaged
@@ -104,7 +104,7 @@ def load(path: str | os.PathLike[str], *, world: World | None = None) -> Loaded:
     problems = catalog.verify(found) if here.rank == 0 else []
     problems = here.broadcast_object(problems)
     if not found.is_dir():
-        raise CheckpointError(
+        raise NoCheckpoint(
             f"There is no checkpoint {found}.",
             why="there is no such folder.",
             fix="pass the folder of a checkpoint; `anytrain checkpoint list` shows what there is.",
