@@ -15,6 +15,7 @@ from anytrain.core.clock import Ledger
 from anytrain.core.errors import BadInput, Notice
 from anytrain.core.records import TIMESHEET
 from anytrain.engine.recording.timesheet import Timesheet
+from launching import run_script
 
 
 def sheet(folder: Path, ledger: Ledger | None = None, **standing: Any) -> Timesheet:
@@ -97,3 +98,23 @@ def test_a_disk_that_fails_is_told_of_once_and_stops_nothing(tmp_path: Path) -> 
     with pytest.warns(Notice, match="Training goes on"):
         made.write()
     made.write()
+
+
+def test_a_run_whose_folder_was_removed_ends_without_a_word(tmp_path) -> None:
+    told = run_script(
+        """
+        import shutil, sys
+        import torch
+        from torch.utils.data import DataLoader
+        from anytrain import Accelerator
+
+        accelerator = Accelerator(project_dir=sys.argv[1], cpu=True)
+        model, loader = accelerator.prepare(torch.nn.Linear(2, 1), DataLoader(torch.randn(8, 2)))
+        for batch in loader:
+            accelerator.backward(model(batch).sum())
+        accelerator.save_state(sys.argv[1] + "/saved")
+        shutil.rmtree(sys.argv[1])
+        """,
+        tmp_path / "run",
+    )
+    assert "timesheet" not in told.stderr

@@ -64,6 +64,10 @@ class Timesheet:
         if self._has_started and self._how is None:
             self.write(how)
 
+    def was_removed(self) -> bool:
+        """Whether somebody has removed the run's folder, as scripts do with a temporary one."""
+        return self._has_begun and not self.path.parent.is_dir()
+
     def note(self) -> None:
         """Write how things stand, if it is time to; cheap enough for every step."""
         if self._is_main and self._ledger.since >= self._due:
@@ -136,5 +140,5 @@ class Timesheet:
 
 def _end(sheet: weakref.ref[Timesheet]) -> None:
     found = sheet()
-    if found is not None:
+    if found is not None and not found.was_removed():
         found.end("ended")
