@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from anytrain.core.errors import BadInput
+from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
 from equivalence import twins
 
@@ -61,3 +63,16 @@ def test_what_goes_by_the_length_of_rows_contradicts_packing(
 ) -> None:
     with pytest.raises(BadInput, match="packing=True with"):
         TrainingArguments(str(tmp_path), packing=True, **other)
+
+
+@dataclass
+class Theirs(TrainingArguments):
+    """Arguments of another library, which packs its rows itself (trl's SFTConfig has this one)."""
+
+    packing: bool = False
+
+
+def test_a_subclass_may_have_an_argument_of_that_name_itself(tmp_path: Path) -> None:
+    args = Theirs(str(tmp_path), max_steps=1, save_strategy="no", packing=True)
+    trainer = Trainer(twins.regression(), args, train_dataset=twins.points(8))
+    assert trainer.train().global_step == 1

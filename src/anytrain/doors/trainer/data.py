@@ -20,6 +20,7 @@ from anytrain.core.errors import BadInput
 from anytrain.doors.trainer import older
 from anytrain.doors.trainer.outputs import has_length, seed_worker
 from anytrain.doors.trainer.shapes import Shapes
+from anytrain.doors.training_args.fields import packs
 from anytrain.engine.assemble.loaders import given_loader, prepare_loader
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.columns import (
@@ -149,7 +150,7 @@ class Data(Shapes):
             options["collate_fn"] = to_shapes(
                 collate, given, batch_size, sampler, is_training=is_training
             )
-        if args.packing and is_training:
+        if packs(args) and is_training:
             options["collate_fn"] = self._packed(collate, given, batch_size)
         if is_training and self._needs_no_masks(given):
             options["collate_fn"] = WithoutFullMask(options["collate_fn"])
@@ -160,7 +161,7 @@ class Data(Shapes):
     def _needs_no_masks(self, dataset: Any) -> bool:
         """Whether steps may be recorded, and masks of this dataset's batches hide nothing."""
         on_cuda = self._run.session.device.type == "cuda"
-        plain = self.args.length_buckets is None and not self.args.packing
+        plain = self.args.length_buckets is None and not packs(self.args)
         if not (on_cuda and plain) or self.compute_loss_func is not None:
             return False
         known = type(base_model(self.model)).__module__.startswith("transformers.")

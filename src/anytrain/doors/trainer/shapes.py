@@ -15,6 +15,7 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from anytrain.core.errors import BadInput
 from anytrain.doors.trainer.lengths import ChosenLengths, can_be_read, looked_at, names_classes
+from anytrain.doors.training_args.fields import packs
 from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.buckets import Bucketed, padding_share
@@ -64,7 +65,7 @@ class Shapes(ChosenLengths):
     @property
     def _keeps_shapes(self) -> bool:
         """Whether batches come in few shapes: if asked for, or where each is compiled."""
-        compiles = self._session.graphs is not None and not self.args.packing
+        compiles = self._session.graphs is not None and not packs(self.args)
         return compiles or self.args.length_buckets is not None
 
     def _wants_buckets(self, dataset: Any) -> bool:

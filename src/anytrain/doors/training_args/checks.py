@@ -35,6 +35,7 @@ from anytrain.doors.training_args.choices import (
     SchedulerType,
     unknown,
 )
+from anytrain.doors.training_args.fields import packs
 from anytrain.doors.training_args.normal import LIBRARIES
 
 _LARGEST_SEED = 2**32 - 1  # numpy takes no larger one
@@ -293,7 +294,7 @@ def _check_buckets(args: Any) -> None:
 
 
 def _check_packing(args: Any) -> None:
-    if not args.packing:
+    if not packs(args):
         return
     against = {
         "length_buckets": "it pads rows to a few lengths, and a packed batch is one row",

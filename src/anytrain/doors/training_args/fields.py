@@ -1,4 +1,4 @@
-"""Every argument of transformers 5.22's TrainingArguments, and anytrain's own four.
+"""Every argument of transformers 5.22's TrainingArguments, and anytrain's own.
 
 Names, defaults and order are theirs. What an argument does here is said in `support.py`.
 """
@@ -244,3 +244,9 @@ class Fields:
     )
     async_save: bool = option(True, "Write checkpoints behind the loop.")
     save_on_signal: bool = option(True, "Save and end between two steps when told to stop.")
+
+
+def packs(args: Fields) -> bool:
+    """Whether batches are packed; not where a subclass means something of its own by that name."""
+    own = Fields.__dataclass_fields__["packing"]
+    return args.packing and type(args).__dataclass_fields__["packing"] is own
