@@ -228,7 +228,8 @@ def _impossible(precision: str, machine: Capabilities, why: str) -> BadInput:
     return BadInput(
         f"Cannot train in {precision} on {machine.backend!r}.",
         why=f"{machine.device} is {machine.name}; {why}.",
-        fix='pass mixed_precision="bf16" or "auto", or choose another device.',
+        fix='ask for "auto" or bf16 (mixed_precision="bf16"; in TrainingArguments bf16=True), or '
+        "choose another device.",
     )
 
 
