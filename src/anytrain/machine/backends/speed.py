@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,10 @@ from anytrain.core.plan import Wishes
 
 # A small BERT's layer: its rows, its width, and the width of its middle.
 _ROWS, _WIDTH, _MIDDLE = 256, 384, 1536
+_FEW_ROWS = 32
 _FEWEST_ROUNDS = 2
+_HOPELESS = 0.25
+"""A ratio that no number of rows makes good."""
 _SECONDS = 0.15
 
 
@@ -62,14 +66,15 @@ def measure(seconds: float = _SECONDS) -> float:
         torch.set_num_threads(threads)
 
 
-def _layers() -> Callable[[bool], None]:
+def _layers() -> Callable[[int, bool], None]:
     """Return a step that may run in bf16. No random numbers: a run must not notice."""
-    rows, up, down = (
+    every, up, down = (
         torch.linspace(-1, 1, high * wide).reshape(high, wide).requires_grad_()
         for high, wide in ((_ROWS, _WIDTH), (_MIDDLE, _WIDTH), (_WIDTH, _MIDDLE))
     )
 
-    def step(in_bf16: bool) -> None:
+    def step(num_rows: int, in_bf16: bool) -> None:
+        rows = every[:num_rows]
         with torch.autocast("cpu", torch.bfloat16, enabled=in_bf16):
             middle = functional.gelu(functional.linear(rows, up))
             out = functional.layer_norm(functional.linear(middle, down) + rows, (_WIDTH,))
@@ -78,7 +83,17 @@ def _layers() -> Callable[[bool], None]:
     return step
 
 
-def _ratio(step: Callable[[bool], None], seconds: float) -> float:
+def _ratio(step: Callable[[int, bool], None], seconds: float) -> float:
+    """Return the time of a step in fp32 over that in bf16.
+
+    A few rows tell first if it is hopeless: a processor that makes bfloat16 up may take twenty
+    times as long, and seconds for all of them.
+    """
+    found = _best_ratio(partial(step, _FEW_ROWS), 0.0)
+    return found if found < _HOPELESS else _best_ratio(partial(step, _ROWS), seconds)
+
+
+def _best_ratio(step: Callable[[bool], None], seconds: float) -> float:
     """Return the best time in fp32 over that in bf16: the best is the least disturbed."""
     best = {False: float("inf"), True: float("inf")}
     for in_bf16 in best:
