@@ -107,3 +107,29 @@ def test_what_accelerates_launcher_does_and_this_one_does_not_is_refused_by_name
 def test_an_option_that_nobody_knows_is_named():
     told = run_command([*ANYTRAIN, "--cpu", "--same_networks", __file__], check=False)
     assert told.returncode == 2 and "No such option" in told.stderr
+
+
+def test_every_option_of_accelerates_launcher_is_known():
+    """Each is taken with its value, said not to be used, or refused."""
+    import click
+    from accelerate.commands.launch import launch_command_parser
+
+    from anytrain.cli.main import _load
+    from anytrain.doors.launch.hf_options import sift
+
+    command = _load("launch")
+    own = {
+        name.lstrip("-").replace("-", "_"): not getattr(parameter, "is_flag", False)
+        for parameter in command.get_params(click.Context(command))
+        for name in parameter.opts
+    }
+    for action in launch_command_parser()._actions:
+        for spelt in set(action.option_strings) - {"-h"}:
+            name = spelt.lstrip("-").replace("-", "_")
+            words = [spelt, *(["value"] if action.nargs != 0 else []), "script.py"]
+            try:
+                kept, unused = sift(words, own)
+            except Unsupported:
+                continue
+            expected = (words, []) if name in own else (["script.py"], [name])
+            assert (kept, unused) == expected, spelt

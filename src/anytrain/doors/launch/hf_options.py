@@ -9,10 +9,11 @@ from anytrain.core.errors import Unsupported
 _FLAGS = {
     *("same_network", "enable_cpu_affinity", "quiet", "q", "use_mps_device", "use_xpu", "ipex"),
     *("dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation"),
+    "no_tpu_cluster",
 }
 """What a run does without, with no value."""
 _VALUES = {
-    *("rdzv_backend", "rdzv_conf", "tee", "log_dir", "role", "monitor_interval"),
+    *("rdzv_backend", "rdzv_conf", "tee", "t", "log_dir", "role", "monitor_interval"),
     *("main_training_function", "dynamo_mode"),
 }
 """What a run does without, with a value."""
@@ -22,6 +23,7 @@ _REFUSED = {
     "zero_stage": "DeepSpeed",
     "zero3_": "DeepSpeed",
     "offload_": "DeepSpeed",
+    "gradient_clipping": "DeepSpeed",
     "use_fsdp": "FSDP",
     "fsdp_": "FSDP",
     "use_megatron_lm": "Megatron-LM",
@@ -32,6 +34,8 @@ _REFUSED = {
     "mpirun_": "starting through mpirun",
     "tpu_cluster": "starting a TPU pod over ssh",
     "tpu_use_sudo": "starting a TPU pod over ssh",
+    "vm": "starting a TPU pod over ssh",
+    "env": "starting a TPU pod over ssh",
     "aws_": "starting on SageMaker",
     "no_python": "starting programs that are no Python scripts",
 }
