@@ -1,4 +1,4 @@
-"""Time torch's attention kernels by shape, forward and backward, as a recorded step runs them.
+"""Time attention kernels by shape, ours and torch's, forward and backward, as recorded steps run.
 
 Which of them is taken where is in anytrain/machine/backends/cuda_attention.py. Milliseconds for
 12 layers, in bfloat16 with dropout; a dash where the kernel does not take the case.
@@ -15,15 +15,21 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from anytrain.machine.backends.cuda_short_attention import ShortAttention, Wanted, attend, fits
+
 LAYERS, REPLAYS = 12, 15
+OURS = "ours"
 KERNELS = {
+    OURS: None,
     "cuDNN": SDPBackend.CUDNN_ATTENTION,
     "efficient": SDPBackend.EFFICIENT_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
 }
 CASES = {"mask": (True, False), "none": (False, False), "causal": (False, True)}
 SHAPES = [(32, 12, 64), (32, 12, 32), (8, 12, 64), (128, 12, 64), (16, 16, 128), (64, 8, 96)]
-LENGTHS = (16, 32, 48, 64, 72, 96, 128)
+LENGTHS = (16, 32, 48, 64, 72, 96, 128, 1024)
+MANY = 20_000
+"""Tokens from which on a shape is left out."""
 
 
 def milliseconds(work: object) -> float:
@@ -47,9 +53,12 @@ def milliseconds(work: object) -> float:
     return begin.elapsed_time(end) / REPLAYS
 
 
-def measured(shape: tuple[int, int, int], length: int, case: str, kernel: str) -> str:
+def measured(
+    own: ShortAttention, shape: tuple[int, int, int], length: int, case: str, kernel: str
+) -> str:
     rows, heads, width = shape
     masked, causal = CASES[case]
+    wanted = Wanted(0.1, causal, width**-0.5)
 
     def some() -> torch.Tensor:
         made = torch.randn(rows, length, heads, width, device="cuda", dtype=torch.bfloat16)
@@ -58,13 +67,19 @@ def measured(shape: tuple[int, int, int], length: int, case: str, kernel: str) -
     given, gradient = [some().requires_grad_() for _ in range(3)], some()
     mask = torch.ones(rows, 1, length, length, dtype=torch.bool, device="cuda") if masked else None
 
-    def work() -> None:
+    def attended() -> torch.Tensor:
+        if kernel == OURS:
+            return attend(own, tuple(given), mask, wanted)
         with sdpa_kernel(KERNELS[kernel]):
-            made = functional.scaled_dot_product_attention(
-                *given, attn_mask=mask, dropout_p=0.1, is_causal=causal
+            return functional.scaled_dot_product_attention(
+                *given, attn_mask=mask, dropout_p=wanted.dropout, is_causal=causal
             )
-        torch.autograd.grad(made, given, gradient)
 
+    def work() -> None:
+        torch.autograd.grad(attended(), given, gradient)
+
+    if kernel == OURS and not fits(*given, mask):
+        return "-"
     try:
         return f"{milliseconds(work):.2f}"
     except RuntimeError:  # the kernel does not take the case
@@ -79,12 +94,15 @@ def main() -> None:
     columns = [f"{case} {kernel}" for case in CASES for kernel in KERNELS]
     print(f"| rows x heads x length x width | {' | '.join(columns)} |")
     print("|---" * (len(columns) + 1) + "|")
+    own = ShortAttention(torch.device("cuda", 0))
+    if not own.are_there():
+        sys.exit(f"Our kernels cannot be compiled here: {own.problem}")
     for shape in SHAPES:
-        for length in LENGTHS:
+        rows, heads, width = shape
+        for length in (each for each in LENGTHS if rows * each < MANY):
             figures = [
-                measured(shape, length, case, kernel) for case in CASES for kernel in KERNELS
+                measured(own, shape, length, case, kernel) for case in CASES for kernel in KERNELS
             ]
-            rows, heads, width = shape
             print(f"| {rows}x{heads}x{length}x{width} | {' | '.join(figures)} |", flush=True)
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from anytrain.engine.step.shortcuts import gelu, layers, loss, norms
+from anytrain.engine.step.shortcuts import embeddings, gelu, layers, loss, norms
 from anytrain.engine.step.shortcuts.halves import Halves
 from anytrain.engine.step.shortcuts.layers import Sightings
 from anytrain.machine.backends.cuda_kernels import Normed, NormGradients, Sent
@@ -89,6 +89,11 @@ def loss_backward(kernels: Any, saved: Any, width: int, ignored: int, given: Any
     return made
 
 
+def rows_added(kernels: Any, numbers: Any, sent: Any, height: int, left_out: int) -> Any:
+    """Return a table's gradient."""
+    return torch.ops.aten.embedding_dense_backward(sent, numbers, height, left_out, False)
+
+
 def put_in(patch: pytest.MonkeyPatch) -> None:
     """Put torch in the kernels' place."""
     patch.setattr(norms, "norm_forward", norm_forward)
@@ -96,8 +101,9 @@ def put_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gelu, "gelu_backward", gelu_backward)
     patch.setattr(loss, "loss_forward", loss_forward)
     patch.setattr(loss, "loss_backward", loss_backward)
+    patch.setattr(embeddings, "rows_added", rows_added)
     patch.setattr(layers, "_sum_rows", lambda matrix, tools: matrix.sum(0))
-    for module in (norms, layers):
+    for module in (embeddings, norms, layers):
         patch.setattr(module, "are_plain", lambda parameters: True)
     patch.setattr(functional, "dropout", dropout)
     own = torch.is_autocast_enabled

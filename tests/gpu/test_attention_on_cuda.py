@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
+from torch.utils.flop_counter import FlopCounterMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from anytrain.engine.step.shortcuts.attention import attend_quickly
@@ -22,7 +24,7 @@ pytestmark = pytest.mark.gpu
 
 def kernel(made: torch.Tensor) -> str:
     """Return the name of what made a tensor."""
-    return "" if made.grad_fn is None else made.grad_fn.name()
+    return type(made.grad_fn).__name__
 
 
 @pytest.mark.parametrize("precision", [{}, {"bf16": True}])
@@ -74,21 +76,26 @@ def attend(query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 
     return ALL_ATTENTION_FUNCTIONS["sdpa"](whole, query, key, value, mask, dropout=dropout)[0]
 
 
-def taken(length: int = 64, width: int = 64, dtype: Any = torch.bfloat16) -> str:
+def taken(length: int = 64, width: int = 64, dtype: Any = torch.bfloat16, mask: Any = None) -> str:
     """Return the name of the kernel that attention took."""
     query = torch.randn(2, 4, length, width, dtype=dtype, device="cuda", requires_grad=True)
-    made: Any = attend(query, query, query, dropout=0.1).grad_fn
-    while "ScaledDot" not in made.name():
+    made: Any = attend(query, query, query, mask, dropout=0.1).grad_fn
+    while "ScaledDot" not in type(made).__name__ and "_Attend" not in type(made).__name__:
         made = made.next_functions[0][0]
-    return str(made.name())
+    return type(made).__name__
 
 
 @pytest.mark.usefixtures("_quick")
 def test_short_texts_are_not_cudnns_and_long_ones_still_are() -> None:
+    added = torch.zeros(1, 1, 64, 64, dtype=torch.bfloat16, device="cuda")
     for _ in range(2):
-        assert "Efficient" in taken()
-        assert "Cudnn" in taken(length=72)
+        assert "_Attend" in taken()
+        assert "_Attend" in taken(length=128, width=32)
+        assert "Cudnn" in taken(length=129)
         assert "Cudnn" in taken(width=128)
+        assert "Efficient" in taken(width=16)
+        assert "Efficient" in taken(mask=added)
+        assert "Cudnn" in taken(length=72, dtype=torch.float16)
     assert "Efficient" in taken(dtype=torch.float16)
 
 
@@ -100,13 +107,33 @@ def test_a_choice_of_the_users_own_stands() -> None:
         assert "Flash" in taken()
     torch.use_deterministic_algorithms(True)
     try:
-        assert "Efficient" not in taken()
+        assert "_Attend" not in taken()
     finally:
         torch.use_deterministic_algorithms(False)
-    assert "Efficient" in taken()
+    assert "_Attend" in taken()
 
 
-@pytest.mark.parametrize("length", [5, 50, 64])
+class Looking(TorchFunctionMode):
+    """Somebody who counts what attention is given."""
+
+    seen = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen += func is functional.scaled_dot_product_attention
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.usefixtures("_quick")
+def test_who_looks_at_torchs_functions_sees_attention() -> None:
+    with Looking() as looking:
+        assert "ScaledDot" in taken()
+    assert looking.seen == 1
+    with FlopCounterMode(display=False) as counter:
+        taken(length=128)
+    assert counter.get_total_flops() > 0
+
+
+@pytest.mark.parametrize("length", [5, 50, 64, 128])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.usefixtures("_quick")
 def test_short_texts_are_attended_as_before(length: int, masked: bool) -> None:

@@ -21,6 +21,7 @@ from anytrain.machine.backends.cuda_kernels import (
     loss_forward,
     norm_backward,
     norm_forward,
+    rows_added,
     scratch_for,
 )
 
@@ -355,3 +356,30 @@ def test_a_loss_without_its_class_or_with_no_number_shows(kernels: Kernels) -> N
     losses, _ = loss_forward(kernels, logits, 16384, targets, -100)
     assert losses.isnan().tolist() == [True, True, False, False]
     assert losses[2:].tolist() == [0, 0]
+
+
+LOOKED_UP = {
+    "few rows": (2, 4096),
+    "one number": (1, 1000),
+    "a vocabulary": (30522, 4096),
+    "as many as can be": (50257, 8192),
+    "fewer than a block": (100, 7),
+    "whole blocks of one": (3, 96),
+}
+
+
+@pytest.mark.parametrize(("height", "count"), LOOKED_UP.values(), ids=LOOKED_UP)
+@pytest.mark.parametrize("width", [4, 384, 768, 1024])
+@pytest.mark.parametrize("left_out", [-1, 0])
+def test_a_tables_gradient_is_torchs_and_always_the_same(
+    kernels: Kernels, height: int, count: int, width: int, left_out: int
+) -> None:
+    torch.manual_seed(0)
+    # Some numbers come often, as in a text.
+    numbers = (torch.rand(count, device="cuda").pow(3) * height).long()
+    sent = torch.randn(count, width, device="cuda")
+    made = rows_added(kernels, numbers, sent, height, left_out)
+    backward = torch.ops.aten.embedding_dense_backward
+    right = backward(sent.double(), numbers, height, left_out, False)
+    torch.testing.assert_close(made.double(), right, rtol=1e-5, atol=1e-4)
+    assert torch.equal(made, rows_added(kernels, numbers, sent, height, left_out))

@@ -1,31 +1,25 @@
-"""Our own CUDA kernels, compiled by the driver's compiler when they are first wanted.
+"""The CUDA kernels of a step's parts: update, roundings, layer norms, sums, GELU, the loss.
 
-That takes a fraction of a second and needs no toolkit. They work on all of a model's tensors in
-one launch: torch's own need several, and a pass over the gradients for each question.
+Those for the update work on all of a model's tensors in one launch: torch's own need several, and
+a pass over the gradients for each question.
 """
 
 from __future__ import annotations
 
-import hashlib
-import os
-import threading
 from collections.abc import Sequence
-from contextlib import suppress
-from importlib import resources
 from typing import Any, NamedTuple
 
 import torch
 
-from anytrain.core import environment
+from anytrain.machine.backends.cuda_compiled import Compiled
 
 _NAMES = (
     *("squares", "norm", "rates", "adam", "count"),
     *("halve", "column_sums", "tanh_gelu_backward", "erf_gelu_backward", "fold"),
     *("loss_forward", "loss_backward"),
+    *("sort", "add_rows", "join_rows"),
 )
-_PREFIX = "step_"  # CUDA has functions of its own of such names
 _CHUNK = 16384
-_THREADS = 256
 _COLUMNS = 256
 _BLOCKS = 144
 """Enough blocks to fill a large GPU."""
@@ -40,77 +34,26 @@ _NARROW = 3 * NORM_PART
 """Layer norms up to this width have three blocks on a processor at once, wider ones two."""
 _HAS_ADDEND = 8
 """As the kernels call it."""
+MOST_LOOKUPS = 8192
+"""Of a table in one step: each is compared with all others."""
+MOST_COLUMNS = 4096
+"""Of a table; a thread has four."""
+_SORTED = 32
+_SORTERS = 8
 
 
-_loaded: dict[tuple[int, tuple[int, ...]], Any] = {}
-"""What this process has given to each GPU, once for all its trainings: it stays there."""
-
-
-class Kernels:
-    """The kernels of one GPU; they are compiled behind the run that will want them.
+class Kernels(Compiled):
+    """The kernels of a whole step, for one GPU.
 
     `norms` are the widths of the layer norms they are for, in parts of 128.
     """
 
     def __init__(self, device: torch.device, norms: Sequence[int] = ()) -> None:
-        self._device, self._norms = device, sorted(set(norms))
+        self._norms = sorted(set(norms))
         self.num_processors: int = torch.cuda.get_device_properties(device).multi_processor_count
-        self._found: dict[str, Any] | None = None
-        self.problem: str | None = None
-        """Why they are not there."""
-        self._thread = threading.Thread(target=self._compile, name="anytrain-nvrtc", daemon=True)
-        self._thread.start()
-
-    def _compile(self) -> None:
         both = [f"norm_{way}_{parts}" for parts in self._norms for way in ("forward", "backward")]
-        names = [_PREFIX + name for name in (*_NAMES, *both)]
-        try:
-            if torch.version.cuda is None:
-                raise RuntimeError("written for NVIDIA's GPUs: warps of 32 threads")
-            from torch.cuda import _utils
-
-            torch.cuda.set_device(self._device)
-            key = torch.cuda.current_device(), tuple(self._norms)
-            if key not in _loaded:
-                _loaded[key] = _utils._cuda_load_module(self._binary(names[0]), names)
-            self._found = _loaded[key]
-        except Exception as error:  # noqa: BLE001  torch's own kernels do it all too, slower
-            self.problem = str(error)
-
-    def _binary(self, name: str) -> bytes:
-        """Return the compiled kernels, from the user's cache where they were made before."""
-        from torch.cuda import _utils
-
-        source = resources.files("anytrain.machine.backends").joinpath("cuda_step.cu").read_text()
-        source += "".join(f"NORMS({parts})\n" for parts in self._norms)
-        chip = torch.cuda.get_device_capability(self._device)
-        key = hashlib.sha256(f"{source}{chip}{torch.version.cuda}".encode()).hexdigest()[:24]
-        kept = environment.cache_folder() / "kernels" / f"{key}.cubin"
-        with suppress(OSError):
-            return kept.read_bytes()
-        binary, _ = _utils._nvrtc_compile(source, name)
-        with suppress(OSError):  # a cache that cannot be written is no error
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            made = kept.with_suffix(f".{os.getpid()}")
-            made.write_bytes(binary)
-            made.replace(kept)
-        return binary
-
-    def is_done(self) -> bool:
-        """Whether the compiler has come to an end, good or bad."""
-        return not self._thread.is_alive()
-
-    def are_there(self) -> bool:
-        """Whether they can be used; waits for the compiler."""
-        self._thread.join()
-        return self._found is not None
-
-    def launch(
-        self, name: str, grid: tuple[int, int], args: Sequence[Any], threads: int = _THREADS
-    ) -> None:
-        """Start a kernel on the current stream."""
-        assert self._found is not None
-        self._found[_PREFIX + name](grid=(*grid, 1), block=(threads, 1, 1), args=list(args))
+        more = "".join(f"NORMS({parts})\n" for parts in self._norms)
+        super().__init__(device, "cuda_step.cu", (*_NAMES, *both), more)
 
     def knows_norm(self, width: int) -> bool:
         """Whether layer norms of this width are among the kernels."""
@@ -302,3 +245,25 @@ def loss_backward(
 def _layout(logits: torch.Tensor, width: int, ignored: int) -> tuple[int, int, int, int]:
     stride = logits.shape[1]
     return width, stride, ignored, int(stride % 8 == 0)
+
+
+def rows_added(
+    kernels: Kernels, numbers: torch.Tensor, sent: torch.Tensor, height: int, left_out: int
+) -> torch.Tensor:
+    """Return the gradient of a table in which these rows were looked up.
+
+    `sent` is a float32 matrix of their gradients. The row `left_out`, if there is one, gets none.
+    """
+    count, width = sent.shape
+    made = sent.new_zeros(height, width)
+    blocks = -(-count // _SORTED)
+    sorted_, places = (sent.new_empty(count, dtype=torch.int32) for _ in range(2))
+    parts = sent.new_empty(2 * blocks, width)
+    kernels.launch(
+        "sort", (-(-count // _SORTERS), 1), [numbers, sorted_, places, count], 32 * _SORTERS
+    )
+    threads = 32 * -(-width // 128)
+    more = [count, width // 4, left_out]
+    kernels.launch("add_rows", (blocks, 1), [sorted_, places, sent, made, parts, *more], threads)
+    kernels.launch("join_rows", (blocks, 1), [sorted_, parts, made, *more], threads)
+    return made

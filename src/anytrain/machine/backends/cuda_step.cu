@@ -423,6 +423,99 @@ extern "C" __global__ void step_loss_backward(const u16* logits, const i64* targ
   }
 }
 
+// -- embeddings ----------------------------------------------------------------------------------
+// The gradient of a table is the sum of its rows' gradients. The rows are sorted by what they have
+// looked up, then added up in that order, 32 of them a block; those of one number that lie in several
+// blocks are joined afterwards. The order of additions is always the same.
+
+#define SORTED 32
+
+// Sort by counting who comes before: a warp has one number.
+extern "C" __global__ void step_sort(const i64* numbers, int* sorted, int* places, int count) {
+  int mine = (blockIdx.x * blockDim.x + threadIdx.x) / 32, lane = threadIdx.x % 32;
+  if (mine >= count) return;
+  i64 own = numbers[mine];
+  int before = 0;
+#pragma unroll 4
+  for (int i = lane; i < count; i += 32) {
+    i64 other = numbers[i];
+    before += other < own || (other == own && i < mine);
+  }
+  for (int far = 16; far > 0; far /= 2) before += __shfl_xor_sync(0xffffffffu, before, far);
+  if (lane == 0) {
+    sorted[before] = (int)own;
+    places[before] = mine;
+  }
+}
+
+__device__ inline void add_to(float4& to, float4 v) { to.x += v.x; to.y += v.y; to.z += v.z; to.w += v.w; }
+
+// A thread has 4 columns. A block's first sum goes to `parts` if it began in the block before, and
+// its last one if it goes on in the next.
+extern "C" __global__ void step_add_rows(const int* sorted, const int* places, const float* sent,
+                                         float* made, float* parts, int count, int width,
+                                         int left_out) {
+  const int at_once = 8;
+  int begin = blockIdx.x * SORTED, end = min(begin + SORTED, count), column = threadIdx.x;
+  if (column >= width) return;
+  bool began_before = begin > 0 && sorted[begin - 1] == sorted[begin];
+  float4 sum = make_float4(0, 0, 0, 0);
+  for (int first = begin; first < end; first += at_once) {
+    float4 rows[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; i++)
+      if (first + i < end) rows[i] = ((const float4*)sent)[(i64)places[first + i] * width + column];
+#pragma unroll
+    for (int i = 0; i < at_once; i++) {
+      int at = first + i;
+      if (at >= end) break;
+      add_to(sum, rows[i]);
+      int number = sorted[at];
+      bool goes_on = at + 1 < count && sorted[at + 1] == number;
+      if (goes_on && at + 1 < end) continue;
+      float4* to = (float4*)made + (i64)number * width;
+      if (began_before) to = (float4*)parts + (i64)(2 * blockIdx.x) * width;
+      else if (goes_on) to = (float4*)parts + (i64)(2 * blockIdx.x + 1) * width;
+      if (number != left_out) to[column] = sum;
+      began_before = false;
+      sum = make_float4(0, 0, 0, 0);
+    }
+  }
+}
+
+// Join the parts of a sum that begins in this block's rows and goes on behind them.
+extern "C" __global__ void step_join_rows(const int* sorted, const float* parts, float* made,
+                                          int count, int width, int left_out) {
+  const int at_once = 8;
+  __shared__ int last;
+  int begin = blockIdx.x * SORTED, end = begin + SORTED, blocks = (count + SORTED - 1) / SORTED;
+  if (end >= count) return;
+  int number = sorted[end];
+  bool begins = sorted[end - 1] == number && !(begin > 0 && sorted[begin - 1] == number);
+  if (!begins || number == left_out) return;
+  if (threadIdx.x == 0) last = blocks;
+  __syncthreads();
+  for (int i = blockIdx.x + 1 + threadIdx.x; i < blocks; i += blockDim.x)
+    if (sorted[i * SORTED] != number) {
+      atomicMin(&last, i);
+      break;
+    }
+  __syncthreads();
+  int column = threadIdx.x;
+  if (column >= width) return;
+  float4 sum = ((const float4*)parts)[(i64)(2 * blockIdx.x + 1) * width + column];
+  for (int first = blockIdx.x + 1; first < last; first += at_once) {
+    float4 rows[at_once];
+#pragma unroll
+    for (int i = 0; i < at_once; i++)
+      if (first + i < last) rows[i] = ((const float4*)parts)[(i64)(2 * (first + i)) * width + column];
+#pragma unroll
+    for (int i = 0; i < at_once; i++)
+      if (first + i < last) add_to(sum, rows[i]);
+  }
+  ((float4*)made)[(i64)number * width + column] = sum;
+}
+
 // -- layer norm ----------------------------------------------------------------------------------
 // A warp a row, of 128 * PARTS values. The result is written in float32 and in bfloat16, for the
 // layers that read it rounded; its gradient comes back in both, of which one may be missing.

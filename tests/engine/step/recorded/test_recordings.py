@@ -319,6 +319,30 @@ def test_sparse_tensors_are_not_held_for_a_recording():
     assert "sparse" in str(bench.recordings.stopped)
 
 
+class Sloping(Bench):
+    """A step that looks at the slope of its result."""
+
+    def compute(self, tree: Any) -> torch.Tensor:
+        x = tree["x"].requires_grad_()
+        (slope,) = torch.autograd.grad(self.model(x).square().sum(), x, create_graph=True)
+        return slope.square().sum().detach()
+
+
+def test_a_step_may_ask_for_gradients_of_its_batch():
+    bench = Sloping()
+    for _ in range(5):
+        bench(4)
+    assert (bench.recorder.num_recorded, bench.recorder.num_replayed) == (1, 3)
+
+
+def test_a_batch_that_is_learnt_itself_stays_op_by_op():
+    bench = Bench()
+    learnt = torch.zeros(3, requires_grad=True)
+    for _ in range(5):
+        bench(4, learnt=learnt)
+    assert bench.recorder.num_recorded == 0
+
+
 class Book(nn.Module):
     """Replaces its buffer in a method that is not its forward."""
 

@@ -92,6 +92,8 @@ class Recording:
     """A step of one shape."""
 
     inputs: list[torch.Tensor]
+    """Where the batch goes; the step sees others of the same memory, of which it may ask for
+    gradients."""
     replay: Callable[[], None]
     outputs: Any
 
@@ -320,7 +322,7 @@ class Recordings:
                 work.shortening.prepare(is_whole=work.is_whole)
                 self.is_recording = True
                 replay, outputs = self._recorder.record(
-                    lambda: work.compute(put_together(skeleton, inputs)),
+                    lambda: work.compute(put_together(skeleton, [own.detach() for own in inputs])),
                     self._draws.get(key),
                 )
                 work.shortening.settle()
@@ -391,7 +393,7 @@ def _key(skeleton: Any, tensors: list[torch.Tensor], also: Hashable) -> Hashable
         hash(shape)
     except TypeError:
         return None
-    is_plain = all(tensor.layout is torch.strided for tensor in tensors)
+    is_plain = all(t.layout is torch.strided and not t.requires_grad for t in tensors)
     return shape if is_plain and not any(map(_is_elsewhere, tensors)) else None
 
 

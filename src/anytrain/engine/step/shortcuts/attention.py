@@ -111,7 +111,7 @@ def attend_quickly(device: torch.device) -> None:
     own = functions.get("sdpa")
     if own is None or hasattr(own, "is_quick") or not cuda_attention.asks_cudnn_first(device):
         return
-    made: Any = cuda_attention.quick(own)
+    made: Any = cuda_attention.quick(own, device)
     made.is_quick = True
     functions.register("sdpa", made)
 

@@ -3,8 +3,8 @@
 Autocast rounds each weight by itself, turns each weight's gradient back to float32, and rounds a
 layer's input anew for each layer that reads it. The values are the same here; the launches are
 fewer, and gradients stay in the bfloat16 that they were computed in. A layer norm, which autocast
-computes in float32, gives its result in both precisions at once, a GELU is one kernel, and the loss
-over a vocabulary reads its logits as they are.
+computes in float32, gives its result in both precisions at once, a GELU is one kernel, the gradient
+of an embedding three, and the loss over a vocabulary reads its logits as they are.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from anytrain.engine.optim.fused import FusedAdam
+from anytrain.engine.step.shortcuts.embeddings import can_look_up, is_embedding, look_up
 from anytrain.engine.step.shortcuts.gelu import Form, form_of, gelu
 from anytrain.engine.step.shortcuts.later import Later, can_be_read, promises, real, saving_hooks
 from anytrain.engine.step.shortcuts.layers import HALF, Group, Tools
@@ -26,6 +27,7 @@ from anytrain.engine.step.shortcuts.loss import losses
 from anytrain.engine.step.shortcuts.norms import is_norm, normalize
 from anytrain.engine.step.shortcuts.refusals import BrokenPromise, refusals
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
+from anytrain.machine.backends.cuda_short_attention import shared_masks
 
 
 class Halves:
@@ -48,6 +50,7 @@ class Halves:
         scratch = scratch_for(max(group.width for group in groups), device)
         self._tools = Tools(kernels, scratch, puts_off)
         self._norms: list[Any] = [m for m in model.modules() if is_norm(m, kernels)]
+        self._tables: list[Any] = [m for m in model.modules() if is_embedding(m)]
         found = ((module, form_of(module)) for module in model.modules())
         self._gelus = [(module, form) for module, form in found if form is not None]
         self._rounded: WeakIdKeyDictionary = WeakTensorKeyDictionary()
@@ -70,12 +73,13 @@ class Halves:
         instead = [
             *((x, self._linear(g, n)) for g in self._groups for n, x in enumerate(g.layers)),
             *((norm, self._norm(norm)) for norm in self._norms),
+            *((table, self._table(table)) for table in self._tables),
             *((module, self._gelu(module, form)) for module, form in self._gelus),
         ]
         for module, forward in instead:
             vars(module)["forward"] = _method(module, forward)
         try:
-            with losses(self._kernels), promises(), refusals():
+            with losses(self._kernels), promises(), refusals(), shared_masks():
                 yield
         finally:
             self._rounded.clear()
@@ -138,6 +142,17 @@ class Halves:
                 self._rounded[whole] = Rounding.made(whole, rounded)
                 return whole
             result: torch.Tensor = plain(norm, inputs)
+            return result
+
+        return forward
+
+    def _table(self, table: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        plain = type(table).forward
+
+        def forward(numbers: torch.Tensor) -> torch.Tensor:
+            if can_look_up(numbers):
+                return look_up(table, numbers, self._kernels)
+            result: torch.Tensor = plain(table, numbers)
             return result
 
         return forward

@@ -263,7 +263,21 @@ class _Split(torch.autograd.Function):
             return None, None
         if any(each is None for each in given):  # no gradient is not zero: an update would be made
             raise BrokenPromise("one of several layers that read the same tensor gets no gradient")
-        return torch.cat(given, -1), None
+        whole = _whole(given)
+        return torch.cat(given, -1) if whole is None else whole, None
+
+
+def _whole(parts: tuple[torch.Tensor, ...]) -> torch.Tensor | None:
+    """Return the tensor whose columns these are, if they lie one behind the other."""
+    first, width = parts[0], sum(part.shape[-1] for part in parts)
+    place = first.data_ptr()
+    for part in parts:
+        is_next = part.data_ptr() == place and part.stride() == first.stride()
+        if not is_next or part.untyped_storage()._cdata != first.untyped_storage()._cdata:
+            return None
+        place += part.shape[-1] * part.element_size()
+    is_dense = first.dim() > 1 and first.stride()[-2:] == (width, 1)
+    return first.as_strided((*first.shape[:-1], width), first.stride()) if is_dense else None
 
 
 def _gathered(given: tuple[torch.Tensor | None, ...], width: int) -> torch.Tensor:

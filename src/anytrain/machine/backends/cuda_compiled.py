@@ -1,0 +1,125 @@
+"""CUDA kernels of our own, compiled by the driver's compiler when they are first wanted.
+
+That takes a second or less and needs no toolkit; what was compiled is kept in the user's cache.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib import resources
+from typing import Any
+
+import torch
+
+from anytrain.core import environment
+
+_PREFIX = "step_"  # CUDA has functions of its own of such names
+_THREADS = 256
+_MOST_SHARED = 48 * 1024
+"""What a block may have of shared memory without asking for it."""
+
+_loaded: dict[tuple[int, str, str], Any] = {}
+"""What this process has given to each GPU, once for all its trainings: it stays there."""
+
+
+class Compiled:
+    """The kernels of one file, for one GPU; they are compiled behind the run that will want them.
+
+    `more` is put behind the file's own text.
+    """
+
+    def __init__(
+        self, device: torch.device, file: str, names: Sequence[str], more: str = ""
+    ) -> None:
+        self._device, self._file, self._more = device, file, more
+        self._names = [_PREFIX + name for name in names]
+        self._found: dict[str, Any] | None = None
+        self.problem: str | None = None
+        """Why they are not there."""
+        self._thread = threading.Thread(target=self._compile, name="anytrain-nvrtc", daemon=True)
+        self._thread.start()
+
+    def _compile(self) -> None:
+        try:
+            if torch.version.cuda is None:
+                raise RuntimeError("written for NVIDIA's GPUs: warps of 32 threads")
+            from torch.cuda import _utils
+
+            torch.cuda.set_device(self._device)
+            key = torch.cuda.current_device(), self._file, self._more
+            if key not in _loaded:
+                _loaded[key] = _utils._cuda_load_module(self._binary(), self._names)
+            self._found = _loaded[key]
+        except Exception as error:  # noqa: BLE001  torch's own kernels do it all too, slower
+            self.problem = str(error)
+
+    def _binary(self) -> bytes:
+        """Return the compiled kernels, from the user's cache where they were made before."""
+        from torch.cuda import _utils
+
+        source = resources.files("anytrain.machine.backends").joinpath(self._file).read_text()
+        source += self._more
+        chip = torch.cuda.get_device_capability(self._device)
+        key = hashlib.sha256(f"{source}{chip}{torch.version.cuda}".encode()).hexdigest()[:24]
+        kept = environment.cache_folder() / "kernels" / f"{key}.cubin"
+        with suppress(OSError):
+            return kept.read_bytes()
+        binary, _ = _utils._nvrtc_compile(source, self._names[0])
+        with suppress(OSError):  # a cache that cannot be written is no error
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            made = kept.with_suffix(f".{os.getpid()}")
+            made.write_bytes(binary)
+            made.replace(kept)
+        return binary
+
+    def is_done(self) -> bool:
+        """Whether the compiler has come to an end, good or bad."""
+        return not self._thread.is_alive()
+
+    def are_there(self) -> bool:
+        """Whether they can be used; waits for the compiler."""
+        self._thread.join()
+        return self._found is not None
+
+    def launch(
+        self,
+        name: str,
+        grid: tuple[int, int],
+        args: Sequence[Any],
+        threads: int = _THREADS,
+        shared_bytes: int = 0,
+    ) -> None:
+        """Start a kernel on the current stream."""
+        assert self._found is not None
+        _enter_context(self._device)
+        kernel = self._found[_PREFIX + name]
+        if shared_bytes >= _MOST_SHARED and shared_bytes > kernel._max_shared_mem_bytes:
+            kernel.set_shared_memory_config(shared_bytes)
+        kernel(grid=(*grid, 1), block=(threads, 1, 1), args=list(args), shared_mem=shared_bytes)
+
+
+_entered = threading.local()
+
+
+def _enter_context(device: torch.device) -> None:
+    """Let this thread use the GPU: in a new one torch puts that off until its own first kernel.
+
+    The backward pass has threads of its own, and a kernel of ours may be the first thing there.
+    """
+    if getattr(_entered, "has", False):
+        return
+    from torch.cuda import _utils
+
+    driver: Any = _utils._get_gpu_runtime_library()
+    context = ctypes.c_void_p()
+    _utils._check_cuda(driver.cuCtxGetCurrent(ctypes.byref(context)))
+    if not context.value:
+        index = torch.cuda.current_device() if device.index is None else device.index
+        _utils._check_cuda(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), index))
+        _utils._check_cuda(driver.cuCtxSetCurrent(context))
+    _entered.has = True
