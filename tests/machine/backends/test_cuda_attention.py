@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from anytrain.engine.step.shortcuts.attention import attend_quickly
 from anytrain.machine.backends import cuda_attention
 from anytrain.machine.backends.cuda_attention import is_short
+from anytrain.machine.backends.cuda_short_attention import _is_plain, fits
 
 CUDNN, FLASH, EFFICIENT, MATH = 3, 1, 2, 0
 USUAL = [CUDNN, FLASH, EFFICIENT, MATH]
@@ -44,8 +46,18 @@ class Orders(list[list[int]]):
     attend: Callable[..., Any]
 
 
+class Ready:
+    """Kernels that are there, or are not."""
+
+    def __init__(self, device: Any) -> None:
+        self.device = device
+
+    def are_there(self) -> bool:
+        return True
+
+
 @pytest.fixture
-def orders(_usual: None) -> Orders:
+def orders(_usual: None, monkeypatch: pytest.MonkeyPatch) -> Orders:
     seen = Orders()
 
     def attend(module: Any, *given: Any, dropout: float = 0.0) -> None:
@@ -53,14 +65,17 @@ def orders(_usual: None) -> Orders:
         if dropout > 1:
             raise ValueError("drops more than all")
 
-    seen.attend = cuda_attention.quick(attend)
+    monkeypatch.setattr(cuda_attention, "ShortAttention", Ready)
+    seen.attend = cuda_attention.quick(attend, CUDA)
     return seen
 
 
 def test_what_is_short() -> None:
     assert is_short(heads(64, 64), heads(64, 64), heads(64, 64))
-    assert not is_short(heads(72), heads(72), heads(72))
-    assert not is_short(heads(8), heads(72), heads(72))
+    assert is_short(heads(128), heads(72), heads(72))
+    assert not is_short(heads(136), heads(136), heads(136))
+    assert not is_short(heads(8), heads(136), heads(136))
+    assert not is_short(heads(72), heads(72), heads(72), most=64)
     assert not is_short(heads(8, 128), heads(8, 128), heads(8, 128))
     assert not is_short(*[heads(dtype=torch.float32)] * 3)
     assert not is_short(*[torch.empty(2, 4, 8, 32, dtype=torch.bfloat16)] * 3)
@@ -97,6 +112,68 @@ def test_a_choice_of_the_users_own_stands(orders: Orders) -> None:
     assert [order[0] for order in orders] == [CUDNN] * 4
     orders()
     assert orders[-1][0] == EFFICIENT
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Put a list in our kernels' place, which know any bfloat16 tensor of a CPU."""
+    found: list[Any] = []
+
+    def attend(kernels: Any, given: Any, mask: Any, wanted: Any) -> torch.Tensor:
+        found.append((mask, wanted))
+        return given[0] * 0
+
+    def fits(query: Any, key: Any, value: Any, mask: Any) -> bool:
+        return bool(query.dtype == torch.bfloat16)
+
+    monkeypatch.setattr(cuda_attention, "ShortAttention", Ready)
+    monkeypatch.setattr(cuda_attention, "attend", attend)
+    monkeypatch.setattr(cuda_attention, "fits", fits)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
+    return found
+
+
+def test_our_kernels_get_what_torchs_function_is_asked(asked: list[Any]) -> None:
+    query = torch.ones(2, 4, 8, 16, dtype=torch.bfloat16)
+    mask = torch.ones(8, 8, dtype=torch.bool)
+    torchs = torch.nn.functional.scaled_dot_product_attention
+    with cuda_attention._Own():
+        torchs(query, query, query, dropout_p=0.25, is_causal=True)
+        torchs(query, query, query, mask, scale=0.5, enable_gqa=False)
+        torch.softmax(query, -1)
+    assert [wanted for _, wanted in asked] == [(0.25, True, 0.25), (0.0, False, 0.5)]
+    assert asked[0][0] is None
+    assert asked[1][0] is mask
+
+
+def test_torch_attends_where_our_kernels_do_not_know_the_case(
+    asked: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torchs = torch.nn.functional.scaled_dot_product_attention
+    whole = torch.ones(2, 4, 8, 16)
+    half, mask = whole.bfloat16(), torch.ones(8, 8, dtype=torch.bool)
+    with cuda_attention._Own():
+        assert torch.equal(torchs(whole, whole, whole), whole)
+        with suppress(RuntimeError):  # some versions refuse both at once
+            torchs(half, half, half, mask, is_causal=True)
+        assert not torchs(half, half, half, dropout_p=1.0).any()
+        monkeypatch.setattr(Ready, "are_there", lambda self: False)
+        assert torch.equal(torchs(half, half, half), half)
+    assert asked == []
+
+
+def test_which_cases_our_kernels_know() -> None:
+    def known(query: Any, other: Any, mask: Any = None) -> bool:
+        return fits(query, other, other, mask)
+
+    half, mask = torch.empty(2, 4, 8, 32, dtype=torch.bfloat16), torch.ones(8, 8).bool()
+    assert not known(half, half)  # it is not on a GPU
+    assert not known(heads(), heads())  # nor is one that has no memory
+    for wrong in (half.float(), half[0], half[..., :16], half.expand(2, 4, 8, 32)[:, :2]):
+        assert not known(wrong, half)
+    assert not _is_plain(mask.float())
+    assert not _is_plain(mask)
+    assert _is_plain(None)
 
 
 def test_transformers_function_is_replaced_once_and_torchs_is_not(

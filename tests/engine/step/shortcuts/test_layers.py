@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from anytrain.engine.step.shortcuts.layers import HALF, Group, Tools
+from anytrain.engine.step.shortcuts.layers import HALF, Group, Tools, _whole
 
 NONE: Any = None
 TOOLS = Tools(kernels=NONE, scratch=NONE)
@@ -86,3 +86,22 @@ def test_a_layer_that_reads_something_else_in_between_is_computed_anew() -> None
     assert torch.equal(group.result(0, one, TOOLS), first)
     one.zero_()
     assert torch.equal(group.result(1, one, TOOLS)[0], group.layers[1].bias.to(HALF))
+
+
+def test_gradients_that_lie_one_behind_the_other_are_not_copied() -> None:
+    whole = torch.randn(2, 3, 12)
+    parts = whole.split([4, 2, 6], -1)
+    found = _whole(parts)
+    assert found is not None
+    assert found.data_ptr() == whole.data_ptr()
+    assert torch.equal(found, whole)
+
+
+def test_other_gradients_are_not_taken_for_one() -> None:
+    whole = torch.randn(2, 3, 12)
+    first, second, third = whole.split(4, -1)
+    assert _whole((first, third, second)) is None
+    assert _whole((first, second)) is None  # a part is missing
+    assert _whole((first, second, third.clone())) is None
+    assert _whole(tuple(whole.split(1, 1))) is None  # rows, not columns
+    assert _whole(tuple(torch.randn(12).split(4))) is None
