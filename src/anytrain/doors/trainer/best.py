@@ -17,7 +17,6 @@ from typing import Any
 from torch import nn
 
 from anytrain.core.errors import CheckpointError, Notice
-from anytrain.doors.trainer import adapters
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.doors.trainer.search import Search
 from anytrain.engine import checkpoint
@@ -31,6 +30,7 @@ class Best(Search):
     model: nn.Module
     _trial: Any
     _happened: Callable[..., None]
+    _load_weights: Callable[[str], None]
 
     def _best_metric_name(self) -> str | None:
         name = self.args.metric_for_best_model
@@ -116,11 +116,7 @@ class Best(Search):
                 f"The best model, of step {state.best_global_step}, was not saved. The best of "
                 f"those that were is loaded: {best}."
             )
-        loaded = checkpoint.load(best, world=world)
-        if adapters.has_adapters(self.model):
-            adapters.load(self.model, best)
-        else:
-            loaded.load_model(self.model)
+        self._load_weights(best)
 
     def _remove_all_but_best(self) -> None:
         """With save_total_limit=1 the best alone stays at the end."""

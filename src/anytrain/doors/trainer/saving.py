@@ -18,17 +18,16 @@ from typing import Any
 from torch import nn
 
 from anytrain.core.errors import CheckpointError, NoCheckpoint, Notice
-from anytrain.doors.callbacks import Callbacks, TrainerState
+from anytrain.doors.callbacks import TrainerState
 from anytrain.doors.trainer import adapters
-from anytrain.doors.trainer.best import Best
 from anytrain.doors.trainer.earlier import clear_the_way, refuse_company
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from anytrain.doors.trainer.pieces import Pieces
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
 from anytrain.doors.trainer.resumed import tell_settled
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
 from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals
-from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint import foreign
 from anytrain.engine.checkpoint.export import export_model
 from anytrain.engine.checkpoint.model import host_weights
@@ -70,14 +69,11 @@ class Standing:
         own._take_state(TrainerState(**saved["state"]))
 
 
-class Saving(Best):
+class Saving(Pieces):
     """Checkpoints, the model alone, and the best one."""
 
-    model: nn.Module
     processing_class: Any
     data_collator: Any
-    callback_handler: Callbacks
-    _run: Run
     _progress: Progress
     _meter: Meter
     _loss_so_far: tuple[float, int]
@@ -207,11 +203,13 @@ class Saving(Best):
     def _take(self, folder: Path) -> checkpoint.Snapshot:
         """Return the run as it is now; files that others read go into the folder."""
         has_adapters = adapters.has_adapters(self.model)
-        hooks: list[snapshot.SaveHook] = [_leave_out_models] if has_adapters else []
+        apart = has_adapters or self._has_own_model()
+        hooks: list[snapshot.SaveHook] = [_leave_out_models] if apart else []
         taken = snapshot.take(self._run, [Standing(self)], hooks, folder)
         # Files come last: a rank that cannot write one must not leave the others waiting above.
         with disk_errors():
             self._save_own_files(folder)
+            taken = self._save_pieces(taken, folder)
             if self._session.world.rank == 0:
                 if has_adapters:
                     adapters.save(self.model, str(folder))
@@ -226,26 +224,16 @@ class Saving(Best):
         return dataclasses.replace(taken, metrics=metrics)
 
     def _save_own_files(self, folder: Path) -> None:
-        """Add what a user's own way to save writes, less what a checkpoint holds anyway.
-
-        It may be a subclass's, or put on this very Trainer.
-        """
-        ways = [getattr(self.save_model, "__func__", None), getattr(self._save, "__func__", None)]
-        if ways == [Saving.save_model, Saving._save]:
+        """Add what a user's own way to save writes, less what a checkpoint holds anyway."""
+        if not self._saves_own_way():
             return
+        held = () if self._has_own_model() else _HELD_ANYWAY
         with tempfile.TemporaryDirectory(prefix=".own-", dir=folder) as beside:
             self.save_model(beside, _internal_call=True)
             for found in list(Path(beside).iterdir()):
-                if found.is_file() and any(fnmatch(found.name, name) for name in _HELD_ANYWAY):
+                if found.is_file() and any(fnmatch(found.name, name) for name in held):
                     found.unlink()
             _put_in_place(Path(beside), folder)
-
-    def _load_hooks(self) -> list[snapshot.LoadHook]:
-        return [self._load_adapters] if adapters.has_adapters(self.model) else []
-
-    def _load_adapters(self, models: list[Any], folder: str) -> None:
-        adapters.load(self.model, folder)
-        models.clear()
 
     def _store(self, trial: Any) -> checkpoint.Store:
         root = Path(self._get_output_dir(trial)).expanduser().resolve()
@@ -319,14 +307,14 @@ class Saving(Best):
 
     def _resume(self, path: Path, loaded: checkpoint.Loaded | None) -> None:
         """Put a saved run back; another library's as far as it goes."""
-        run = self._run
+        run, own = self._run, self._own_ways(path)
         if loaded is None:
-            snapshot.restore_foreign(run, [], foreign.read(path), tells_position=False)
+            snapshot.restore_foreign(run, [], foreign.read(path), tells_position=False, own=own)
             if (path / TRAINER_STATE_NAME).exists():
                 self._take_state(TrainerState.load_from_json(path / TRAINER_STATE_NAME))
                 self._seek(self.state.global_step)
         else:
-            snapshot.restore(run, [Standing(self)], loaded, self._load_hooks())
+            snapshot.restore(run, [Standing(self)], loaded, self._load_hooks(), own=own)
             self._count_batches_anew()
             if run.session.world.rank == 0:
                 tell_settled(path / ARGUMENTS_NAME, self.args)
@@ -369,9 +357,8 @@ class Saving(Best):
             )
             saved.best_model_checkpoint = None
         vars(here).update(vars(saved))
-        if self.args.restore_callback_states_from_checkpoint:
-            self.callback_handler.restore(saved.stateful_callbacks)
-        else:
+        self._load_callback_state()
+        if not self.args.restore_callback_states_from_checkpoint:
             self.callback_handler.take_up(saved.stateful_callbacks)
 
 

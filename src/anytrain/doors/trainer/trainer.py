@@ -192,6 +192,7 @@ class Trainer(
             with preparing.model_for_training(self, trial):
                 loader = self.get_train_dataloader()
                 saved = self._open_checkpoint(where)
+                self._load_own_model(where)
                 self._set_length(loader, trial, saved)
                 self._assemble(loader)
                 if where is not None:

@@ -24,10 +24,9 @@ from anytrain.engine.prepared.model import holds_device_map
 _NAMES = (
     "_build_accelerator_args _clip_grad_norm _finalize_training _get_grad_norm "
     "_get_num_items_in_batch _has_mixed_mesh_grads _init_training_state _inner_training_loop "
-    "_issue_warnings_after_load _load_callback_state _load_from_checkpoint "
-    "_load_optimizer_and_scheduler _load_rng_state _load_scaler _maybe_log_save_evaluate "
+    "_issue_warnings_after_load _load_rng_state _load_scaler _maybe_log_save_evaluate "
     "_mixed_mesh_grad_norm _move_model_to_device _prepare_context_parallel_inputs "
-    "_prepare_for_training _run_epoch _save_optimizer_and_scheduler _save_rng_state "
+    "_prepare_for_training _run_epoch _save_rng_state "
     "_save_scaler _sync_replicated_trainable_parameters _track_num_input_tokens "
     "_tune_save_checkpoint _update_auto_batch_size _validate_args _wrap_model "
     "create_accelerator_and_postprocess get_batch_samples get_cp_size get_sp_size "

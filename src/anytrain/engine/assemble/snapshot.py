@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,16 @@ from anytrain.engine.data.seeded import mix
 
 SaveHook = Callable[[list[Any], list[Any], str], None]
 LoadHook = Callable[[list[Any], str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnWays:
+    """What somebody puts back in a way of his own, which is then left to him."""
+
+    has_model: bool = False
+    """The model's weights are in it already."""
+    optimizers: Callable[[], None] | None = None
+    """What puts the optimizers and schedules back."""
 
 
 def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -> Snapshot:
@@ -83,19 +94,23 @@ def restore(
     hooks: list[LoadHook],
     *,
     strict: bool = True,
+    own: OwnWays | None = None,
 ) -> None:
     """Put a saved run back; a part that is missing is an error, never a fresh default."""
     session = run.session
+    own = own or OwnWays()
     _settle_precision(run, loaded)
-    kept = _left(run, hooks, loaded)
-    _check_count("model", len(kept), int(loaded.meta["num_models"]), loaded)
-    for position, model in enumerate(kept):
-        loaded.load_model(model, position, strict=strict)
-    for kind, objects in _stateful(run, registered).items():
-        saved = sum(1 for name in loaded.part_names if name == kind or _is_nth(name, kind))
-        _check_count(kind, len(objects), saved, loaded)
-        for position, obj in enumerate(objects):
-            obj.load_state_dict(loaded.part(_name(kind, position)))
+    if not own.has_model:
+        kept = _left(run, hooks, loaded)
+        _check_count("model", len(kept), int(loaded.meta["num_models"]), loaded)
+        for position, model in enumerate(kept):
+            loaded.load_model(model, position, strict=strict)
+    if own.optimizers is None:
+        restore_optimizers(run, loaded)
+    else:
+        own.optimizers()
+    _restore_kind("loader", run.loaders, loaded)
+    _restore_kind("registered", registered, loaded)
     if session.precision.scale is not None:
         session.precision.scale.scaler.load_state_dict(loaded.part("scaler"))
     place = loaded.part("cursor")
@@ -105,6 +120,25 @@ def restore(
         _restore_pending(run, loaded.rank_part("gradients", session.world.rank))
     else:
         _derive_rng(run, loaded)
+
+
+def restore_optimizers(run: Run, saved: Loaded | ForeignCheckpoint) -> None:
+    """Put the optimizers and their schedules back."""
+    if isinstance(saved, Loaded):
+        _restore_kind("optimizer", run.optimizers, saved)
+        _restore_kind("scheduler", run.schedulers, saved)
+        return
+    for number, optimizer in enumerate(run.optimizers):
+        optimizer.load_state_dict(saved.optimizers[number])
+    for number, scheduler in enumerate(run.schedulers):
+        scheduler.load_state_dict(saved.schedulers[number])
+
+
+def _restore_kind(kind: str, objects: Sequence[Any], loaded: Loaded) -> None:
+    saved = sum(1 for name in loaded.part_names if name == kind or _is_nth(name, kind))
+    _check_count(kind, len(objects), saved, loaded)
+    for position, obj in enumerate(objects):
+        obj.load_state_dict(loaded.part(_name(kind, position)))
 
 
 def _num_processes(loaded: Loaded) -> int:
@@ -190,14 +224,46 @@ def _left(run: Run, hooks: Sequence[LoadHook], loaded: Loaded) -> list[nn.Module
 
 
 def restore_foreign(
-    run: Run, registered: list[Any], found: ForeignCheckpoint, *, tells_position: bool = True
+    run: Run,
+    registered: list[Any],
+    found: ForeignCheckpoint,
+    *,
+    tells_position: bool = True,
+    own: OwnWays | None = None,
 ) -> None:
     """Put back what could be taken of another library's checkpoint, and say what could not."""
     session = run.session
+    own = own or OwnWays()
+    models = [] if own.has_model else run.models
+    _check_foreign(run, models, registered, found, own)
+    for number, model in enumerate(models):
+        inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
+        load_weights(inner, found.models[number], source=str(found.path))
+    if own.optimizers is None:
+        restore_optimizers(run, found)
+    else:
+        own.optimizers()
+    for number, obj in enumerate(registered):
+        obj.load_state_dict(found.custom[number])
+    if session.precision.scale is not None and found.scalers:
+        session.precision.scale.scaler.load_state_dict(found.scalers[0])
+    _restore_foreign_rng(session, found.rng.get(session.world.rank, {}))
+    _tell_untaken(found, tells_position)
+
+
+def _check_foreign(
+    run: Run,
+    models: Sequence[Any],
+    registered: Sequence[Any],
+    found: ForeignCheckpoint,
+    own: OwnWays,
+) -> None:
+    """Refuse what lacks a part that nobody else puts back."""
+    left = own.optimizers is not None
     for kind, wanted, saved in (
-        ("model", len(run.models), found.models),
-        ("optimizer", len(run.optimizers), found.optimizers),
-        ("scheduler", len(run.schedulers), found.schedulers),
+        ("model", len(models), found.models),
+        ("optimizer", 0 if left else len(run.optimizers), found.optimizers),
+        ("scheduler", 0 if left else len(run.schedulers), found.schedulers),
         ("registered object", len(registered), found.custom),
     ):
         if wanted > len(saved):
@@ -207,20 +273,6 @@ def restore_foreign(
                 why="; ".join(map(str, found.not_taken)) or "the other library did not save it.",
                 fix="prepare and register only what was saved, or load the model's weights alone.",
             )
-    for number, model in enumerate(run.models):
-        inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
-        load_weights(inner, found.models[number], source=str(found.path))
-    for states, objects in (
-        (found.optimizers, run.optimizers),
-        (found.schedulers, run.schedulers),
-        (found.custom, registered),
-    ):
-        for number, obj in enumerate(objects):
-            obj.load_state_dict(states[number])
-    if session.precision.scale is not None and found.scalers:
-        session.precision.scale.scaler.load_state_dict(found.scalers[0])
-    _restore_foreign_rng(session, found.rng.get(session.world.rank, {}))
-    _tell_untaken(found, tells_position)
 
 
 def _tell_untaken(found: ForeignCheckpoint, tells_position: bool) -> None:

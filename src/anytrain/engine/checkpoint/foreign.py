@@ -129,6 +129,19 @@ def read(folder: str | Path) -> ForeignCheckpoint:
     return found
 
 
+def read_model(folder: str | Path) -> dict[str, torch.Tensor]:
+    """Return the weights of a model that lies in a folder as HF's libraries save one."""
+    found = ForeignCheckpoint(Path(folder))
+    _take_models(found)
+    if 0 not in found.models:
+        raise CheckpointError(
+            f"There are no weights of a model in {folder}.",
+            why="; ".join(map(str, found.not_taken)) or "it has no model.safetensors.",
+            fix="load them as they were saved: a _load_from_checkpoint need not call super().",
+        )
+    return found.models[0]
+
+
 def _take(found: ForeignCheckpoint, entry: Path) -> None:
     name = entry.name
     if _WEIGHTS.fullmatch(name) or _SHARD.fullmatch(name):
