@@ -245,8 +245,38 @@ def test_questions_about_engines_that_are_not_here_are_answered(tmp_path: Path) 
     assert not trainer.is_model_parallel
     assert not trainer.model_accepts_loss_kwargs
     assert trainer.place_model_on_device
+    state = trainer.accelerator.gradient_state
+    assert state.plugin_kwargs == {"num_steps": 1}  # the Trainer counts its batches itself
     with pytest.raises(Unsupported, match="get_batch_samples"):
         trainer.get_batch_samples(iter([]), 1, "cpu")
+
+
+@pytest.mark.parametrize(
+    "given", [{"num_train_epochs": 1.5}, {"max_steps": 7}, {"gradient_accumulation_steps": 3}]
+)
+@pytest.mark.parametrize("num", [12, 13])
+def test_how_long_a_training_is_can_be_asked(
+    tmp_path: Path, given: dict[str, Any], num: int
+) -> None:
+    from accelerate.state import AcceleratorState, GradientState
+
+    data = [{"x": torch.ones(1)}] * num
+    options = {"output_dir": str(tmp_path), "per_device_train_batch_size": 2, "use_cpu": True}
+    found = []
+    for room in (transformers, ours_room):
+        args = room.TrainingArguments(report_to="none", **options, **given)
+        trainer = room.Trainer(Tiny(), args, train_dataset=data)
+        found.append(trainer.set_initial_training_values(args, trainer.get_train_dataloader()))
+    AcceleratorState._reset_state(True)
+    GradientState._reset_state()
+    assert found[0] == found[1]
+
+
+def test_the_backends_of_a_search_are_known_by_name() -> None:
+    search = here("hyperparameter_search")
+    assert list(search.ALL_HYPERPARAMETER_SEARCH_BACKENDS) == list(search.HPSearchBackend)
+    with pytest.raises(Unsupported, match="RayTuneBackend"):
+        search.ALL_HYPERPARAMETER_SEARCH_BACKENDS["ray"]()
 
 
 @pytest.mark.parametrize("shifted", [False, True])

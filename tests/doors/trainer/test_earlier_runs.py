@@ -56,7 +56,7 @@ def test_a_run_that_died_before_its_first_save_leaves_nothing_to_resume(tmp_path
     # Its one save is of an epoch that was cut; take it away.
     for found in tmp_path.glob("checkpoint-*"):
         found.rename(tmp_path / "earlier-1" / f"cut-{found.name}")
-    with pytest.raises(CheckpointError, match="no checkpoint to resume from"):
+    with pytest.raises(CheckpointError, match="No valid checkpoint found"):
         twins.train(twins.OURS, tmp_path, **GIVEN, resume=True)
 
 

@@ -144,6 +144,23 @@ def test_evaluation_sees_the_samples_that_training_drops(tmp_path: Path) -> None
     assert seen == [7, 7]
 
 
+def test_an_evaluation_without_a_training_tells_how_long_the_model_took(tmp_path: Path) -> None:
+    trainer = build(tmp_path, Places(), train_dataset=pairs(), eval_dataset=pairs(7))
+    assert trainer.evaluate()["eval_model_preparation_time"] >= 0
+    assert trainer.predict(pairs(7)).metrics["test_model_preparation_time"] >= 0
+    trained = build(tmp_path, Places(), train_dataset=pairs(), eval_dataset=pairs(7))
+    trained.train()
+    assert "eval_model_preparation_time" not in trained.evaluate()
+
+
+def test_a_kept_loader_serves_the_trainers_own_data_set_given_by_hand(tmp_path: Path) -> None:
+    own = pairs(7)
+    workers = {"dataloader_persistent_workers": True, "dataloader_num_workers": 1}
+    trainer = build(tmp_path, Places(), eval_dataset=own, **workers)
+    assert trainer.get_eval_dataloader(own) is trainer.get_eval_dataloader()
+    assert trainer.get_eval_dataloader(pairs(7)) is not trainer.get_eval_dataloader()
+
+
 def test_batches_of_an_evaluation_that_died_are_forgotten(tmp_path: Path) -> None:
     from anytrain.recipes.glue.scores import Scorer
 

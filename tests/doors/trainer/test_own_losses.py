@@ -105,7 +105,7 @@ def test_training_step_takes_the_items_as_a_number(tmp_path: Path) -> None:
 
 
 def test_labels_of_which_a_sample_has_several_are_not_softened(tmp_path: Path) -> None:
-    with pytest.warns(Notice, match="label_smoothing_factor is left out"):
+    with pytest.warns(Notice, match="Label smoothing is not compatible"):
         trainer = Trainer(
             Classes("multi_label_classification"),
             arguments(tmp_path, label_smoothing_factor=0.1),

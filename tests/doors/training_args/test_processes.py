@@ -129,6 +129,12 @@ def test_accumulation_can_be_told_in_the_accelerator_config() -> None:
     assert sessions.session_options(args).accumulation.sync_each_batch
 
 
+def test_accumulation_told_twice_is_refused() -> None:
+    config = {"gradient_accumulation_kwargs": {"num_steps": 4}}
+    with pytest.raises(BadInput, match="`num_steps` is set but"):
+        TrainingArguments("out", gradient_accumulation_steps=2, accelerator_config=config)
+
+
 def test_each_run_opens_a_session_of_its_own_and_the_arguments_read_the_last() -> None:
     args = TrainingArguments("out", use_cpu=True)
     first, second = sessions.open_session(args), sessions.open_session(args)

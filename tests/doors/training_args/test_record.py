@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import transformers
 
+from anytrain.core.errors import Unsupported
 from anytrain.doors.training_args import (
     AcceleratorConfig,
     Seq2SeqTrainingArguments,
@@ -155,6 +156,11 @@ def test_an_accelerator_config_may_be_a_file_or_that_of_transformers(tmp_path: P
         args = TrainingArguments("out", accelerator_config=given)  # type: ignore[arg-type]
         assert args.accelerator_config == AcceleratorConfig(split_batches=True)
     assert AcceleratorConfig.from_json_file(file).split_batches
+
+
+def test_the_class_of_an_accelerator_config_is_none() -> None:
+    with pytest.raises(Unsupported, match="a callable to `accelerator_config`"):
+        TrainingArguments("out", accelerator_config=AcceleratorConfig)  # type: ignore[arg-type]
 
 
 def test_the_page_of_arguments_is_up_to_date() -> None:

@@ -93,7 +93,7 @@ def test_an_empty_store_has_no_newest_and_says_so(tmp_path: Path) -> None:
     assert newest.path is None
     with pytest.raises(CheckpointError, match="no whole checkpoint"):
         store.load(newest)
-    with pytest.raises(CheckpointError, match="There is no checkpoint"):
+    with pytest.raises(CheckpointError, match="Can't find a valid checkpoint at"):
         store.load("step-1")
 
 

@@ -36,7 +36,7 @@ FAMILIES = (
         fix='call trainer.hyperparameter_search(backend="optuna").',
         names={
             "trainer_utils": "default_hp_space_ray default_hp_space_wandb",
-            "hyperparameter_search": "ALL_HYPERPARAMETER_SEARCH_BACKENDS "
+            "hyperparameter_search": ""
             "HyperParamSearchBackendBase OptunaBackend RayTuneBackend WandbBackend "
             "default_hp_search_backend",
         },

@@ -238,10 +238,12 @@ class GradientState:
 
     @property
     def plugin_kwargs(self) -> dict[str, Any]:
-        """The accumulation's options."""
+        """How many batches make one update, and the options that are not at their defaults."""
         steps = self._cursor.accumulation
-        names = ("num_steps", "adjust_scheduler", "sync_with_dataloader", "sync_each_batch")
-        return {name: getattr(steps, name) for name in names}
+        usual = {"adjust_scheduler": True, "sync_with_dataloader": True, "sync_each_batch": False}
+        now = {name: getattr(steps, name) for name in usual}
+        changed = {name: now[name] for name in usual if now[name] != usual[name]}
+        return {"num_steps": steps.num_steps, **changed}
 
     @property
     def end_of_dataloader(self) -> bool:

@@ -13,6 +13,10 @@ from anytrain.doors.callbacks.hf import ExportableState, TrainerCallback
 from anytrain.doors.callbacks.state import TrainerState
 
 
+class NothingToCompare(BadInput, AssertionError):
+    """No evaluation could ever be better than another; HF's callback asserts that one can."""
+
+
 class EarlyStoppingCallback(TrainerCallback, ExportableState):
     """Ask for the end after `early_stopping_patience` evaluations without improvement.
 
@@ -62,13 +66,13 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         """Refuse arguments under which nothing could ever be compared."""
         self._found, self._missed_at = False, None
         if args.metric_for_best_model is None:
-            raise BadInput(
+            raise NothingToCompare(
                 "EarlyStoppingCallback has nothing to compare.",
                 why="metric_for_best_model is not set, so no evaluation is better than another.",
                 fix='set metric_for_best_model="loss", for example.',
             )
         if args.eval_strategy == "no":
-            raise BadInput(
+            raise NothingToCompare(
                 "EarlyStoppingCallback has nothing to compare.",
                 why='eval_strategy is "no", so nothing is evaluated during the training.',
                 fix='set eval_strategy="epoch", or "steps".',

@@ -78,6 +78,8 @@ class Data(Shapes):
                 why="the Trainer was made without one, and none was given to evaluate.",
                 fix="pass eval_dataset=.",
             )
+        if eval_dataset is self.eval_dataset:
+            eval_dataset = None  # the Trainer's own, given by hand
         key = eval_dataset if isinstance(eval_dataset, str) else "eval"
         if key in self._kept_loaders and (eval_dataset is None or isinstance(eval_dataset, str)):
             return self._kept_loaders[key]  # type: ignore[no-any-return]  # what was made below

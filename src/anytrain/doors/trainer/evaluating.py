@@ -52,6 +52,9 @@ class Evaluating(Data):
     log: Callable[..., None]
     can_return_loss: bool
     is_in_train: bool
+    model_preparation_time: float
+    """How long the model took to prepare where it was not trained before; else not there."""
+    _prepared_here: float = 0.0
     _judged: nn.Module | None = None
     """The model whose training waits for the end of an evaluation."""
     _memory: MemoryUse
@@ -211,6 +214,8 @@ class Evaluating(Data):
                 self._judged = model
                 set_mode(self.optimizer, is_training=True)
         named = _prefixed(denumpify_detensorize(metrics), loss, f"{metric_key_prefix}_")
+        if hasattr(self, "model_preparation_time"):
+            named[f"{metric_key_prefix}_model_preparation_time"] = self.model_preparation_time
         return EvalLoopOutput(predictions, labels, named, num_samples)
 
     def prediction_step(
@@ -298,10 +303,12 @@ class Evaluating(Data):
 
     def _evaluation_model(self) -> nn.Module:
         """Return the model itself, on its device and in its precision, for one process's use."""
-        run = self._run
+        run, self._prepared_here = self._run, 0.0
         if not run.models:
+            began = time.time()
             run.model(self.model, evaluation_mode=True)
             run.models.clear()  # an evaluation alone is nothing to save
+            self._prepared_here = self.model_preparation_time = round(time.time() - began, 4)
         return self.model
 
     def _lower_precision(self) -> Callable[[], None]:
@@ -315,6 +322,7 @@ class Evaluating(Data):
         """Return the metrics with how fast they came."""
         num_samples = output.num_samples or 0
         num_steps = math.ceil(num_samples / (self._eval_batch_size * self.args.world_size))
+        began += self._prepared_here
         speed = speed_metrics(prefix, began, num_samples=num_samples, num_steps=num_steps)
         return {**(output.metrics or {}), **speed}
 

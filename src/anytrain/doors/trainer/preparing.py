@@ -59,12 +59,16 @@ def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
     return tokenizer
 
 
+class NoModel(BadInput, RuntimeError):
+    """A Trainer was given nothing to train; HF raises a RuntimeError there."""
+
+
 def one_model(
     model: nn.Module | None, model_init: Callable[..., nn.Module] | None
 ) -> Callable[..., nn.Module] | None:
     """Return model_init, once it is clear which of the two makes the model."""
     if (model is None) == (model_init is None):
-        raise BadInput(
+        raise (NoModel if model is None else BadInput)(
             "A Trainer takes either a model or model_init.",
             why="none was given." if model is None else "both were given.",
             fix="pass model=, or model_init= for a new model at each training.",
@@ -174,8 +178,9 @@ def smoothing(args: TrainingArguments, model: nn.Module) -> float:
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if asked and problem == "multi_label_classification":
         warnings.warn(
-            "label_smoothing_factor is left out: the model's problem_type is multi-label "
-            "classification, where each label is a yes or no of its own.",
+            "Label smoothing is not compatible with multi-label classification, the model's "
+            "problem_type, where each label is a yes or no of its own: label_smoothing_factor is "
+            "left out.",
             Notice,
             stacklevel=4,
         )

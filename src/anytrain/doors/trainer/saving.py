@@ -278,7 +278,7 @@ class Saving(Pieces):
         other = get_last_checkpoint(root) if root.is_dir() else None
         if other is None:
             raise NoCheckpoint(
-                f"There is no checkpoint to resume from in {root}.",
+                f"No valid checkpoint found in output directory ({root}).",
                 why="nothing was saved there yet, or all of it is damaged.",
                 fix="leave resume_from_checkpoint out to start afresh, or name the folder.",
             )

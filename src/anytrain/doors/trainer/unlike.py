@@ -16,6 +16,8 @@ from torch import nn
 
 from anytrain.core.errors import Unsupported
 from anytrain.doors.accelerator import Accelerator
+from anytrain.doors.trainer import length
+from anytrain.doors.trainer.outputs import has_length
 from anytrain.doors.trainer.reports import Reports
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine import objective
@@ -54,6 +56,7 @@ class UnlikeTransformers(Reports):
     is_fsdp_xla_v2_enabled = False
     _accepts_loss_kwargs: bool | None = None
     _smoothing: float
+    num_examples: Callable[[Any], int]
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass whose code would never run."""
@@ -141,9 +144,26 @@ class UnlikeTransformers(Reports):
         """Refuse: a step's micro-batches are grouped by the feed."""
         raise _inside("get_batch_samples", "walk trainer.get_train_dataloader().")
 
-    def set_initial_training_values(self, args: TrainingArguments, dataloader: Any) -> None:
-        """Refuse: the state says how long the training is."""
-        raise _inside("set_initial_training_values", "read trainer.state.max_steps and its kin.")
+    def set_initial_training_values(
+        self, args: TrainingArguments, dataloader: Any
+    ) -> tuple[int, int, int, float, int, int, int]:
+        """Return how long a training with this loader is.
+
+        That is its epochs, steps per epoch, samples of an epoch and of the whole training, samples
+        of a step, batches of an epoch, and steps.
+        """
+        num_batches = len(dataloader) if has_length(dataloader) else None
+        planned = length.plan(args, num_batches, args.train_batch_size)
+        in_step, in_all = self.get_total_train_batch_size(args), planned.max_steps
+        per_epoch, per_training = in_all, float(in_step * in_all)
+        examples = in_step * in_all
+        if num_batches is not None:
+            per_epoch = -(-num_batches // args.gradient_accumulation_steps)
+            examples = self.num_examples(dataloader)
+            if args.max_steps <= 0:
+                per_training = examples * args.num_train_epochs
+        batches = planned.batches_per_epoch
+        return planned.num_epochs, per_epoch, examples, per_training, in_step, batches, in_all
 
 
 def _inside(name: str, fix: str) -> Unsupported:

@@ -215,8 +215,8 @@ def _check_evaluating(args: Any) -> None:
 def _check_best(args: Any) -> None:
     if args.save_strategy == SaveStrategy.BEST and args.metric_for_best_model is None:
         raise BadInput(
-            "Cannot use save_strategy='best' without a metric.",
-            why="metric_for_best_model, which says what is best, is not set.",
+            "`args.metric_for_best_model` must be provided with save_strategy='best'.",
+            why="it says what is best, and is not set.",
             fix='pass metric_for_best_model="loss", or a metric that compute_metrics returns.',
         )
     if not args.load_best_model_at_end or args.save_strategy == SaveStrategy.BEST:

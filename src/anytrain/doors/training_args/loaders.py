@@ -53,6 +53,12 @@ def read(given: Any) -> AcceleratorConfig:
         config = _from_dict(_from_file(os.fspath(given)))
     elif hasattr(given, "to_dict") and not isinstance(given, type):
         config = _from_dict(given.to_dict())
+    elif isinstance(given, type):
+        raise Unsupported(
+            "Tried passing in a callable to `accelerator_config`.",
+            why=f"{given.__name__} is a class; its values are not known before it is made.",
+            fix=f"pass accelerator_config={given.__name__}(), or use default_factory in a field.",
+        )
     else:
         raise BadType(
             f"Cannot read accelerator_config={given!r}.",

@@ -266,7 +266,7 @@ def _complete_machine(args: Any) -> None:
         return
     if args.gradient_accumulation_steps != 1:
         raise BadInput(
-            "Cannot take gradient_accumulation_steps twice.",
+            "The `AcceleratorConfig`'s `num_steps` is set but gradient_accumulation_steps is too.",
             why=f"the argument says {args.gradient_accumulation_steps}, accelerator_config {num}.",
             fix="pass one of them.",
         )

@@ -105,7 +105,7 @@ def load(path: str | os.PathLike[str], *, world: World | None = None) -> Loaded:
     problems = here.broadcast_object(problems)
     if not found.is_dir():
         raise NoCheckpoint(
-            f"There is no checkpoint {found}.",
+            f"Can't find a valid checkpoint at {found}.",
             why="there is no such folder.",
             fix="pass the folder of a checkpoint; `anytrain checkpoint list` shows what there is.",
         )
