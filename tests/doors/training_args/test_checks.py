@@ -96,7 +96,6 @@ WRONG: list[dict[str, Any]] = [
     {"push_to_hub": True, "hub_model_id": "a/b/c"},
     {"accelerator_config": {"split_batch": True}},
     {"accelerator_config": "nowhere.json"},
-    {"accelerator_config": {"use_configured_state": True}},
     {"accelerator_config": {"gradient_accumulation_kwargs": {"steps": 2}}},
     {
         "accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 2}},

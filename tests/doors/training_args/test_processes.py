@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import BadInput, Unsupported
 from anytrain.doors.training_args import ParallelMode, TrainingArguments, session as sessions
 from launching import launch
 
@@ -127,6 +127,15 @@ def test_accumulation_can_be_told_in_the_accelerator_config() -> None:
     args = TrainingArguments("out", accelerator_config=config)
     assert args.gradient_accumulation_steps == 4
     assert sessions.session_options(args).accumulation.sync_each_batch
+
+
+def test_a_run_with_what_another_object_was_made_with_is_refused_and_its_arguments_are_not() -> (
+    None
+):
+    args = TrainingArguments("out", accelerator_config={"use_configured_state": True})
+    assert args.parallel_mode == ParallelMode.NOT_PARALLEL
+    with pytest.raises(Unsupported, match="use_configured_state"):
+        sessions.run_options(args)
 
 
 def test_accumulation_told_twice_is_refused() -> None:

@@ -69,6 +69,19 @@ def read(given: Any) -> AcceleratorConfig:
     return config
 
 
+def refuse_configured(config: AcceleratorConfig) -> None:
+    """Refuse to begin a run with what another object was made with.
+
+    Only there: libraries make arguments with it that they read and never run.
+    """
+    if config.use_configured_state:
+        raise Unsupported(
+            "anytrain does not do use_configured_state=True.",
+            why="a run takes what its arguments say, not what another object was made with.",
+            fix="drop it; use_cpu, bf16 and their kin say what the run uses.",
+        )
+
+
 def _from_dict(given: dict[str, Any]) -> AcceleratorConfig:
     for key in given:
         if key not in NAMES:
@@ -104,12 +117,6 @@ _ACCUMULATION = ("num_steps", "sync_each_batch", "adjust_scheduler", "sync_with_
 
 
 def _check(config: AcceleratorConfig) -> None:
-    if config.__dict__.get("use_configured_state"):
-        raise Unsupported(
-            "anytrain does not do use_configured_state=True.",
-            why="a run takes what its arguments say, not what another object was made with.",
-            fix="drop it; use_cpu, bf16 and their kin say what the run uses.",
-        )
     for key in config.gradient_accumulation_kwargs or {}:
         if key not in _ACCUMULATION:
             raise BadInput(

@@ -6,6 +6,7 @@ from typing import Any
 
 from anytrain.core.plan import Wishes, wish
 from anytrain.doors.training_args.arguments import TrainingArguments
+from anytrain.doors.training_args.loaders import refuse_configured
 from anytrain.doors.training_args.processes import asked_precision
 from anytrain.engine.assemble import session as sessions
 from anytrain.engine.assemble.loaders import LoaderOptions
@@ -44,6 +45,7 @@ def session_options(args: TrainingArguments) -> SessionOptions:
 def run_options(args: TrainingArguments) -> RunOptions:
     """Return how models and loaders are prepared."""
     config: Any = args.accelerator_config
+    refuse_configured(config)
     return RunOptions(
         loaders=LoaderOptions(
             split_batches=config.split_batches,

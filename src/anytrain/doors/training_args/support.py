@@ -82,7 +82,7 @@ NOTES: dict[str, Support] = {
     "enable_jit_checkpoint": works("Every run already does: see save_on_signal."),
     "save_total_limit": works("At least 1; unset keeps all."),
     "save_strategy": works('"best" needs an eval_strategy and a metric_for_best_model.'),
-    "accelerator_config": works("use_configured_state is refused."),
+    "accelerator_config": works("A run with use_configured_state is refused."),
     "parallelism_config": refused(
         "anytrain has one kind of parallelism, data parallel, and picks it by itself.", "drop it."
     ),
