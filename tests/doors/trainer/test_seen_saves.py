@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -87,6 +88,47 @@ def test_what_a_subclass_writes_with_the_model_is_in_checkpoints_too(tmp_path: P
     assert torch.equal(again.model.at, whole.model.at)  # type: ignore[arg-type]
     again.save_model(str(tmp_path / "last"))
     assert (tmp_path / "last" / "projector.bin").is_file()
+
+
+def note(trainer: Any) -> None:
+    folder = Path(trainer.args.output_dir) / f"checkpoint-{trainer.state.global_step}"
+    (folder / "own").mkdir(parents=True)
+    (folder / "own" / "note.txt").write_text("mine")
+
+
+class Before(Trainer):
+    """Put a file into a checkpoint's folder before anytrain writes there."""
+
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:  # type: ignore[override]
+        note(self)
+        super()._save_checkpoint(model, trial)
+
+
+class Early(TrainerCallback):
+    """Do the same at the end of the step that is saved."""
+
+    trainer: Trainer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        if state.global_step % 2 == 0:
+            note(self.trainer)
+
+
+@pytest.mark.parametrize("who", ["subclass", "callback"])
+def test_what_was_put_into_a_checkpoints_folder_before_is_in_the_checkpoint(
+    tmp_path: Path, who: str
+) -> None:
+    arguments = TrainingArguments(output_dir=str(tmp_path), max_steps=4, save_steps=2)
+    data = [{"labels": float(i)} for i in range(32)]
+    early = Early()
+    kind, callbacks = (Before, None) if who == "subclass" else (Trainer, [early])
+    early.trainer = whole = kind(Point(), arguments, train_dataset=data, callbacks=callbacks)
+    whole.train()
+    assert (tmp_path / "checkpoint-2" / "own" / "note.txt").read_text() == "mine"
+    assert not [entry for entry in tmp_path.iterdir() if entry.name.startswith(".")]
+    again = Trainer(Point(), arguments, train_dataset=data)
+    again.train(resume_from_checkpoint=str(tmp_path / "checkpoint-2"))
+    assert torch.equal(again.model.at, whole.model.at)  # type: ignore[arg-type]
 
 
 def test_what_is_put_on_a_trainer_to_save_with_is_called_for_checkpoints_too(

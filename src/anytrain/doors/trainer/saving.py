@@ -19,7 +19,7 @@ from torch import nn
 
 from anytrain.core.errors import CheckpointError, NoCheckpoint, Notice
 from anytrain.doors.callbacks import TrainerState
-from anytrain.doors.trainer import adapters
+from anytrain.doors.trainer import adapters, given
 from anytrain.doors.trainer.earlier import clear_the_way, refuse_company
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from anytrain.doors.trainer.pieces import Pieces
@@ -81,6 +81,7 @@ class Saving(Pieces):
     _trial: Any
     _last_metrics: dict[str, Any]
     _own_folders: set[Path]
+    _given: Path | None = None
     _tell: Callable[..., Any]
     _read_tokens: Callable[[], None]
     store_flos: Callable[[], None]
@@ -188,10 +189,16 @@ class Saving(Pieces):
         self._read_tokens()
         self.store_flos()
         state.stateful_callbacks = self.callback_handler.exported()
+        world = self._session.world
+        self._given = given.set_aside(store.root / name) if world.rank == 0 else None
         # A subclass may go on with the folder once this returns.
-        wait = wait or type(self)._save_checkpoint is not Saving._save_checkpoint
-        if wait or not self.args.async_save:
-            if self._between.told(store.save(name, self._take, world=self._session.world)):
+        wait = wait or self._is_own("_save_checkpoint")
+        if wait or world.broadcast_object(self._given is not None) or not self.args.async_save:
+            try:
+                saved = self._between.told(store.save(name, self._take, world=world))
+            finally:
+                given.settle(self._given, store.root / name)
+            if saved:
                 self._settle_best(store.root)
             return
         if self._between.writer is None or self._between.writer.root != store.root:
@@ -209,6 +216,7 @@ class Saving(Pieces):
         # Files come last: a rank that cannot write one must not leave the others waiting above.
         with disk_errors():
             self._save_own_files(folder)
+            given.add(self._given, folder)
             taken = self._save_pieces(taken, folder)
             if self._session.world.rank == 0:
                 if has_adapters:
