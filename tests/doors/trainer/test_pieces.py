@@ -185,6 +185,42 @@ def test_callbacks_are_made_again_from_a_state_that_was_read(tmp_path: Path) -> 
     assert other.callback_handler.callbacks[-1].early_stopping_patience == 5
 
 
+class Around(Trainer):
+    """Do something before the loop, which knows where it goes on from, and after."""
+
+    told: list[Any]
+
+    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
+        self.told = [kwargs["resume_from_checkpoint"]]
+        output = super()._inner_training_loop(*args, **kwargs)
+        self.told.append(output.global_step)
+        return output
+
+
+def test_what_goes_around_the_loop_is_called(tmp_path: Path) -> None:
+    whole = made(Around, tmp_path)
+    whole.train()
+    assert whole.told == [None, 4]
+    again = made(Around, tmp_path)
+    again.train(resume_from_checkpoint=True)
+    assert again.told == [str(tmp_path / "checkpoint-4"), 4]
+
+
+def test_a_loop_in_place_of_ours_is_refused() -> None:
+    with pytest.raises(Unsupported, match="overrides _inner_training_loop, to no effect"):
+
+        class Copied(Trainer):
+            def _inner_training_loop(self, **kwargs: Any) -> Any:
+                return self.get_batch_samples(iter([]), 1, "cpu")  # type: ignore[func-returns-value]
+
+
+def test_code_put_on_a_trainer_that_would_never_run_is_refused(tmp_path: Path) -> None:
+    trainer = made(Trainer, tmp_path)
+    trainer.get_batch_samples = print
+    with pytest.raises(Unsupported, match="This Trainer overrides get_batch_samples"):
+        trainer.train()
+
+
 def test_a_piece_of_the_loop_that_is_never_called_is_still_refused() -> None:
     for name in ("_maybe_log_save_evaluate", "_load_rng_state", "_run_epoch"):
         with pytest.raises(Unsupported, match=f"overrides {name}, to no effect"):

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -179,6 +180,7 @@ class Trainer(
         """
         if (watch := watching()) is not None and watch.begin():
             rehearsing.rehearse(self, watch)
+        self._refuse_idle()
         self._memory.start()
         self._hp_search_setup(trial)
         self._follow_arguments()
@@ -190,16 +192,13 @@ class Trainer(
         vars(self).pop("_engine_step", None)
         try:
             with preparing.model_for_training(self, trial):
-                loader = self.get_train_dataloader()
-                saved = self._open_checkpoint(where)
-                self._load_own_model(where)
-                self._set_length(loader, trial, saved)
-                self._assemble(loader)
-                if where is not None:
-                    self._resume(where, saved)
-                self._begin_folder(where)
-                with timing.recorded(self):
-                    return self._fit()
+                return self._inner_training_loop(
+                    batch_size=self._train_batch_size,
+                    args=self.args,
+                    resume_from_checkpoint=None if where is None else str(where),
+                    trial=trial,
+                    ignore_keys_for_eval=ignore_keys_for_eval,
+                )
         finally:
             self.is_in_train = False
             if "_engine_step" in vars(self):
@@ -210,6 +209,27 @@ class Trainer(
             self.callback_handler.close()
             self._leave_records()
             self._end_saving()
+
+    def _inner_training_loop(
+        self,
+        batch_size: int | None = None,
+        args: TrainingArguments | None = None,
+        resume_from_checkpoint: str | None = None,
+        trial: Any = None,
+        ignore_keys_for_eval: list[str] | None = None,
+    ) -> TrainOutput:
+        """Train, once it is clear where from; a subclass may do something before and after."""
+        where = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
+        loader = self.get_train_dataloader()
+        saved = self._open_checkpoint(where)
+        self._load_own_model(where)
+        self._set_length(loader, trial, saved)
+        self._assemble(loader)
+        if where is not None:
+            self._resume(where, saved)
+        self._begin_folder(where)
+        with timing.recorded(self):
+            return self._fit()
 
     def _set_length(self, loader: Any, trial: Any, saved: Loaded | None) -> None:
         """Work out how long the training is, and begin its state."""

@@ -35,6 +35,8 @@ _NAMES = (
     "get_total_train_batch_size get_tp_size set_initial_training_values"
 )
 NEVER_CALLED = frozenset(_NAMES.split())
+_LOOP = "_inner_training_loop"
+"""It is called, but a copy of HF's in its place would find nothing that it works with."""
 _INSTEAD = (
     "override training_step, compute_loss, create_optimizer, get_train_dataloader, "
     "prediction_step, evaluation_loop, log or save_model, or write a callback."
@@ -61,13 +63,13 @@ class UnlikeTransformers(Reports):
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass whose code would never run."""
         super().__init_subclass__(**kwargs)
-        idle = sorted(NEVER_CALLED.intersection(vars(cls)))
-        if idle and not cls.__module__.startswith("anytrain."):
-            raise Unsupported(
-                f"{cls.__name__} overrides {', '.join(idle)}, to no effect.",
-                why="that is the inside of HF's loop; anytrain's loop never calls it.",
-                fix=_INSTEAD,
-            )
+        idle = NEVER_CALLED.intersection(vars(cls))
+        if not cls.__module__.startswith("anytrain."):
+            _refuse(cls.__name__, idle - {_LOOP} if _calls_super(vars(cls).get(_LOOP)) else idle)
+
+    def _refuse_idle(self) -> None:
+        """Refuse to train where code was put on this very Trainer that would never run."""
+        _refuse(f"This {type(self).__name__}", NEVER_CALLED.intersection(vars(self)) - {_LOOP})
 
     @property
     def tokenizer(self) -> Any:
@@ -164,6 +166,23 @@ class UnlikeTransformers(Reports):
                 per_training = examples * args.num_train_epochs
         batches = planned.batches_per_epoch
         return planned.num_epochs, per_epoch, examples, per_training, in_step, batches, in_all
+
+
+def _refuse(who: str, idle: frozenset[str]) -> None:
+    if idle:
+        raise Unsupported(
+            f"{who} overrides {', '.join(sorted(idle))}, to no effect.",
+            why="that is the inside of HF's loop; anytrain's loop never calls it.",
+            fix=_INSTEAD,
+        )
+
+
+def _calls_super(method: Any) -> bool:
+    """Whether a method goes on with the loop that it overrides."""
+    code = getattr(inspect.unwrap(method) if callable(method) else None, "__code__", None)
+    if code is None or _LOOP not in code.co_names:
+        return False
+    return "__class__" in code.co_freevars or "super" in code.co_names
 
 
 def _inside(name: str, fix: str) -> Unsupported:
