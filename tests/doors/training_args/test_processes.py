@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from anytrain.core.errors import BadInput, Unsupported
+from anytrain.doors.accelerator.options import DistributedType
 from anytrain.doors.training_args import ParallelMode, TrainingArguments, session as sessions
 from launching import launch
 
@@ -194,6 +195,9 @@ def test_where_a_process_stands_goes_by_hfs_names(tmp_path) -> None:
     assert (state.num_processes, state.process_index, state.local_process_index) == (1, 0, 0)
     assert state.is_main_process and state.is_local_main_process and state.is_last_process
     assert not state.use_distributed
+    assert state.distributed_type == DistributedType.NO == "NO"
+    assert state.distributed_type not in ["MULTI_GPU", "DEEPSPEED"]
+    assert state.backend is None
     assert state.device == args.device == args._setup_devices
     state.wait_for_everyone()
     with state.main_process_first(), state.local_main_process_first():

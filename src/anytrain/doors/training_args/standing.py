@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
     from anytrain.doors.training_args.processes import Processes
+
+
+class WorldKind(StrEnum):
+    """What kind of world a process is in; each equals HF's DistributedType of its name."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    XLA = "XLA"
 
 
 class Standing:
@@ -56,6 +66,21 @@ class Standing:
     def use_distributed(self) -> bool:
         """Whether there are several."""
         return self.num_processes > 1
+
+    @property
+    def distributed_type(self) -> WorldKind:
+        """What kind of world this is."""
+        kind = self._args._session.backend.name
+        if kind in ("tpu", "xla"):
+            return WorldKind.XLA
+        if not self.use_distributed:
+            return WorldKind.NO
+        return WorldKind.MULTI_GPU if kind == "cuda" else WorldKind.MULTI_CPU
+
+    @property
+    def backend(self) -> str | None:
+        """The transport between processes; None where there is one process."""
+        return self._args._session.world.transport
 
     def wait_for_everyone(self) -> None:
         """Go on when all processes are here."""
