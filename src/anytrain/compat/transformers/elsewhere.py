@@ -36,9 +36,8 @@ FAMILIES = (
         fix='call trainer.hyperparameter_search(backend="optuna").',
         names={
             "trainer_utils": "default_hp_space_ray default_hp_space_wandb",
-            "hyperparameter_search": ""
-            "HyperParamSearchBackendBase OptunaBackend RayTuneBackend WandbBackend "
-            "default_hp_search_backend",
+            "hyperparameter_search": "HyperParamSearchBackendBase OptunaBackend RayTuneBackend "
+            "WandbBackend default_hp_search_backend",
         },
     ),
     Family(

@@ -36,7 +36,7 @@ _ALIGNED = 8
 _WORDS = 4
 """Of a query: the bits of its keys."""
 _packed: WeakIdKeyDictionary | None = None
-"""The bits of masks, and of which version of them, while they are shared."""
+"""The bits of masks, of which version of them and for how many keys, while they are shared."""
 
 
 class ShortAttention(Compiled):
@@ -112,8 +112,8 @@ def shared_masks() -> Iterator[None]:
 def _seen(kernels: ShortAttention, mask: torch.Tensor, keys: int) -> torch.Tensor:
     """Return the bits of a mask, with four dimensions as it may have."""
     known = None if _packed is None else _packed.get(mask)
-    if known is not None and known[0] == mask._version:
-        found: torch.Tensor = known[1]
+    if known is not None and known[:2] == (mask._version, keys):
+        found: torch.Tensor = known[2]
         return found
     lines = mask[(None,) * (4 - mask.dim())]
     if lines.shape[-1] != keys or lines.stride(-1) != 1:
@@ -123,7 +123,7 @@ def _seen(kernels: ShortAttention, mask: torch.Tensor, keys: int) -> torch.Tenso
     args = [lines, made, *lines.shape[1:], *lines.stride()[:3], count]
     kernels.launch("pack", (-(-count // _LINES), 1), args, 32 * _LINES)
     if _packed is not None:
-        _packed[mask] = mask._version, made
+        _packed[mask] = mask._version, keys, made
     return made
 
 
