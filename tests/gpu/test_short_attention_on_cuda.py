@@ -182,6 +182,15 @@ def test_layers_share_a_masks_bits_until_it_is_written_to(kernels: ShortAttentio
     assert torch.equal(other, attend(kernels, given, mask, wanted))
 
 
+def test_a_result_may_be_written_to_where_nothing_before_it_is_learnt(
+    kernels: ShortAttention,
+) -> None:
+    given, gate = tuple(tensors(2, 3, 40, 40, 32)), torch.full((1,), 2.0, device="cuda")
+    made = attend(kernels, given, None, Wanted(0.0, False, 0.2))
+    made.mul_(gate.bfloat16().requires_grad_())
+    made.sum().backward()
+
+
 def test_it_is_recorded_and_draws_anew_at_each_replay(kernels: ShortAttention) -> None:
     given = tuple(tensors(2, 3, 40, 40, 32))
     wanted = Wanted(0.5, False, 0.2)

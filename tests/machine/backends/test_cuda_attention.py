@@ -129,7 +129,6 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     monkeypatch.setattr(cuda_attention, "ShortAttention", Ready)
     monkeypatch.setattr(cuda_attention, "attend", attend)
     monkeypatch.setattr(cuda_attention, "fits", fits)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: None)
     return found
 
 
@@ -157,6 +156,7 @@ def test_torch_attends_where_our_kernels_do_not_know_the_case(
         with suppress(RuntimeError):  # some versions refuse both at once
             torchs(half, half, half, mask, is_causal=True)
         assert not torchs(half, half, half, dropout_p=1.0).any()
+        assert torch.equal(torchs(half, half, half, scale=0.0), half)
         monkeypatch.setattr(Ready, "are_there", lambda self: False)
         assert torch.equal(torchs(half, half, half), half)
     assert asked == []
@@ -171,9 +171,23 @@ def test_which_cases_our_kernels_know() -> None:
     assert not known(heads(), heads())  # nor is one that has no memory
     for wrong in (half.float(), half[0], half[..., :16], half.expand(2, 4, 8, 32)[:, :2]):
         assert not known(wrong, half)
-    assert not _is_plain(mask.float())
-    assert not _is_plain(mask)
-    assert _is_plain(None)
+    cpu = torch.device("cpu")
+    assert _is_plain(mask, cpu)
+    assert _is_plain(None, CUDA)
+    for wrong in (mask.float(), mask[0], mask[(None,) * 3]):
+        assert not _is_plain(wrong, cpu)
+    assert not _is_plain(mask, CUDA)
+
+
+def test_a_default_device_is_nobody_who_looks(_usual: None) -> None:
+    usual = torch._C._get_sdp_priority_order()
+    assert cuda_attention._is_free(usual)
+    with torch.device("cpu"):
+        assert cuda_attention._is_free(usual)
+        with cuda_attention._Own():
+            assert not cuda_attention._is_free(usual)
+    with FakeTensorMode():
+        assert not cuda_attention._is_free(usual)
 
 
 def test_transformers_function_is_replaced_once_and_torchs_is_not(

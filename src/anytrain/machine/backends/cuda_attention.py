@@ -12,6 +12,7 @@ same values.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -19,7 +20,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 
 from anytrain.machine.backends.cuda_short_attention import ShortAttention, Wanted, attend, fits
 
@@ -84,22 +86,24 @@ class _Own(TorchFunctionMode):
     ) -> torch.Tensor | None:
         if not fits(query, key, value, attn_mask) or (is_causal and attn_mask is not None):
             return None
-        if not 0 <= dropout_p < 1 or set(more) - {"enable_gqa"}:
-            return None
+        scale = query.shape[-1] ** -0.5 if scale is None else float(scale)
+        is_usual = 0 <= dropout_p < 1 and scale != 0 and math.isfinite(scale)
         kernels = self.kernels_of(query.device)
-        if query.device.index != torch.cuda.current_device() or not kernels.are_there():
+        if not is_usual or set(more) - {"enable_gqa"} or not kernels.are_there():
             return None
-        scale = query.shape[-1] ** -0.5 if scale is None else scale
-        wanted = Wanted(float(dropout_p), bool(is_causal), float(scale))
-        return attend(kernels, (query, key, value), attn_mask, wanted)
+        wanted = Wanted(float(dropout_p), bool(is_causal), scale)
+        with torch.cuda.device_of(query):  # another one may be this thread's
+            return attend(kernels, (query, key, value), attn_mask, wanted)
 
 
 def quick(own: Attend, device: torch.device) -> Attend:
     """Return the function with short texts attended by the faster kernels.
 
     Torch's own choice stands in deterministic mode, in compiled code, where the user has named
-    kernels (`torch.nn.attention.sdpa_kernel`), and where somebody looks at what torch's functions
-    or operations are given. The order of kernels is one for all threads.
+    kernels (`torch.nn.attention.sdpa_kernel`), and where a mode of somebody's looks at what torch's
+    functions or operations are given. (Around the forward pass of checkpointed blocks alone, and
+    not around their recomputation, such a mode makes the two differ.) The order of kernels is one
+    for all threads.
     """
     usual = torch._C._get_sdp_priority_order()
     first = [_EFFICIENT, *(kind for kind in usual if kind != _EFFICIENT)]
@@ -137,8 +141,8 @@ def _is_free(usual: list[int]) -> bool:
         torch._C._get_sdp_priority_order() == usual
         and all(getattr(torch._C, f"_get_{name}_sdp_enabled")() for name in _SWITCHES)
         and not torch.are_deterministic_algorithms_enabled()
-        and not torch._C._len_torch_function_stack()
         and not torch._C._len_torch_dispatch_stack()
+        and all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
         and not torch._C._is_tracing()
         and torch._C._functorch.peek_interpreter_stack() is None
     )

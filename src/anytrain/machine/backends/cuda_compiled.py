@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import os
+import tempfile
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -72,9 +73,9 @@ class Compiled:
         binary, _ = _utils._nvrtc_compile(source, self._names[0])
         with suppress(OSError):  # a cache that cannot be written is no error
             kept.parent.mkdir(parents=True, exist_ok=True)
-            made = kept.with_suffix(f".{os.getpid()}")
-            made.write_bytes(binary)
-            made.replace(kept)
+            with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as made:
+                made.write(binary)
+            Path(made.name).replace(kept)
         return binary
 
     def is_done(self) -> bool:

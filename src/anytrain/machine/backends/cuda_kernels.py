@@ -36,8 +36,8 @@ _HAS_ADDEND = 8
 """As the kernels call it."""
 MOST_LOOKUPS = 8192
 """Of a table in one step: each is compared with all others."""
-MOST_COLUMNS = 4096
-"""Of a table; a thread has four."""
+MOST_COLUMNS = 3072
+"""Of a table: a thread has four, and more threads have no registers for it in one block."""
 _SORTED = 32
 _SORTERS = 8
 

@@ -36,7 +36,7 @@ _ALIGNED = 8
 _WORDS = 4
 """Of a query: the bits of its keys."""
 _packed: WeakIdKeyDictionary | None = None
-"""The bits of masks, of which version of them and for how many keys, while they are shared."""
+"""The bits of masks while they are shared: of a version, for as many keys, made on a stream."""
 
 
 class ShortAttention(Compiled):
@@ -76,13 +76,14 @@ def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any)
     keys = key.shape[2]
     is_known = width in WIDTHS and 0 < queries <= MOST and 0 < keys <= MOST and rows * heads > 0
     is_even = key.shape == value.shape == (rows, heads, keys, width)
-    return is_known and is_even and _is_plain(mask) and all(tensor.is_cuda for tensor in given)
+    is_there = query.is_cuda and query.device == key.device == value.device
+    return is_known and is_even and is_there and _is_plain(mask, query.device)
 
 
-def _is_plain(mask: Any) -> bool:
+def _is_plain(mask: Any, device: torch.device) -> bool:
     """Whether a mask only says what is seen, or there is none."""
     is_bool = type(mask) is torch.Tensor and mask.dtype == torch.bool
-    return mask is None or (is_bool and mask.is_cuda and 2 <= mask.dim() <= 4)
+    return mask is None or (is_bool and mask.device == device and 2 <= mask.dim() <= 4)
 
 
 def attend(
@@ -111,9 +112,11 @@ def shared_masks() -> Iterator[None]:
 
 def _seen(kernels: ShortAttention, mask: torch.Tensor, keys: int) -> torch.Tensor:
     """Return the bits of a mask, with four dimensions as it may have."""
-    known = None if _packed is None else _packed.get(mask)
-    if known is not None and known[:2] == (mask._version, keys):
-        found: torch.Tensor = known[2]
+    shares = _packed is not None and not mask.is_inference()
+    state = (mask._version, keys, torch.cuda.current_stream()) if shares else None
+    known = _packed.get(mask) if _packed is not None and shares else None
+    if known is not None and known[0] == state:
+        found: torch.Tensor = known[1]
         return found
     lines = mask[(None,) * (4 - mask.dim())]
     if lines.shape[-1] != keys or lines.stride(-1) != 1:
@@ -122,8 +125,8 @@ def _seen(kernels: ShortAttention, mask: torch.Tensor, keys: int) -> torch.Tenso
     count = made.numel() // _WORDS
     args = [lines, made, *lines.shape[1:], *lines.stride()[:3], count]
     kernels.launch("pack", (-(-count // _LINES), 1), args, 32 * _LINES)
-    if _packed is not None:
-        _packed[mask] = mask._version, keys, made
+    if _packed is not None and shares:
+        _packed[mask] = state, made
     return made
 
 
@@ -155,7 +158,7 @@ class _Attend(torch.autograd.Function):
         )
         ctx.save_for_backward(query, key, value, seen, made, logs, kept)
         ctx.how = kernels, wanted, flags
-        return made.transpose(1, 2)
+        return made.transpose(1, 2).detach()  # torch would refuse to write to a view of it
 
     @staticmethod
     @once_differentiable

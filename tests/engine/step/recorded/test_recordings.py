@@ -341,6 +341,7 @@ def test_a_batch_that_is_learnt_itself_stays_op_by_op():
     for _ in range(5):
         bench(4, learnt=learnt)
     assert bench.recorder.num_recorded == 0
+    assert "learnt" in str(bench.recordings.stopped)
 
 
 class Book(nn.Module):

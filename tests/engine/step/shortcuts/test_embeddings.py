@@ -76,6 +76,16 @@ def test_what_is_frozen_or_looked_up_too_often_is_torchs(
     assert added == []
 
 
+def test_a_row_left_out_by_its_number_from_the_end_gets_no_gradient(added: list[int]) -> None:
+    model, numbers = Table(), torch.arange(11)
+    model.words.padding_idx = -1
+    with torch_for_kernels.rounded(model, autocast=True):
+        model(numbers).backward()
+    assert model.words.weight.grad is not None
+    assert not model.words.weight.grad[-1].any()
+    assert model.words.weight.grad[:-1].any(1).all()
+
+
 def test_which_tables_and_numbers_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embeddings, "are_plain", lambda parameters: True)
     assert is_embedding(nn.Embedding(5, 8))
@@ -84,6 +94,9 @@ def test_which_tables_and_numbers_are_known(monkeypatch: pytest.MonkeyPatch) -> 
     assert not is_embedding(nn.Embedding(5, 6))
     assert not is_embedding(nn.Embedding(5, 8192))
     assert not is_embedding(nn.Linear(8, 8))
-    assert can_look_up(torch.zeros(2, 3, dtype=torch.int64))
-    assert not can_look_up(torch.zeros(2, 3, dtype=torch.int32))
-    assert not can_look_up(torch.zeros(0, dtype=torch.int64))
+    table = nn.Embedding(5, 8)
+    assert can_look_up(table, torch.zeros(2, 3, dtype=torch.int64))
+    assert not can_look_up(table, torch.zeros(2, 3, dtype=torch.int32))
+    assert not can_look_up(table, torch.zeros(0, dtype=torch.int64))
+    monkeypatch.setattr(embeddings, "are_plain", lambda parameters: False)
+    assert not can_look_up(table, torch.zeros(2, 3, dtype=torch.int64))

@@ -164,8 +164,8 @@ class Recordings:
         self._current = kind, key
         if key is None:
             self.stop(
-                "the batch holds things that are no tensors, or sparse tensors, or tensors of "
-                "another device"
+                "the batch holds things that are no tensors, or tensors that are sparse, "
+                "learnt, or of another device"
             )
             return None
         self._check_facts(kind, key)

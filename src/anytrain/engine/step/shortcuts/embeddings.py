@@ -40,12 +40,13 @@ def is_embedding(module: Any) -> bool:
     )
 
 
-def can_look_up(numbers: Any) -> bool:
-    """Whether the kernels can sort what is looked up."""
+def can_look_up(module: Any, numbers: Any) -> bool:
+    """Whether the kernels can sort what is looked up, and the table is still as they know it."""
     return (
         type(numbers) is torch.Tensor
         and numbers.dtype == torch.int64
         and 0 < numbers.numel() <= MOST_LOOKUPS
+        and are_plain([module.weight])
     )
 
 
@@ -74,7 +75,7 @@ class _Embedding(torch.autograd.Function):
 
 def look_up(module: Any, numbers: torch.Tensor, kernels: Kernels) -> torch.Tensor:
     """Return the rows of a table; see `is_embedding` and `can_look_up`."""
-    left_out = _NONE if module.padding_idx is None else module.padding_idx
+    left_out = _NONE if module.padding_idx is None else module.padding_idx % len(module.weight)
     return _embedding(module.weight, numbers, left_out, kernels)
 
 

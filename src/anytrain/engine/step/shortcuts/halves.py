@@ -150,7 +150,7 @@ class Halves:
         plain = type(table).forward
 
         def forward(numbers: torch.Tensor) -> torch.Tensor:
-            if can_look_up(numbers):
+            if can_look_up(table, numbers):
                 return look_up(table, numbers, self._kernels)
             result: torch.Tensor = plain(table, numbers)
             return result
