@@ -1,7 +1,7 @@
 """Attention over short texts by the kernels that are fastest for them.
 
 On a Hopper GPU torch asks cuDNN first. Over at most 128 keys, in bfloat16 and with heads 32 or 64
-wide, our own kernels (`cuda_short_attention`) took 0.3 to 0.9 of its time on an H200, forward and
+wide, our own kernels (`cuda_short_attention`) took 0.3 to 1.0 of its time on an H200, forward and
 backward together; in other cases of at most 64 keys torch's memory-efficient kernel 0.5 to 0.9. And
 neither needs a plan for each shape, which cuDNN makes in 0.16 s.
 
@@ -23,12 +23,18 @@ from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from anytrain.machine.backends.cuda_short_attention import ShortAttention, Wanted, attend, fits
+from anytrain.machine.backends.cuda_short_attention import (
+    MOST,
+    ShortAttention,
+    Wanted,
+    attend,
+    fits,
+)
 
 Attend = Callable[..., Any]
 """A function of a module, its queries, keys and values, and more."""
 _MOST = 64
-_MOST_OWN = 128
+"""Keys, of attention that is not ours; and the width of a head."""
 _HALVES = (torch.bfloat16, torch.float16)
 _HOPPER = 9
 _KINDS: Any = SDPBackend
@@ -125,7 +131,7 @@ def quick(own: Attend, device: torch.device) -> Attend:
     return attend
 
 
-def is_short(query: Any, key: Any, value: Any, most: int = _MOST_OWN) -> bool:
+def is_short(query: Any, key: Any, value: Any, most: int = MOST) -> bool:
     """Whether attention is over few enough keys, in a type that cuDNN would take."""
     if not isinstance(query, torch.Tensor) or query.is_nested or query.dim() != 4:
         return False

@@ -112,9 +112,9 @@ def shared_masks() -> Iterator[None]:
 
 def _seen(kernels: ShortAttention, mask: torch.Tensor, keys: int) -> torch.Tensor:
     """Return the bits of a mask, with four dimensions as it may have."""
-    shares = _packed is not None and not mask.is_inference()
-    state = (mask._version, keys, torch.cuda.current_stream()) if shares else None
-    known = _packed.get(mask) if _packed is not None and shares else None
+    kept = None if mask.is_inference() else _packed  # such a tensor has no versions
+    state = None if kept is None else (mask._version, keys, torch.cuda.current_stream())
+    known = None if kept is None else kept.get(mask)
     if known is not None and known[0] == state:
         found: torch.Tensor = known[1]
         return found
@@ -125,8 +125,8 @@ def _seen(kernels: ShortAttention, mask: torch.Tensor, keys: int) -> torch.Tenso
     count = made.numel() // _WORDS
     args = [lines, made, *lines.shape[1:], *lines.stride()[:3], count]
     kernels.launch("pack", (-(-count // _LINES), 1), args, 32 * _LINES)
-    if _packed is not None and shares:
-        _packed[mask] = state, made
+    if kept is not None:
+        kept[mask] = state, made
     return made
 
 
