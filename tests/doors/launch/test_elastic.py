@@ -236,12 +236,14 @@ def test_a_module_runs_by_its_name(report, tmp_path):
 
 
 FLAKY = """
-import sys
+import os, sys, time
 from pathlib import Path
-import os
-seen = Path(sys.argv[1], "seen" + os.environ.get("RANK", ""))
+folder, ranks = Path(sys.argv[1]), int(sys.argv[2])
+seen = folder / ("seen" + os.environ.get("RANK", ""))
 if not seen.exists():
     seen.write_text("once")
+    while len(list(folder.glob("seen*"))) < ranks:  # the first to leave ends the others
+        time.sleep(0.02)
     sys.exit(5)
 print("second time")
 """
@@ -250,8 +252,8 @@ print("second time")
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_a_failed_job_is_started_again(tmp_path, num_processes):
     (tmp_path / "flaky.py").write_text(FLAKY)
-    words = ["--cpu", "-n", num_processes, "--max_restarts", 1, "flaky.py", tmp_path]
-    ran = launch(*words, cwd=tmp_path)
+    words = ["--cpu", "-n", num_processes, "--max_restarts", 1, "flaky.py"]
+    ran = launch(*words, tmp_path, num_processes, cwd=tmp_path)
     assert ran.stdout.count("second time") == num_processes
     assert "left with exit code 5" in ran.stderr
     assert "Starting again; 0 more restart(s) after this one." in ran.stderr
