@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,13 @@ def easily(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loaders, "cores_each", lambda num_ranks: 4)
 
 
-def walked(data: Dataset[Any], *, auto: bool, epochs: int = 3) -> tuple[list[Any], Session]:
+def walked(
+    data: Dataset[Any],
+    *,
+    auto: bool,
+    epochs: int = 3,
+    step: Callable[[int], object] = bool,
+) -> tuple[list[Any], Session]:
     """Return what the epochs' batches held, with who loaded them; the model draws in between."""
     torch.manual_seed(1)
     run = session(_cpu())
@@ -71,6 +79,7 @@ def walked(data: Dataset[Any], *, auto: bool, epochs: int = 3) -> tuple[list[Any
         batches = []
         for index, noise, process in loader:
             here = set(process.tolist()) == {own}
+            step(process[0].item())
             batches.append((index.tolist(), noise.tolist(), torch.rand(()).item(), here))
         seen.append(batches)
     return seen, run
@@ -107,6 +116,25 @@ def test_workers_that_die_are_replaced_by_this_process() -> None:
     assert all(batch[3] for batch in seen[2])
     assert [revision.value for revision in run.revisions] == ["3", "0"]
     assert "workers failed" in run.plan.workers.because
+
+
+@pytest.mark.usefixtures("easily")
+@pytest.mark.filterwarnings("ignore:.*fork")
+def test_a_worker_that_is_killed_in_the_middle_of_a_step_does_not_end_it() -> None:
+    alone, _ = walked(Slow(), auto=False)
+    killed: list[int] = []
+
+    def step(process: int) -> None:
+        if process != os.getpid() and not killed:
+            killed.append(process)
+            os.kill(process, signal.SIGKILL)
+            time.sleep(0.5)  # torch would raise here, in the user's step
+
+    seen, run = walked(Slow(), auto=True, step=step)
+    assert content(seen) == content(alone)
+    assert killed
+    assert [revision.value for revision in run.revisions] == ["3", "0"]
+    assert f"workers failed: DataLoader worker (pid {killed[0]})" in run.plan.workers.because
 
 
 def test_workers_that_do_not_help_are_sent_home(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,9 @@ from time import perf_counter
 from types import FrameType
 from typing import Any
 
+from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from anytrain.engine.data import alike
 
@@ -61,6 +63,35 @@ def sent_home(batches: Iterator[Any]) -> Iterator[Any]:
 def _send_home() -> None:
     for batches in list(_at_work):
         batches._shutdown_workers()
+
+
+class MindedWorkers(_MultiProcessingDataLoaderIter):
+    """A loader's iterator that tells of a dead worker where a batch is waited for.
+
+    torch tells by a signal, wherever the main thread is: in the middle of a step, or of a save.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        self._mind(False)
+
+    def _get_data(self) -> Any:
+        self._mind(True)
+        try:
+            for worker, is_expected in zip(self._workers, self._workers_status, strict=True):
+                if is_expected and not worker.is_alive():
+                    raise RuntimeError(f"DataLoader worker (pid {worker.pid}) ended by itself")
+            return super()._get_data()  # type: ignore[no-untyped-call]
+        finally:
+            self._mind(False)
+
+    def _mind(self, minded: bool) -> None:
+        """Let torch's handler of the signal look at these workers, or pass them over."""
+        if minded:
+            _set_worker_pids(id(self), tuple(each.pid or 0 for each in self._workers))
+        else:
+            _remove_worker_pids(id(self))
+        self._worker_pids_set = minded
 
 
 class Waits:

@@ -6,7 +6,7 @@ that of the batch handed out, not of the ones read ahead.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import islice
 from typing import Any
 
@@ -19,7 +19,7 @@ from anytrain.engine.data.dispatch import dispatch
 from anytrain.engine.data.graphs import Watched
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets, load
 from anytrain.engine.data.shard import BatchSamplerShard
-from anytrain.engine.data.workers import AutoWorkers, sent_home, with_workers
+from anytrain.engine.data.workers import AutoWorkers, MindedWorkers, sent_home, with_workers
 from anytrain.engine.prepared.rebuild import rebuild, skipping
 from anytrain.engine.prepared.walk import Walk
 
@@ -219,7 +219,7 @@ class PreparedLoader(DataLoader[Any]):
         """
         done, watch = 0, Watch(base)
         try:
-            for batch in self._batches(base):
+            for batch in self._batches(base, MindedWorkers):
                 if (changed := watch.changed()) is not None:
                     auto.give_up(f"{changed} was changed in the middle of an epoch")
                     break
@@ -252,12 +252,14 @@ class PreparedLoader(DataLoader[Any]):
         rest = skipping(base, local)
         return (base, done // each) if rest is None else (rest, 0)
 
-    def _batches(self, base: DataLoader[Any]) -> Iterator[Any]:
+    def _batches(
+        self, base: DataLoader[Any], walked: Callable[[DataLoader[Any]], Iterator[Any]] = iter
+    ) -> Iterator[Any]:
         walk = self.walk
         if not walk.dispatching or walk.world.size == 1:  # alone, a batch stays as it is
-            return sent_home(iter(base))
+            return sent_home(walked(base))
         return dispatch(
-            sent_home(iter(base)) if walk.world.rank == 0 else iter(()),
+            sent_home(walked(base)) if walk.world.rank == 0 else iter(()),
             walk.world,
             walk.device,
             split_batches=walk.split_batches,
