@@ -30,6 +30,8 @@ _NOT_INHERITED = (
 )
 _WHOLE_LINES = Path(__file__).parent / "whole_lines"
 _OURS = ("ANYTRAIN_", "ACCELERATE_", "SLURM_", "TORCHELASTIC_")
+_HANGS_S = 280.0
+"""So long a command may take before it is said to hang: torch alone takes 20 s on a busy host."""
 
 
 def launch(
@@ -37,7 +39,7 @@ def launch(
     nprocs: int,
     *args: object,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = _HANGS_S,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run the script's text under torch's own launcher, with `nprocs` CPU processes."""
@@ -50,7 +52,7 @@ def run_script(
     script: str,
     *args: object,
     env: Mapping[str, str] | None = None,
-    timeout: float = 120,
+    timeout: float = _HANGS_S,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run the script's text in one plain python process."""
@@ -62,7 +64,7 @@ def run_command(
     *,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
-    timeout: float = 120,
+    timeout: float = _HANGS_S,
     check: bool = True,
 ) -> subprocess.CompletedProcess[str]:
     """Run a command in a session of its own, and leave none of its processes behind.

@@ -17,12 +17,18 @@ ROOT = Path(__file__).parents[2]
 HEAVY = ("torch", "numpy", "rich", "typer", "safetensors", "transformers", "accelerate")
 
 IMPORT = """
-import json, sys, time
-start = time.perf_counter()
+import json, sys
 import anytrain
-spent = time.perf_counter() - start
-print(json.dumps({"spent_s": spent, "loaded": sorted(sys.modules)}))
+print(json.dumps({"loaded": sorted(sys.modules)}))
 """
+TIMED_IMPORT = """
+import importlib, sys, time
+start = time.process_time()
+importlib.import_module(sys.argv[1])
+print(time.process_time() - start)
+"""
+COMPILED = {"PYTHONDONTWRITEBYTECODE": ""}
+"""What is compiled once stays so, as where anytrain is installed."""
 HELP = """
 import json, sys
 from anytrain.cli.main import run
@@ -43,11 +49,14 @@ def test_importing_anytrain_loads_nothing_heavy() -> None:
     assert not set(HEAVY) & set(told["loaded"])
 
 
-def test_importing_anytrain_takes_under_100_ms() -> None:
-    best = min(
-        _last_line(run_command([sys.executable, "-c", IMPORT]).stdout)["spent_s"] for _ in range(5)
-    )
-    assert best < 0.1
+def test_importing_anytrain_is_about_as_quick_as_importing_asyncio() -> None:
+    """That is 40 to 80 ms; a fixed number of them would judge the host."""
+
+    def best_s(name: str) -> float:
+        command = [sys.executable, "-c", TIMED_IMPORT, name]
+        return min(float(run_command(command, env=COMPILED).stdout) for _ in range(5))
+
+    assert best_s("anytrain") < 2 * best_s("asyncio")
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["launch", "--help"]])
@@ -71,7 +80,7 @@ def test_every_module_can_be_imported_first() -> None:
         importlib.import_module(name)
     print(len(names))
     """
-    assert int(run_script(script, timeout=280).stdout) > 10  # 45 s of a quiet core
+    assert int(run_script(script, env=COMPILED, timeout=500).stdout) > 10
 
 
 @pytest.fixture(scope="module")

@@ -227,7 +227,7 @@ def join(transport: str, device: torch.device):
 
     if transport == "gloo":
         # A law that one rank breaks leaves the other waiting: not for half an hour.
-        return torch_dist.join(read().place, transport, device, timeout_s=30)
+        return torch_dist.join(read().place, transport, device, timeout_s=120)
     meeting = Path.cwd() / "store"
     dist.init_process_group(
         "nccl", init_method=f"file://{meeting}", rank=0, world_size=1, device_id=device

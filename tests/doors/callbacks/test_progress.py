@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import pty
+import re
 import select
 import signal
 import struct
@@ -145,7 +146,7 @@ def test_a_pipe_gets_plain_lines() -> None:
         "20/20",
         "20/20",
     ]
-    assert "samples/s  ETA 0:00" in lines[0]
+    assert re.search(r"samples/s  ETA \d:\d\d", lines[0])
     assert lines[-1].split() == ["results", "runs/mrpc"]
 
 

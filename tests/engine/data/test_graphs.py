@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import re
 import sys
 import threading
 import time
@@ -104,9 +105,15 @@ def test_graphs_that_no_shape_explains_are_told_once() -> None:
 
 def test_a_word_is_said_only_while_a_graph_is_cut() -> None:
     lines: list[str] = []
-    graphs = Graphs(lambda: 0, heartbeat=Heartbeat(lines.append, first_s=0.02))
+    spoke = threading.Event()
+
+    def say(line: str) -> None:
+        lines.append(line)
+        spoke.set()
+
+    graphs = Graphs(lambda: 0, heartbeat=Heartbeat(say, first_s=0.02))
     seen = LoaderShapes(graphs)
-    cut = graphs.watched(lambda: time.sleep(0.2))
+    cut = graphs.watched(lambda: spoke.wait(60))
     seen.sees(texts(2, 2))
     cut()
     told = len(lines)
@@ -141,17 +148,15 @@ def test_a_long_compile_is_told_while_it_lasts_and_no_longer() -> None:
     graphs = Graphs(lambda: 7, heartbeat=Heartbeat(say, first_s=0.01))
     seen = LoaderShapes(graphs)
     seen.sees(texts(2, 2))
-    assert spoke.wait(5)
+    assert spoke.wait(60)
     seen.done()
-    told = len(lines)
-    assert lines[0] == "compiling graph 1, 0 s so far"
+    assert re.fullmatch(r"compiling graph 1, \d s so far", lines[0])
     for _ in range(3):
         seen.sees(texts(2, 2))
         seen.done()
     spoke.clear()
     seen.sees(texts(2, 2))  # known, and no longer among the first: nothing compiles
     assert not spoke.wait(0.1)
-    assert len(lines) <= told + 3
 
 
 def test_the_line_goes_where_the_bars_let_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,11 +164,11 @@ def test_the_line_goes_where_the_bars_let_it(monkeypatch: pytest.MonkeyPatch) ->
     graphs = Graphs(lambda: 0)
     graphs._heartbeat._first_s = 0.01
     graphs.begin()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not stream.getvalue() and time.monotonic() < deadline:
         time.sleep(0.01)
     graphs.end()
-    assert stream.getvalue().startswith("compiling graph 1, 0 s so far\n")
+    assert re.match(r"compiling graph 1, \d s so far\n", stream.getvalue())
 
 
 def test_only_the_main_rank_speaks() -> None:

@@ -21,7 +21,7 @@ from anytrain.core.errors import ShapesDiffer
 from anytrain.engine.metrics import LossMean, gather_rows, own_rows
 from anytrain.machine.parallel.torch_dist import join
 
-world = join(environment.read().place, "gloo", torch.device("cpu"), timeout_s=30)
+world = join(environment.read().place, "gloo", torch.device("cpu"), timeout_s=120)
 rank, said = world.rank, {}
 
 rows = [2, 0, 3][rank]

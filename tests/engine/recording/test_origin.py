@@ -39,6 +39,7 @@ def test_the_scripts_commit_is_known_and_whether_it_was_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, needs_tool: Callable[[str], str]
 ) -> None:
     needs_tool("git")
+    monkeypatch.setattr(origin, "_PATIENCE_S", 60)
     script = tmp_path / "train.py"
     script.write_text("1")
     head = commit(tmp_path)

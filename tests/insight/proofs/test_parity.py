@@ -66,6 +66,7 @@ def batch() -> dict[str, torch.Tensor]:
 
 
 def net(at: int | None = None, op: nn.Module | None = None, glue_off: float = 0.0) -> Net:
+    torch.manual_seed(0)
     made = [
         Block(op if op is not None and n == at else Op(), glue_off if n == at else 0.0)
         for n in range(4)

@@ -43,7 +43,7 @@ while step < 12:
     with (out / "metrics.jsonl").open("a") as log:
         print(json.dumps({"_step": step, "loss": float(gradient.norm())}), file=log)
     is_slow = mistake == "uneven" and step == 5 and "uninterrupted" in str(out)
-    time.sleep(4 if is_slow else 0.02)
+    time.sleep(8 if is_slow else 0.3 if step > 10 else 0.02)  # the last save comes well after
     if step % 2 == 0 and mistake != "nothing":
         optimizer = {"state": {0: {"exp_avg": moment}}, "param_groups": [{"params": [0]}]}
         parts = {"optimizer": optimizer}

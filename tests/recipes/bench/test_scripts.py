@@ -36,7 +36,7 @@ def test_the_printed_number_is_compared_and_the_order_turns(tmp_path: Path) -> N
 
 def test_times_are_compared_where_one_prints_no_number(tmp_path: Path) -> None:
     quiet = write(tmp_path, "quiet.py", "")
-    slow = write(tmp_path, "slow.py", "import time; time.sleep(0.5); print('samples_per_second 9')")
+    slow = write(tmp_path, "slow.py", "import time; time.sleep(3); print('samples_per_second 9')")
     head, _, second = scripts.table(
         scripts.compare([quiet, slow], 1, "samples_per_second", lambda _: None), "x"
     )

@@ -67,6 +67,7 @@ class Heartbeat:
         self._say, self._first_s, self._clock = say, first_s, clock
         self._timer: threading.Timer | None = None
         self._began = 0.0
+        self._speaking = threading.RLock()
 
     def begin(self, what: str) -> None:
         """Say `what`, and for how long, once it takes long."""
@@ -76,7 +77,8 @@ class Heartbeat:
 
     def end(self) -> None:
         """Say no more."""
-        timer, self._timer = self._timer, None
+        with self._speaking:
+            timer, self._timer = self._timer, None
         if timer is not None:
             timer.cancel()
 
@@ -87,12 +89,11 @@ class Heartbeat:
         timer.start()
 
     def _beat(self, what: str) -> None:
-        mine = threading.current_thread()
-        if self._timer is not mine:  # it ended meanwhile
-            return
-        elapsed = self._clock() - self._began
-        self._say(f"{what}, {elapsed:.0f} s so far")
-        if self._timer is mine:
+        with self._speaking:
+            if self._timer is not threading.current_thread():  # it ended meanwhile
+                return
+            elapsed = self._clock() - self._began
+            self._say(f"{what}, {elapsed:.0f} s so far")
             self._wait(what, self._first_s if elapsed < _LONG_S else _LATER_S)
 
 

@@ -189,6 +189,7 @@ def kill(pid: int) -> None:
     """Kill a process and all its descendants with SIGKILL, as a machine that fails does."""
     with suppress(psutil.NoSuchProcess):
         first = psutil.Process(pid)
+        first.suspend()  # finding the others takes a while, in which it could go on
         for process in [first, *first.children(recursive=True)]:
             with suppress(psutil.NoSuchProcess):
                 process.kill()

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import random
-import time
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -531,9 +532,11 @@ def test_it_is_read_in_no_time() -> None:
         return model(x)
 
     read = settings(loss_of)
-    best = float("inf")
-    for _ in range(20):
-        began = time.perf_counter()
+    read()
+    calls = Counter[str]()
+    sys.setprofile(lambda frame, event, found: calls.update([event]))
+    try:
         read()
-        best = min(best, time.perf_counter() - began)
-    assert best < 0.003  # 48 modules of the user's own; a few hundred microseconds
+    finally:
+        sys.setprofile(None)
+    assert calls["call"] + calls["c_call"] < 48 * 75  # 48 modules of the user's own; it is 51 each
