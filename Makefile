@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -qq
 SOURCES := src tests tools benchmarks
 PYTEST := $(BIN)/python -m pytest -n $(PYTEST_WORKERS) --dist loadfile
+# Tests start many processes: each would compile anytrain anew where python keeps nothing compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test test-full test-xla format check pytest docs wheel-test golden lock clean
 
