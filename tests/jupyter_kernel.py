@@ -55,7 +55,7 @@ class Kernel:
         self.manager.start_kernel(env=child_environment(env))
         self.client = self.manager.blocking_client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=240)
 
     @property
     def pid(self) -> int:

@@ -47,7 +47,7 @@ def _cut_short(words: list[str], out: Path, end: Callable[[int], None]) -> tuple
         stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    give_up = time.monotonic() + 90
+    give_up = time.monotonic() + 240
     while not list(out.glob("checkpoint-*/manifest.json")):
         assert process.poll() is None, process.stderr and process.stderr.read().decode()
         assert time.monotonic() < give_up

@@ -88,7 +88,7 @@ def kernel(folder):
 
 def pids(folder: Path, count: int = 2) -> list[int]:
     """Return the children's processes, once all of them have begun the call."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 240
     while time.monotonic() < deadline:
         found = [path.read_text() for path in folder.glob("pid-*")]
         if len(found) == count and all(found):
@@ -149,11 +149,11 @@ def test_rank_ones_error_shows_its_own_lines_and_keeps_its_class(kernel):
         "def broken():\n"
         "    if os.environ['RANK'] == '1':\n"
         "        find('label')\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(600)\n"
     )
     begun = time.monotonic()
     shown = kernel.run("notebook_launcher(broken, num_processes=2)")
-    assert time.monotonic() - begun < 30
+    assert time.monotonic() - begun < 300
     assert shown.error == "NoSuchColumn"
     assert "Cell In[" in shown.traceback
     assert "----> 7         find('label')" in shown.traceback

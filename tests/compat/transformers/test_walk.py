@@ -204,7 +204,7 @@ from {OURS}.trainer import EvalPrediction, TRAINING_ARGS_NAME, get_last_checkpoi
 assert Trainer.__module__.startswith("anytrain")
 assert not [m for m in ("transformers.trainer", "accelerate") if m in sys.modules]
 """
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=280)
 
 
 class Tiny(nn.Module):

@@ -270,7 +270,7 @@ def test_two_machines_meet_and_end_together(train, tmp_path, how):
     jobs = [
         start(*machines(port, rank, "-n", 2), train, how, tmp_path, cwd=tmp_path) for rank in (1, 0)
     ]
-    (out1, err1), (out0, err0) = [job.communicate(timeout=60) for job in jobs]
+    (out1, err1), (out0, err0) = [job.communicate(timeout=240) for job in jobs]
     if how == "well":
         assert [job.returncode for job in jobs] == [0, 0], err0 + err1
         assert (out0, out1) == ("rank 0 of 2 done\n", "rank 1 of 2 done\n")

@@ -214,7 +214,7 @@ def test_a_killed_run_has_a_clean_record_and_a_second_life_completes_it(tmp_path
             stderr=out,
         )
     try:
-        wanted, end = dice.randrange(15, 60), time.monotonic() + 100
+        wanted, end = dice.randrange(15, 60), time.monotonic() + 240
         while child.poll() is None and time.monotonic() < end:
             path = folder / records.METRICS
             if path.exists() and len(path.read_bytes().splitlines()) >= wanted:

@@ -155,7 +155,7 @@ def test_of_several_processes_one_makes_it_and_the_others_wait(tmp_path: Path) -
     others = [context.Process(target=_ask, args=(tmp_path, made, told)) for _ in range(3)]
     for other in others:
         other.start()
-    answers = sorted(told.get(timeout=30) for _ in others)
+    answers = sorted(told.get(timeout=240) for _ in others)
     for other in others:
         other.join()
     assert made.read_text() == "made\n"

@@ -99,7 +99,7 @@ def test_srun_ranks_meet_and_a_survivor_names_the_loss_itself():
             )
             for rank in (0, 1)
         ]
-        (out, err), _ = [rank.communicate(timeout=60) for rank in ranks]
+        (out, err), _ = [rank.communicate(timeout=240) for rank in ranks]
     assert out == "[0, 1] gloo\n"
     assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL]
     assert len(err.splitlines()) == 3

@@ -33,7 +33,7 @@ def child(tmp_path: Path, body: str) -> dict[str, Any]:
     out = tmp_path / "out.json"
     env = {**os.environ, "TRACKIO_DIR": str(tmp_path / "store")}
     command = [sys.executable, "-c", HEAD + body + TAIL, str(out)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     read: dict[str, Any] = json.loads(out.read_text())
     return read
