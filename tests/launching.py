@@ -6,7 +6,9 @@ Import it as `from launching import launch, run_script`; tests/ is on the path.
 from __future__ import annotations
 
 import os
+import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -103,6 +105,17 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
         if name not in _NOT_INHERITED and not name.startswith(_OURS)
     }
     return {**kept, "OMP_NUM_THREADS": "1", **(more or {})}
+
+
+def free_port() -> int:
+    """Return a free port that the system gives to nobody by itself, as it might before it is used.
+
+    Linux does so from 32768 on.
+    """
+    while True:
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", 10_000 + secrets.randbelow(10_000)))
+            return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -59,7 +59,7 @@ for epoch in range(2):
     for batch in test:
         with torch.no_grad():
             model(batch)
-        time.sleep(0.03)
+        time.sleep(0.15)
 accelerator.save_state(sys.argv[1] + "/saved")
 print(time.perf_counter() - began)
 """
@@ -121,7 +121,7 @@ def test_a_loop_of_ones_own_is_timed_too(tmp_path: Path) -> None:
     assert (told["state"], told["step"]) == ("ended", 16)
     assert told["finding"]["name"] == "evaluate"
     assert told["seconds"]["step"] >= 0.16
-    assert told["seconds"]["evaluate"] >= 0.48
+    assert told["seconds"]["evaluate"] >= 2.4
     assert told["seconds"]["save"] > 0
     parts = (told["seconds"][name] for name in ("step", "evaluate", "save"))
     assert sum(parts) <= loops_s + 0.01, "nothing counts twice"

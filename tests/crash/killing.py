@@ -17,7 +17,6 @@ import json
 import os
 import random
 import signal
-import socket
 import sys
 import threading
 import time
@@ -35,6 +34,7 @@ import anytrain.doors.accelerator  # noqa: F401  loaded before the first fork
 from anytrain.engine.checkpoint import Store
 from anytrain.engine.checkpoint.catalog import Newest, entries
 from checkpoints import digest, fingerprint
+from launching import free_port
 
 KINDS: dict[str, tuple[list[str], int]] = {
     "plain": ([], 1),
@@ -72,7 +72,7 @@ class Job:
         """Start the training in children of their own."""
         self.lives += 1
         self.folder.mkdir(parents=True, exist_ok=True)
-        port = _free_port() if self.ranks > 1 else 0
+        port = free_port() if self.ranks > 1 else 0
         self.codes = {}
         self.pids = [os.fork() or self._live(rank, port) for rank in range(self.ranks)]
 
@@ -264,12 +264,6 @@ def final(job: Job) -> list[Any]:
     loaded = Store(job.root).load(job.newest())
     rngs = [loaded.rank_part("rng", rank) for rank in range(loaded.world_size)]
     return [loaded.step, fingerprint(loaded), digest(rngs)]
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def warm_up() -> None:

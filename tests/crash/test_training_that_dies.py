@@ -360,6 +360,11 @@ def _take_terminal() -> None:
     fcntl.ioctl(0, termios.TIOCSCTTY, 0)
 
 
+def begun_pids(folder: Path) -> list[int]:
+    """Return the ranks that have begun, in all lives of a training."""
+    return [mark["pid"] for mark in marks(folder) if mark["what"] == "begun"]
+
+
 def kill_ranks(folder: Path, kills: int, seed: int, *words: object) -> None:
     """Kill a random rank at random moments; the launcher starts both again."""
     rng = random.Random(seed)
@@ -372,11 +377,13 @@ def kill_ranks(folder: Path, kills: int, seed: int, *words: object) -> None:
             if what in ("saving", "saved"):
                 updates = done + 3
             wait_for(folder, what, done if what == "begun" else updates, number + 1, process)
+            while len(pids := begun_pids(folder)) < 2 * (number + 1):  # both are to be counted
+                assert process.poll() is None, process.told()
+                time.sleep(0.001)
             time.sleep(rng.uniform(0, 0.03))
-            begun = [m["pid"] for m in marks(folder) if m["what"] == "begun"]
-            # Of this life alone: one rank may have begun, and the other's last mark be of before.
-            os.kill(rng.choice(begun[2 * number :]), signal.SIGKILL)
-            time.sleep(0.5)  # the survivor may still see a save through
+            os.kill(rng.choice(pids[-2:]), signal.SIGKILL)
+            while any(map(psutil.pid_exists, pids[-2:])):  # the survivor may see a save through
+                time.sleep(0.02)
             newest = Store(folder / "checkpoints").newest_whole()
             assert not newest.passed_over
             done = newest.manifest.step if newest.manifest else 0
@@ -460,8 +467,9 @@ def test_a_termination_ends_both_ranks_after_the_same_step(
     folder = tmp_path / "run"
     with Started([*LAUNCH, SCRIPT, folder, *SLOW]) as process:
         wait_for(folder, "batch", 4, 1, process)
-        everyone = process.everyone()
-        assert len(everyone) >= 1 + 2 + 2 * 2  # each rank has two workers
+        while len(everyone := process.everyone()) < 1 + 2 + 2 * 2:  # each rank has two workers
+            assert process.poll() is None, process.told()
+            time.sleep(0.01)
         if whom == "one rank":
             os.kill(rank_pids(folder)[1], signal.SIGTERM)
         for one in everyone if whom == "every process" else everyone[: whom == "the launcher"]:

@@ -20,7 +20,7 @@ def hurt(how):
     if how == "segv":
         ctypes.string_at(0)
     if how == "kill":
-        time.sleep(0.7)
+        time.sleep(2)
         os.kill(os.getpid(), signal.SIGKILL)
     if how == "memory":
         held = []
@@ -30,7 +30,7 @@ def hurt(how):
     if how == "refused":
         import resource
         resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))
-        time.sleep(0.3)
+        time.sleep(2)
         bytearray(2**32)
     if how == "shared":
         with open("/dev/shm/all-of-it", "wb") as file:

