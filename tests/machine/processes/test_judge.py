@@ -62,6 +62,13 @@ def test_a_suspended_job_that_wakes_up_is_not_frozen():
     assert listener.run(20) == []
 
 
+def test_a_suspended_job_that_wakes_up_is_not_frozen_however_short_the_stall_time():
+    listener = Listener()
+    listener.judge.stall_s = 1.5
+    listener.run(3)
+    assert listener.tick(3600.0, silent={1}) is None
+
+
 def test_a_rank_that_said_goodbye_may_be_silent():
     listener = Listener()
     listener.run(2)
