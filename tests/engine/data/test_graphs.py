@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 import re
@@ -229,6 +230,11 @@ def test_a_prepared_loader_tells_of_its_last_batch(graphs_of_a_fake: list[None])
     assert graphs.num_compiled == 2
     with no_notice():
         assert len(list(prepared)) == 6
+
+
+@pytest.mark.usefixtures("graphs_of_a_fake")
+def test_an_accelerator_can_be_copied_where_graphs_are_counted() -> None:
+    assert copy.deepcopy(Accelerator())._run.session.graphs is not None
 
 
 def test_prepare_tells_of_a_loader_with_another_batch_size(graphs_of_a_fake: list[None]) -> None:

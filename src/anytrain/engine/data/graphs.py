@@ -58,6 +58,9 @@ def shapes_of(batch: Any, name: str = "batch") -> Iterator[tuple[str, Shape]]:
 class Heartbeat:
     """A line now and then, from a thread of its own, for as long as something goes on."""
 
+    _speaking = threading.RLock()
+    """One for all: a heartbeat can be copied, with the accelerator that has it."""
+
     def __init__(
         self,
         say: Callable[[str], None],
@@ -67,7 +70,6 @@ class Heartbeat:
         self._say, self._first_s, self._clock = say, first_s, clock
         self._timer: threading.Timer | None = None
         self._began = 0.0
-        self._speaking = threading.RLock()
 
     def begin(self, what: str) -> None:
         """Say `what`, and for how long, once it takes long."""
