@@ -149,7 +149,7 @@ def fit(
                 batches.close()  # a save names the next epoch's start, not this one's middle
                 progress.leave_epoch()
             # Inside, so that a save of a run that stops names the batch it stops at.
-            asked = (asked & {"stop"}) | _serve(job, job.tell("epoch_end"), ledger)
+            asked = (asked & {"stop"}) | serve(job, job.tell("epoch_end"), ledger)
             job.between()
 
 
@@ -176,7 +176,7 @@ def _walk(
         progress.left_at = None
         progress.step += 1
         progress.batch += len(batch.micro)
-        asked = _serve(job, job.tell("step_end"), ledger)
+        asked = serve(job, job.tell("step_end"), ledger)
         if progress.step >= progress.max_steps:
             asked = asked | {"stop"}
         if asked & {"stop", "stop_epoch"} and not batch.is_last:
@@ -184,7 +184,7 @@ def _walk(
     return asked, False
 
 
-def _serve(job: Job, asked: Requests, ledger: Ledger) -> Requests:
+def serve(job: Job, asked: Requests, ledger: Ledger) -> Requests:
     """Do what was asked for, in one order; return what is asked for afterwards."""
     if "log" in asked:
         job.log()

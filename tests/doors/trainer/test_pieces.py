@@ -222,6 +222,6 @@ def test_code_put_on_a_trainer_that_would_never_run_is_refused(tmp_path: Path) -
 
 
 def test_a_piece_of_the_loop_that_is_never_called_is_still_refused() -> None:
-    for name in ("_maybe_log_save_evaluate", "_load_rng_state", "_run_epoch"):
+    for name in ("_load_rng_state", "_run_epoch"):
         with pytest.raises(Unsupported, match=f"overrides {name}, to no effect"):
             type("Mine", (Trainer,), {name: None})

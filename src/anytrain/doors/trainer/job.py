@@ -20,6 +20,7 @@ class TrainerJob:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer = trainer
+        self._has_own_way = trainer._is_own("_maybe_log_save_evaluate")
 
     def tell(self, kind: EventKind) -> Requests:
         """Show the position in the Trainer's state, and tell the callbacks."""
@@ -32,6 +33,8 @@ class TrainerJob:
         asked = trainer.callback_handler.tell(kind, trainer.args, state)
         if trainer._judged is not None and kind == "step_begin":
             trainer._train_again()  # somebody has called evaluation_loop himself
+        if self._has_own_way and kind in ("step_end", "epoch_end"):
+            return trainer._serve_own_way()
         return asked
 
     def log(self) -> None:

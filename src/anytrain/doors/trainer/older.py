@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -15,6 +15,20 @@ def call(method: Callable[..., Any], *given: Any) -> Any:
     {'loss': 1.0}
     """
     return method(*given[: num_places(method)])
+
+
+def call_by_name(method: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """Call a method with those of the values that it has a name for, or all by place.
+
+    >>> call_by_name(lambda model, loss: (model, loss), {"loss": 1, "norm": 2, "model": 3})
+    (3, 1)
+    """
+    takes = inspect.signature(method).parameters.values()
+    if any(p.kind is p.VAR_POSITIONAL for p in takes):
+        return method(*given.values())
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in takes)
+    names = {p.name for p in takes}
+    return method(**{n: value for n, value in given.items() if takes_any or n in names})
 
 
 def num_places(method: Callable[..., Any]) -> int | None:

@@ -38,6 +38,7 @@ from anytrain.doors.trainer.nonfinite import NonFinite
 from anytrain.doors.trainer.optimizing import Optimizing, set_mode
 from anytrain.doors.trainer.outputs import TrainOutput, has_length, speed_metrics
 from anytrain.doors.trainer.recording import Recording
+from anytrain.doors.trainer.serving import Serving
 from anytrain.doors.trainer.unlike import UnlikeTransformers
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.doors.training_args.session import run_options
@@ -57,7 +58,15 @@ from anytrain.insight.preflight.watching import watching
 
 
 class Trainer(
-    Losses, Recording, Optimizing, NonFinite, Hub, Evaluating, Foretelling, UnlikeTransformers
+    Losses,
+    Serving,
+    Recording,
+    Optimizing,
+    NonFinite,
+    Hub,
+    Evaluating,
+    Foretelling,
+    UnlikeTransformers,
 ):
     """Train, evaluate and predict with a model, on whatever device and processes there are."""
 
@@ -240,7 +249,7 @@ class Trainer(
         self._progress = length.plan(args, num_batches, samples, where)
         max_steps, num_epochs = self._progress.max_steps, self._progress.num_epochs
         self._meter = Meter(self._session.device)
-        self._loss_so_far = (0.0, 0)
+        self._loss_so_far, self._total_loss_scalar = (0.0, 0), 0.0
         self.state = TrainerState(stateful_callbacks=self.callback_handler.exported())
         self.state.is_hyper_param_search = trial is not None
         self.state.train_batch_size = args.train_batch_size

@@ -26,7 +26,7 @@ from anytrain.engine.prepared.model import holds_device_map
 _NAMES = (
     "_build_accelerator_args _clip_grad_norm _finalize_training _get_grad_norm "
     "_get_num_items_in_batch _has_mixed_mesh_grads _init_training_state _inner_training_loop "
-    "_issue_warnings_after_load _load_rng_state _load_scaler _maybe_log_save_evaluate "
+    "_issue_warnings_after_load _load_rng_state _load_scaler "
     "_mixed_mesh_grad_norm _move_model_to_device _prepare_context_parallel_inputs "
     "_prepare_for_training _run_epoch _save_rng_state "
     "_save_scaler _sync_replicated_trainable_parameters _track_num_input_tokens "

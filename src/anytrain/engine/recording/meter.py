@@ -36,13 +36,14 @@ class Meter:
         self._num_bad = fresh.zero(device)
         self._before_bad = fresh.zero(device)
         """How many steps there were before the first bad one."""
-        self._restart()
+        self._norm: torch.Tensor | None = None
+        self.begin_anew()
 
-    def _restart(self) -> None:
+    def begin_anew(self) -> None:
+        """Forget the steps since the last log point: they were read."""
         self.num_steps = 0
         for total in (self._loss, self._num_bad, self._before_bad):
             fresh.restart(total)
-        self._norm: torch.Tensor | None = None
         self._rate: torch.Tensor | float = 0.0
 
     def add(
@@ -78,6 +79,21 @@ class Meter:
         self._norm, self._rate = grad_norm, rate
         self.num_steps += 1
 
+    @property
+    def loss(self) -> torch.Tensor:
+        """This rank's losses since the last log point, added up; nobody waits."""
+        return readable(self._loss)
+
+    @property
+    def grad_norm(self) -> torch.Tensor | None:
+        """The last step's norm; nobody waits."""
+        return None if self._norm is None else readable(self._norm).detach()
+
+    @property
+    def learning_rate(self) -> float:
+        """The last step's learning rate; waits for the device."""
+        return float(self._rate)
+
     def num_bad(self) -> int:
         """Return how many steps since the last log point were bad; waits for the device."""
         return int(readable(self._num_bad).item())
@@ -98,17 +114,16 @@ class Meter:
 
     def state_dict(self, world: World) -> dict[str, Any]:
         """Return what was added up since the last log point, each rank's losses among it."""
-        rate = self._rate if isinstance(self._rate, float) else float(self._rate)
         return {
             "num_steps": self.num_steps,
             "losses": world.gather(readable(self._loss).clone().reshape(1)),  # it goes on changing
             "bad": torch.stack((readable(self._num_bad), self._first_bad())),
-            "rate": rate,
+            "rate": self.learning_rate,
         }
 
     def load_state_dict(self, state: dict[str, Any], world: World) -> None:
         """Go on adding to what was saved; ranks of another number share the losses."""
-        self._restart()
+        self.begin_anew()
         self.num_steps, self._rate = state["num_steps"], state["rate"]
         losses = state["losses"]
         loss = losses[world.rank] if len(losses) == world.size else losses.mean()
@@ -138,9 +153,9 @@ class Meter:
             num_steps=self.num_steps,
             loss=mean / good if (good := self.num_steps - int(num_bad)) else math.nan,
             grad_norm=None if self._norm is None else norm,
-            learning_rate=float(self._rate),
+            learning_rate=self.learning_rate,
             num_bad=int(num_bad),
             first_bad=int(first_bad),
         )
-        self._restart()
+        self.begin_anew()
         return reading
