@@ -13,7 +13,7 @@ from anytrain.doors.callbacks import Callbacks, TrainerControl
 from anytrain.doors.trainer import older
 from anytrain.doors.trainer.job import TrainerJob
 from anytrain.doors.trainer.reports import Reports
-from anytrain.engine.loop import Progress, Requests, serve
+from anytrain.engine.loop import Requests, serve
 from anytrain.engine.recording.meter import Meter
 
 _SERVED: Requests = frozenset({"log", "evaluate", "save"})
@@ -28,7 +28,6 @@ class Serving(Reports):
     callback_handler: Callbacks
     _answer_bad_steps: Callable[..., None]
     _meter: Meter
-    _progress: Progress
     _began: float
     _trial: Any
     _ignored_in_eval: list[str] | None
@@ -66,12 +65,12 @@ class Serving(Reports):
             "learning_rate": meter.learning_rate if self.control.should_log else None,
         }
         older.call_by_name(self._maybe_log_save_evaluate, values)
-        if self._globalstep_last_logged > last and meter.num_steps:  # it has read the losses itself
-            self._answer_bad_steps()
+        has_logged = self._globalstep_last_logged > last  # with super() the meter was read there
+        if has_logged and (reading := meter.read(self._session.world)) is not None:
             logged, steps = self._loss_so_far
-            num = meter.num_steps - meter.num_bad()
+            num = reading.num_steps - reading.num_bad
             self._loss_so_far = (logged + self._total_loss_scalar - total, steps + num)
-            meter.begin_anew()
+            self._answer_bad_steps(reading)
         return self.callback_handler.requests - _SERVED
 
     def _nested_gather(self, tensors: Any, name: str | None = None) -> Any:

@@ -37,10 +37,9 @@ class Meter:
         self._before_bad = fresh.zero(device)
         """How many steps there were before the first bad one."""
         self._norm: torch.Tensor | None = None
-        self.begin_anew()
+        self._restart()
 
-    def begin_anew(self) -> None:
-        """Forget the steps since the last log point: they were read."""
+    def _restart(self) -> None:
         self.num_steps = 0
         for total in (self._loss, self._num_bad, self._before_bad):
             fresh.restart(total)
@@ -123,8 +122,8 @@ class Meter:
 
     def load_state_dict(self, state: dict[str, Any], world: World) -> None:
         """Go on adding to what was saved; ranks of another number share the losses."""
-        self.begin_anew()
-        self.num_steps, self._rate = state["num_steps"], state["rate"]
+        self._restart()
+        self.num_steps, self._rate, self._norm = state["num_steps"], state["rate"], None
         losses = state["losses"]
         loss = losses[world.rank] if len(losses) == world.size else losses.mean()
         fresh.put(self._loss, loss)
@@ -157,5 +156,5 @@ class Meter:
             num_bad=int(num_bad),
             first_bad=int(first_bad),
         )
-        self.begin_anew()
+        self._restart()
         return reading
