@@ -115,6 +115,47 @@ def speaking() -> nn.Module:
     return transformers.GPT2LMHeadModel(config)
 
 
+def translating() -> nn.Module:
+    """Return a BART, which draws on the host for each layer, though it leaves none out."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BartConfig(
+        vocab_size=64,
+        d_model=32,
+        encoder_layers=2,
+        decoder_layers=2,
+        encoder_attention_heads=2,
+        decoder_attention_heads=2,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=64,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    return transformers.BartForConditionalGeneration(config)
+
+
+def disentangled() -> nn.Module:
+    """Return a DeBERTa, which makes numbers on the host in functions that torch has scripted."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.DebertaV2Config(
+        vocab_size=64,
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=64,
+        max_position_embeddings=64,
+        type_vocab_size=2,
+        relative_attention=True,
+        pos_att_type=["p2c", "c2p"],
+        position_buckets=16,
+        norm_rel_ebd="layer_norm",
+        share_att_key=True,
+        num_labels=3,
+    )
+    torch.manual_seed(0)
+    return transformers.DebertaV2ForSequenceClassification(config)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
     "plain": (bert, {}),
     "dropout": (lambda: bert(dropout=0.1), {}),
@@ -148,6 +189,8 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         speaking,
         {"train_dataset": unmasked(twins.texts(64)), "learning_rate": 1e-3},
     ),
+    "layers that may be left out": (translating, {"train_dataset": unmasked(twins.texts(64))}),
+    "scripted functions": (disentangled, {}),
     "frozen": (frozen, {}),
     "lora": (adapted, {}),
     "skip": (bert, {"on_nonfinite": "skip"}),

@@ -14,6 +14,7 @@ _NUMBERS = {
     "total": rf"total capacity of {_SIZE}",
     "free": rf"of which {_SIZE} is free",
     "held": rf"Of the allocated memory {_SIZE}",
+    "pools": rf"with {_SIZE} allocated in private pools",
     "unused": rf"and {_SIZE} is reserved by PyTorch but unallocated",
 }
 _ADVICE = 'Try a smaller batch with more gradient accumulation steps, or mixed_precision="bf16"'
@@ -39,7 +40,9 @@ def explain(text: str) -> str | None:
         first += f", {got['free']} of {got['total']} are free"
     lines = [f"{first}."]
     if "held" in got and "unused" in got:
+        recorded = f", {got['pools']} of it for recorded steps" if "pools" in got else ""
         lines.append(
-            f"PyTorch's tensors hold {got['held']}; {got['unused']} more are reserved and unused."
+            f"PyTorch's tensors hold {got['held']}{recorded}; {got['unused']} more are reserved "
+            "and unused."
         )
     return "\n".join([*lines, _ADVICE])

@@ -15,6 +15,8 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import checkpoint
 
+from anytrain.engine.step.recorded.numbers import numbers_on_device
+
 
 @dataclass(slots=True)
 class Draws:
@@ -79,7 +81,7 @@ class CudaGraphs:
         with (
             torch.cuda.stream(self._stream),
             self._drawing_from(None if draws is None else twins),
-            _numbers_on_device(),
+            numbers_on_device(),
             _no_collection(),
         ):
             try:
@@ -200,28 +202,3 @@ def _no_collection() -> Iterator[None]:
     finally:
         if was_on:
             gc.enable()
-
-
-@contextmanager
-def _numbers_on_device() -> Iterator[None]:
-    """Make tensors of single numbers on the device: from the host they would have to be copied.
-
-    Code that models run at every step is full of `torch.tensor(0.0, device=...)`.
-    """
-    kept = {name: getattr(torch, name) for name in ("tensor", "as_tensor")}
-
-    def instead_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        def made(data: Any, *, dtype: Any = None, device: Any = None, **more: Any) -> torch.Tensor:
-            if device is not None and not more and isinstance(data, (bool, int, float)):
-                return torch.full((), data, dtype=dtype, device=device)
-            return make(data, dtype=dtype, device=device, **more)
-
-        return made
-
-    for name, make in kept.items():
-        setattr(torch, name, instead_of(make))
-    try:
-        yield
-    finally:
-        for name, make in kept.items():
-            setattr(torch, name, make)

@@ -6,11 +6,13 @@ import random
 from collections.abc import Iterator
 from itertools import chain
 from operator import is_, methodcaller
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+
+from anytrain.engine.step.recorded.chances import Chances
 
 _PLAIN = (bool, int, float, str)
 _FIXED = ("_parameters", "_buffers", "_modules")
@@ -99,9 +101,9 @@ class Remains:
         self._states = [set(optimizer.state) for optimizer in optimizers]
         self._gradients = [(p, p.grad) for p in model.parameters()]
 
-    def missed(self) -> str | None:
+    def missed(self, chances: Chances) -> str | None:
         """Name what was left on the host since; None where a replay would miss nothing."""
-        if not _same_generators(self._generators, _generators()):
+        if self._has_drawn(chances):
             return (
                 "the step draws random numbers on the host (as LayerDrop does), which a recording "
                 "would repeat"
@@ -112,6 +114,13 @@ class Remains:
         if any(len(o.state) > len(s) for o, s in zip(self._optimizers, self._states, strict=True)):
             return "a parameter has got its first gradient only now"
         return None
+
+    def _has_drawn(self, chances: Chances) -> bool:
+        """Whether random numbers were drawn that a replay would not draw."""
+        before, after = self._generators, _generators()
+        is_same = torch.equal(before.torchs, after.torchs)
+        is_known = is_same or chances.explain(before.torchs, after.torchs)
+        return not is_known or not _same_others(before, after)
 
     def _kept(self) -> str | None:
         """Name what a module holds that it did not hold before."""
@@ -132,8 +141,15 @@ class Remains:
                     )
         return None
 
+    def rewind(self) -> None:
+        """Put the host's generators back: what a recording has drawn its replays draw."""
+        random.setstate(self._generators.pythons)
+        np.random.set_state(self._generators.numpys)
+        torch.set_rng_state(self._generators.torchs)
+
     def restore(self) -> None:
         """Put attributes and states back: what a recording makes is no place for real values."""
+        self.rewind()
         for module, old in self._attributes:
             vars(module).clear()
             vars(module).update(old)
@@ -147,14 +163,22 @@ class Remains:
                 del optimizer.state[parameter]
 
 
-def _generators() -> tuple[Any, Any, torch.Tensor]:
-    numpys: Any = np.random.get_state()
-    return random.getstate(), numpys, torch.get_rng_state()
+class _Generators(NamedTuple):
+    """The states of the host's generators."""
+
+    pythons: Any
+    numpys: Any
+    torchs: torch.Tensor
 
 
-def _same_generators(before: tuple[Any, ...], after: tuple[Any, ...]) -> bool:
-    same = before[0] == after[0] and before[1][2] == after[1][2]
-    return same and np.array_equal(before[1][1], after[1][1]) and torch.equal(before[2], after[2])
+def _generators() -> _Generators:
+    return _Generators(random.getstate(), np.random.get_state(), torch.get_rng_state())
+
+
+def _same_others(before: _Generators, after: _Generators) -> bool:
+    (_, drawn, place, *_), (_, drawn_now, place_now, *_) = before.numpys, after.numpys
+    same = before.pythons == after.pythons and place == place_now
+    return same and np.array_equal(drawn, drawn_now)
 
 
 def _is_same(old: Any, new: Any) -> bool:

@@ -20,8 +20,10 @@ from torch import nn
 
 import anytrain
 from anytrain.engine.step.purity.users import is_installed
+from anytrain.engine.step.recorded.chances import Chances, noted
 from anytrain.engine.step.recorded.cuda_graph import Draws
 from anytrain.engine.step.recorded.granted import Facts, Remains
+from anytrain.engine.step.recorded.numbers import as_written
 from anytrain.engine.step.recorded.returns import Returns
 from anytrain.engine.step.shortcuts.attention import Masks
 from anytrain.engine.step.shortcuts.shortcuts import Shortening
@@ -96,11 +98,14 @@ class Recording:
     gradients."""
     replay: Callable[[], None]
     outputs: Any
+    chances: Chances
+    """What the step draws on the host, though nothing depends on it."""
 
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         """Replay it on these inputs; what it returns is written over by the next replay."""
         for own, given in zip(self.inputs, tensors, strict=True):
             own.copy_(given, non_blocking=True)
+        self.chances.draw()
         self.replay()
         return self.outputs
 
@@ -197,7 +202,7 @@ class Recordings:
         layers = work.shortening.observed()
         knew_blocks = self._has_blocks
         masks = self._masks.observed(as_recorded=knew_blocks)
-        with self._recorder.watching() as draws, masks, layers:
+        with self._recorder.watching() as draws, masks, layers, noted() as chances:
             yield
         self._num_seen[kind] += 1
         self._has_blocks = bool(draws.marks)
@@ -208,7 +213,7 @@ class Recordings:
         if self._num_forgotten != forgotten:  # the step was begun twice: its draws are mixed up
             return
         self._draws[key] = draws
-        missed = before.missed()
+        missed = before.missed(chances)
         if missed is not None:
             self.stop(missed)
 
@@ -318,7 +323,8 @@ class Recordings:
         inputs = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
         before = Remains(self._model, self._optimizers)
         try:
-            with self._span, self._masks.recorded(inputs):
+            masks, plain = self._masks.recorded(inputs), as_written(self._model)
+            with self._span, masks, plain, noted() as chances:
                 work.shortening.prepare(is_whole=work.is_whole)
                 self.is_recording = True
                 replay, outputs = self._recorder.record(
@@ -326,7 +332,7 @@ class Recordings:
                     self._draws.get(key),
                 )
                 work.shortening.settle()
-            missed = before.missed()
+            missed = before.missed(chances)
         except BaseException as error:
             missed = describe(error)
             if not isinstance(error, Exception):  # Ctrl-C: what was begun must not stay behind
@@ -339,10 +345,11 @@ class Recordings:
                 return self._make(key, work, skeleton, tensors)
             self._give_up(key, missed)
             return None
+        before.rewind()
         if not self._known:
             self._recorder.release()
             self._facts = Facts(self._model, self._optimizers)
-        self._known[key] = Recording(inputs, replay, outputs)
+        self._known[key] = Recording(inputs, replay, outputs, chances)
         how = work.shortening.how()
         self._tell(
             "cuda_graph",

@@ -1,0 +1,80 @@
+"""Numbers that a step writes down, made on the device: a recording cannot copy from the host.
+
+Code that models run at every step is full of `torch.tensor(0.0, device=...)`, and some of
+`torch.tensor(127).type_as(positions)`, often in functions that torch has scripted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree
+
+
+class _Number(torch.Tensor):
+    """A number on the host, which is made anew where it is sent to a device."""
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Make it on the device, if that is asked for; else it is a tensor like all others."""
+        first = args[0] if args else None
+        name = getattr(func, "__name__", "")
+        args, kwargs = _pytree.tree_map_only(_Number, _plain, (args, kwargs or {}))
+        if isinstance(first, _Number) and (name == "to" or (name == "type_as" and not kwargs)):
+            device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
+            if device is not None and device.type != "cpu":
+                value = args[0].item()
+                return torch.full((), value, dtype=dtype or args[0].dtype, device=device)
+        return func(*args, **kwargs)
+
+
+def _plain(number: _Number) -> torch.Tensor:
+    with torch._C.DisableTorchFunctionSubclass():
+        return number.as_subclass(torch.Tensor)
+
+
+@contextmanager
+def numbers_on_device() -> Iterator[None]:
+    """Make tensors of single numbers on the device, at once or when they are sent there."""
+
+    def instead_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def made(data: Any, *, dtype: Any = None, device: Any = None, **more: Any) -> torch.Tensor:
+            if more or not isinstance(data, (bool, int, float)):
+                return make(data, dtype=dtype, device=device, **more)
+            if device is not None:
+                return torch.full((), data, dtype=dtype, device=device)
+            found = make(data, dtype=dtype)
+            return found.as_subclass(_Number) if found.device.type == "cpu" else found
+
+        return made
+
+    with ExitStack() as until_end:
+        for name in ("tensor", "as_tensor"):
+            _put(until_end, torch, name, instead_of(getattr(torch, name)))
+        yield
+
+
+@contextmanager
+def as_written(model: nn.Module) -> Iterator[None]:
+    """Call functions of the model's files as they are written, where torch has scripted them."""
+    files = {type(module).__module__ for module in model.modules()}
+    with ExitStack() as until_end:
+        for name in files & sys.modules.keys():
+            for called, function in list(vars(sys.modules[name]).items()):
+                plain = getattr(function, "_torchdynamo_inline", None)
+                if isinstance(function, torch.jit.ScriptFunction) and plain is not None:
+                    _put(until_end, sys.modules[name], called, plain)
+        yield
+
+
+def _put(until_end: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Give a module another attribute until the end."""
+    until_end.callback(setattr, owner, name, getattr(owner, name))
+    setattr(owner, name, value)
