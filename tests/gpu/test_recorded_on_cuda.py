@@ -151,6 +151,7 @@ def disentangled() -> nn.Module:
         norm_rel_ebd="layer_norm",
         share_att_key=True,
         num_labels=3,
+        problem_type="single_label_classification",  # else its loss looks for labels below 0
     )
     torch.manual_seed(0)
     return transformers.DebertaV2ForSequenceClassification(config)
