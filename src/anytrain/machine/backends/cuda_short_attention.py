@@ -140,7 +140,7 @@ class _Attend(torch.autograd.Function):
         (rows, heads, queries, width), keys = query.shape, key.shape[2]
         flags = (_IS_CAUSAL if wanted.is_causal else 0) | (_DROPS if wanted.dropped else 0)
         flags |= 0 if mask is None else _HAS_MASK
-        made = query.new_empty(rows, queries, heads, width)
+        made = _laid_out(query)
         logs = query.new_empty(rows, heads, queries, dtype=torch.float32)
         seen = kept = draw = logs  # what is not read
         if mask is not None:
@@ -158,7 +158,7 @@ class _Attend(torch.autograd.Function):
         )
         ctx.save_for_backward(query, key, value, seen, made, logs, kept)
         ctx.how = kernels, wanted, flags
-        return made.transpose(1, 2).detach()  # torch would refuse to write to a view of it
+        return made
 
     @staticmethod
     @once_differentiable
@@ -187,8 +187,9 @@ def _steps(tensor: torch.Tensor) -> tuple[int, ...]:
 
 def _readable(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor whose rows the kernels can read."""
-    is_even = all(step % _ALIGNED == 0 for step in _steps(tensor))
-    if tensor.stride(3) == 1 and is_even and tensor.data_ptr() % (2 * _ALIGNED) == 0:
+    rows, heads, lines, values = tensor.stride()
+    is_even = (rows | heads | lines) % _ALIGNED == 0  # each of them is
+    if values == 1 and is_even and tensor.data_ptr() % (2 * _ALIGNED) == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
 
@@ -199,9 +200,18 @@ def _gradients(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, ...]:
     rows, heads, length, width = query.shape
     is_one = query.shape == key.shape and len({t.untyped_storage()._cdata for t in given}) == 1
     if is_one:
-        whole = query.new_empty(rows, length, 3, heads, width)
-        return tuple(whole[:, :, part].transpose(1, 2) for part in range(3))
-    return tuple(t.new_empty(t.transpose(1, 2).shape).transpose(1, 2) for t in given)
+        line = heads * width
+        whole, shape = query.new_empty(rows, length, 3, line), query.shape
+        steps = (3 * length * line, width, 3 * line, 1)
+        return tuple(whole.as_strided(shape, steps, part * line) for part in range(3))
+    return tuple(map(_laid_out, given))
+
+
+def _laid_out(like: torch.Tensor) -> torch.Tensor:
+    """Return an empty tensor whose heads lie beside each other, as layers read them."""
+    rows, heads, length, width = like.shape
+    steps = (length * heads * width, width, heads * width, 1)
+    return torch.empty_strided(like.shape, steps, dtype=like.dtype, device=like.device)
 
 
 def _shared_bytes(queries: int, keys: int, width: int) -> int:
