@@ -38,16 +38,16 @@ class Chances:
     def draw(self) -> None:
         """Draw as many on the host."""
         for _ in range(self.number):
-            torch.rand(())
+            torch.rand((), device="cpu")
 
     def explain(self, before: torch.Tensor, after: torch.Tensor) -> bool:
         """Whether nothing else has moved the host's generator from one state to another."""
         if self.decide or not self.number:
             return False
-        twin = torch.Generator()
+        twin = torch.Generator("cpu")
         twin.set_state(before)
         for _ in range(self.number):
-            torch.rand((), generator=twin)
+            torch.rand((), generator=twin, device="cpu")
         return torch.equal(twin.get_state(), after)
 
 

@@ -103,10 +103,11 @@ class Remains:
 
     def missed(self, chances: Chances) -> str | None:
         """Name what was left on the host since; None where a replay would miss nothing."""
-        if self._has_drawn(chances):
+        drawn = self._drawn(chances)
+        if drawn:
             return (
-                "the step draws random numbers on the host (as LayerDrop does), which a recording "
-                "would repeat"
+                f"the step draws random numbers on the host (by {' and '.join(drawn)}; LayerDrop "
+                "does so, for one), which a recording would repeat"
             )
         kept = self._kept()
         if kept is not None:
@@ -115,12 +116,16 @@ class Remains:
             return "a parameter has got its first gradient only now"
         return None
 
-    def _has_drawn(self, chances: Chances) -> bool:
-        """Whether random numbers were drawn that a replay would not draw."""
+    def _drawn(self, chances: Chances) -> list[str]:
+        """Return whose random numbers were drawn that a replay would not draw."""
         before, after = self._generators, _generators()
         is_same = torch.equal(before.torchs, after.torchs)
-        is_known = is_same or chances.explain(before.torchs, after.torchs)
-        return not is_known or not _same_others(before, after)
+        same = {
+            "Python": before.pythons == after.pythons,
+            "numpy": _are_same(before.numpys, after.numpys),
+            "torch": is_same or chances.explain(before.torchs, after.torchs),
+        }
+        return [name for name, is_known in same.items() if not is_known]
 
     def _kept(self) -> str | None:
         """Name what a module holds that it did not hold before."""
@@ -175,10 +180,9 @@ def _generators() -> _Generators:
     return _Generators(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
 
-def _same_others(before: _Generators, after: _Generators) -> bool:
-    (_, drawn, place, *_), (_, drawn_now, place_now, *_) = before.numpys, after.numpys
-    same = before.pythons == after.pythons and place == place_now
-    return same and np.array_equal(drawn, drawn_now)
+def _are_same(before: Any, after: Any) -> bool:
+    """Whether two states of numpy's generator are the same."""
+    return bool(before[2] == after[2]) and np.array_equal(before[1], after[1])
 
 
 def _is_same(old: Any, new: Any) -> bool:
