@@ -229,7 +229,7 @@ def line(name: str, theirs: Trained, ours: Trained) -> str:
     wrong = ours.error or theirs.error
     if wrong:
         return f"| {name} | {theirs.seconds:.2f} | {ours.seconds:.2f} | - | - | {wrong} |"
-    cells = f"{theirs.seconds:.2f} | {ours.seconds:.2f} | {theirs.seconds / ours.seconds:.1f}x"
+    cells = f"{theirs.seconds:.2f} | {ours.seconds:.2f} | {theirs.seconds / ours.seconds:.2f}x"
     return f"| {name} | {cells} | {theirs.loss:.4f}, {ours.loss:.4f} | {ours.step} |"
 
 
@@ -243,10 +243,12 @@ def main() -> None:
     unknown = [name for name in names if name not in CASES]
     if unknown:
         sys.exit(f"unknown: {', '.join(unknown)}; there are {', '.join(CASES)}")
+    with multiprocessing.get_context("fork").Pool(1) as pool:  # here it would keep forks from CUDA
+        device = pool.apply(torch.cuda.get_device_name)
     lines = [
         "# Models of many families beside HF Trainer, random weights, made-up rows",
         "",
-        f"{datetime.date.today()}, torch {torch.__version__}, transformers "
+        f"{datetime.date.today()}, {device}, torch {torch.__version__}, transformers "
         f"{transformers.__version__}, anytrain {anytrain.__version__}. {asked.steps} steps after "
         f"{WARM_UP}, which are not timed, with our kernels compiled; bf16 where nothing else is "
         "said.",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +41,15 @@ UNCERTAIN: list[Callable[[Any], Any]] = [
     lambda u: torch.stack([u, u]),
     lambda u: torch.maximum(input=torch.ones(3), other=u),
     lambda u: torch.zeros(3).__setitem__(0, u),
+    lambda u: torch.full((2,), u),
+    lambda u: torch.zeros(2).new_full((2,), u),
+    lambda u: torch.zeros(2).new_tensor(u),
+    lambda u: torch.tensor(u),
+    lambda u: torch.arange(0, u, 0.5),
+    lambda u: torch.add(torch.ones(2), torch.ones(2), alpha=u),
+    lambda u: torch.nn.functional.leaky_relu(torch.ones(2), u),
+    copy.deepcopy,
+    pickle.dumps,
     bool,
     float,
     str,
@@ -62,6 +74,49 @@ def test_whatever_else_is_done_with_a_number_may_matter(use: Callable[[Any], Any
     with noted() as chances:
         use(torch.rand([]))
     assert chances.decide
+    assert not chances.explain(before, torch.get_rng_state())
+
+
+def test_a_number_that_somebody_keeps_may_matter() -> None:
+    before = torch.get_rng_state()
+    with noted() as chances:
+        kept = torch.rand([])
+    assert not chances.explain(before, torch.get_rng_state())
+    assert 0 <= float(kept) < 1
+
+
+def test_numbers_that_leave_the_generator_where_it_was_are_not_drawn_again() -> None:
+    before = torch.get_rng_state()
+    with noted() as chances, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        float(torch.rand(1))
+    assert chances.explain(before, torch.get_rng_state())
+    chances.draw()
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_another_thread_gets_plain_numbers() -> None:
+    found: list[type] = []
+    with noted() as chances:
+        thread = threading.Thread(target=lambda: found.append(type(torch.rand([]))))
+        thread.start()
+        thread.join()
+    assert found == [torch.Tensor]
+    assert chances.number == 0
+
+
+def test_a_device_that_is_set_inside_holds_afterwards() -> None:
+    with noted(), torch.device("meta"):
+        torch.rand(3)
+    with torch.device("meta"):
+        assert torch.rand(3).device.type == "meta"
+
+
+def test_compiled_code_runs_as_before_and_is_not_explained() -> None:
+    compiled = torch.compile(lambda x: x + torch.rand(1), backend="eager", fullgraph=True)
+    before = torch.get_rng_state()
+    with noted() as chances:
+        assert compiled(torch.ones(2)).shape == (2,)
     assert not chances.explain(before, torch.get_rng_state())
 
 

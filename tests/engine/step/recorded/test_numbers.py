@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -35,6 +36,21 @@ from torch import nn
 @torch.jit.script
 def bucketed(positions, size: int):
     return torch.tensor(size - 1).type_as(positions)
+
+def by_sign(x):
+    return x * 2 if x.sum() > 0 else x * -100
+
+traced = torch.jit.trace(by_sign, torch.ones(2))
+
+@torch.jit.script
+def told_apart(x):
+    return x * 2 if torch.jit.is_scripting() else x * 3
+
+class Lazy:
+    def __getattr__(self, name):
+        raise RuntimeError("imported too early")
+
+lazy = Lazy()
 
 class Model(nn.Module):
     def forward(self, positions):
@@ -77,6 +93,9 @@ def test_a_number_on_the_host_is_a_tensor_like_all_others() -> None:
         assert number.to(torch.float64).dtype is torch.float64
         number.add_(1)
         assert number.item() == 3.5
+        number.requires_grad_()
+        assert number.requires_grad
+        assert number.to("meta", copy=True).device.type == "meta"
     assert type(torch.tensor(2.5)) is torch.Tensor
 
 
@@ -88,3 +107,15 @@ def test_scripted_functions_of_a_models_file_run_as_they_are_written(scripted: M
         assert model(positions).device.type == "meta"
         assert model(torch.zeros(3)).item() == 4.0
     assert scripted.bucketed is own
+
+
+@pytest.mark.filterwarnings("ignore::torch.jit.TracerWarning")
+def test_functions_whose_code_is_another_one_stay_as_they_are(scripted: ModuleType) -> None:
+    own = scripted.traced, scripted.told_apart
+    with as_written(scripted.Model()):
+        assert (scripted.traced, scripted.told_apart) == own
+
+
+def test_a_number_of_numpys_keeps_its_precision() -> None:
+    with numbers_on_device():
+        assert torch.tensor(np.float64(2.5), device="cpu").dtype is torch.float64

@@ -67,9 +67,9 @@ class Plain(Shortening):
     def is_ready(self) -> bool:
         return self.ready
 
-    def undo(self, because: str) -> bool:
+    def reduce(self, because: str) -> bool:
         self.num_undone += 1
-        return super().undo(because)
+        return super().reduce(because)
 
 
 class Bench:
@@ -438,6 +438,45 @@ class Keeping(nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.last = x
         return super().forward(x)
+
+
+class Scripted(Again):
+    """Fail where a scripted function is recorded as torch has compiled it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tried: list[bool] = []
+
+    def record(self, work: Any, draws: Draws | None) -> Any:
+        self.tried.append(is_as_written())
+        if not self.tried[-1]:
+            raise RuntimeError("The following operation failed in the TorchScript interpreter.")
+        return super().record(work, draws)
+
+
+@torch.jit.script
+def doubled(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+def is_as_written() -> bool:
+    return not isinstance(doubled, torch.jit.ScriptFunction)
+
+
+class Doubling(nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return doubled(super().forward(x))
+
+
+def test_a_scripted_function_that_cannot_be_recorded_is_recorded_as_it_is_written():
+    bench = Bench(Doubling(2, 1))
+    bench.recorder = bench.recordings._recorder = Scripted()
+    for _ in range(5):
+        bench(4)
+    assert bench.recorder.tried == [False, True]
+    assert (bench.recorder.num_recorded, bench.recorder.num_replayed) == (1, 3)
+    assert bench.shortening.num_undone == 0
+    assert not is_as_written()
 
 
 @pytest.mark.parametrize(

@@ -89,9 +89,11 @@ def test_kernels_that_are_not_there_leave_it_to_torch_and_say_why() -> None:
 def test_a_recording_that_failed_is_worth_one_more_try_without_shortcuts() -> None:
     told, optimizers = Told(), (Guarded(), Guarded())
     taken = shortening(told, *optimizers)
-    assert taken.undo("a gradient of shape (3,)")
+    taken.clear()
+    assert taken.reduce("a gradient of shape (3,)")
     assert told.heard == ["clear"] and taken.how().endswith("a gradient of shape (3,)")
-    assert not taken.undo("again")
+    taken.clear()
+    assert not taken.reduce("again")
     assert taken.how().endswith("a gradient of shape (3,)")
     assert [optimizer.num_forgotten for optimizer in optimizers] == [2, 2]
 
@@ -109,9 +111,9 @@ def test_without_shortcuts_there_is_nothing_to_wait_for_or_to_say() -> None:
 def test_what_is_put_off_is_given_up_first() -> None:
     told = Told(puts_off=True)
     taken = shortening(told)
-    assert taken.undo("first")
+    assert taken.reduce("first")
     assert (taken.taken, taken.how()) == (told, "")
-    assert taken.undo("second")
+    assert taken.reduce("second")
     assert taken.taken is None and taken.how().endswith("second")
-    assert not taken.undo("third")
-    assert told.heard == ["clear", "clear"]
+    assert not taken.reduce("third")
+    assert told.heard == []

@@ -9,13 +9,18 @@ gets what it would get if the step had run op by op.
 from __future__ import annotations
 
 import math
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import torch
+from torch.utils import _pytree
+from torch.utils._device import _device_constructors
 
+_device_constructors()  # torch keeps this list once it is made: no stand-in must be in it
 _SINGLE = ((), (1,))
 """The shapes of one number."""
 _AT_ENDS: dict[str, Callable[[float], bool | None]] = {
@@ -34,6 +39,7 @@ class Chances:
     number: int = 0
     decide: bool = False
     """Whether anything may depend on one of them."""
+    made: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
 
     def draw(self) -> None:
         """Draw as many on the host."""
@@ -41,8 +47,14 @@ class Chances:
             torch.rand((), device="cpu")
 
     def explain(self, before: torch.Tensor, after: torch.Tensor) -> bool:
-        """Whether nothing else has moved the host's generator from one state to another."""
-        if self.decide or not self.number:
+        """Whether nothing else has moved the host's generator from one state to another.
+
+        Where it has not moved, or somebody still holds a number, they are no such numbers.
+        """
+        if torch.equal(before, after):
+            self.number = 0
+            return True
+        if self.decide or any(chance() is not None for chance in self.made):
             return False
         twin = torch.Generator("cpu")
         twin.set_state(before)
@@ -51,23 +63,36 @@ class Chances:
         return torch.equal(twin.get_state(), after)
 
 
-_current: Chances | None = None
-"""What is noted in the block at hand."""
-
-
 class _Chance(torch.Tensor):
     """A number from [0, 1), which tells when its value matters."""
+
+    chances: Chances
+    plain: torch.Tensor
 
     @classmethod
     def __torch_function__(
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Compare it where the outcome is certain; note whatever else is done with it."""
-        with torch._C.DisableTorchFunctionSubclass():
-            found = func(*args, **(kwargs or {}))
-        if _current is not None and not _is_certain(func, args):
-            _current.decide = True
+        return _called(func, args, kwargs or {}, is_certain=_is_certain(func, args))
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """Note what reads it below Python: as a number among a function's settings, say."""
+        return _called(func, args, kwargs or {}, is_certain=False)
+
+
+def _called(func: Any, args: Any, kwargs: Any, *, is_certain: bool) -> Any:
+    def plain(chance: _Chance) -> torch.Tensor:
+        known = vars(chance)
+        known["chances"].decide |= not is_certain
+        found: torch.Tensor = known["plain"]
         return found
+
+    args, kwargs = _pytree.tree_map_only(_Chance, plain, (args, kwargs))
+    return func(*args, **kwargs)
 
 
 def _is_certain(func: Any, args: tuple[Any, ...]) -> bool:
@@ -82,18 +107,22 @@ def _is_certain(func: Any, args: tuple[Any, ...]) -> bool:
 @contextmanager
 def noted() -> Iterator[Chances]:
     """Note in the block which numbers are drawn one by one, and whether they decide anything."""
-    global _current
-    before, chances, own = _current, Chances(), torch.rand
+    chances, own, thread = Chances(), torch.rand, threading.get_ident()
 
     def rand(*size: Any, **more: Any) -> torch.Tensor:
         made: torch.Tensor = own(*size, **more)
-        if more or made.device.type != "cpu" or tuple(made.shape) not in _SINGLE:
+        if torch.compiler.is_compiling() or more or threading.get_ident() != thread:
             return made
+        if type(made) is not torch.Tensor or made.device.type != "cpu" or made.shape not in _SINGLE:
+            return made
+        chance: Any = torch.Tensor._make_subclass(_Chance, made)
+        vars(chance).update(chances=chances, plain=made)
         chances.number += 1
-        return made.as_subclass(_Chance)
+        chances.made.append(weakref.ref(chance))
+        return cast(torch.Tensor, chance)
 
-    torch.rand, _current = rand, chances
+    torch.rand = rand
     try:
         yield chances
     finally:
-        torch.rand, _current = own, before
+        torch.rand = own

@@ -14,6 +14,11 @@ from typing import Any
 import torch
 from torch import nn
 from torch.utils import _pytree
+from torch.utils._device import _device_constructors
+
+_device_constructors()  # torch keeps this list once it is made: no stand-in must be in it
+_UNUSUAL = {"copy", "other"}
+"""What torch's own reading of `to` does not know."""
 
 
 class _Number(torch.Tensor):
@@ -24,15 +29,18 @@ class _Number(torch.Tensor):
         cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
         """Make it on the device, if that is asked for; else it is a tensor like all others."""
-        first = args[0] if args else None
+        kwargs, first = kwargs or {}, args[0] if args else None
         name = getattr(func, "__name__", "")
-        args, kwargs = _pytree.tree_map_only(_Number, _plain, (args, kwargs or {}))
-        if isinstance(first, _Number) and (name == "to" or (name == "type_as" and not kwargs)):
+        if isinstance(first, _Number) and name in ("to", "type_as") and not {*kwargs} & _UNUSUAL:
             device, dtype, *_ = torch._C._nn._parse_to(*args[1:], **kwargs)
             if device is not None and device.type != "cpu":
-                value = args[0].item()
-                return torch.full((), value, dtype=dtype or args[0].dtype, device=device)
-        return func(*args, **kwargs)
+                value, own = first.item(), first.dtype
+                return torch.full((), value, dtype=dtype or own, device=device)
+        if len(types) > 1:  # others have their own ways with plain tensors
+            args, kwargs = _pytree.tree_map_only(_Number, _plain, (args, kwargs))
+            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
 
 
 def _plain(number: _Number) -> torch.Tensor:
@@ -46,7 +54,7 @@ def numbers_on_device() -> Iterator[None]:
 
     def instead_of(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
         def made(data: Any, *, dtype: Any = None, device: Any = None, **more: Any) -> torch.Tensor:
-            if more or not isinstance(data, (bool, int, float)):
+            if more or type(data) not in (bool, int, float) or torch.compiler.is_compiling():
                 return make(data, dtype=dtype, device=device, **more)
             if device is not None:
                 return torch.full((), data, dtype=dtype, device=device)
@@ -68,10 +76,21 @@ def as_written(model: nn.Module) -> Iterator[None]:
     with ExitStack() as until_end:
         for name in files & sys.modules.keys():
             for called, function in list(vars(sys.modules[name]).items()):
-                plain = getattr(function, "_torchdynamo_inline", None)
-                if isinstance(function, torch.jit.ScriptFunction) and plain is not None:
+                plain = _written(function)
+                if plain is not None:
                     _put(until_end, sys.modules[name], called, plain)
         yield
+
+
+def _written(function: Any) -> Any:
+    """Return what a scripted function was made of; None of others, and where the two may differ."""
+    if not isinstance(function, torch.jit.ScriptFunction):
+        return None
+    if getattr(function, "__name__", "") != "ScriptFunction":  # traced: what it ran, not the code
+        return None
+    plain = getattr(function, "_torchdynamo_inline", None)
+    names = getattr(getattr(plain, "__code__", None), "co_names", ("is_scripting",))
+    return None if "is_scripting" in names else plain
 
 
 def _put(until_end: ExitStack, owner: Any, name: str, value: Any) -> None:

@@ -149,6 +149,8 @@ class Recordings:
         """Whether each shape must run op by op once before it is recorded."""
         self._has_blocks = False
         """Whether blocks of the last watched step were checkpointed."""
+        self._is_as_written = False
+        """Whether scripted functions are recorded as they are written: one failed as it was."""
         self._current: tuple[Hashable, Hashable] = (None, None)
         self.is_recording = False
         self.stopped: str | None = None
@@ -321,9 +323,11 @@ class Recordings:
         self, key: Hashable, work: Work, skeleton: Any, tensors: list[torch.Tensor]
     ) -> Recording | None:
         inputs = [torch.empty_like(tensor).copy_(tensor) for tensor in tensors]
+        is_scripted = False
         before = Remains(self._model, self._optimizers)
         try:
-            masks, plain = self._masks.recorded(inputs), as_written(self._model)
+            masks = self._masks.recorded(inputs)
+            plain = as_written(self._model) if self._is_as_written else nullcontext()
             with self._span, masks, plain, noted() as chances:
                 work.shortening.prepare(is_whole=work.is_whole)
                 self.is_recording = True
@@ -335,13 +339,15 @@ class Recordings:
             missed = before.missed(chances)
         except BaseException as error:
             missed = describe(error)
+            is_scripted = "TorchScript" in str(error)
             if not isinstance(error, Exception):  # Ctrl-C: what was begun must not stay behind
-                self._clear_up(work, before, missed)
+                self._clear_up(work, before)
                 raise
         finally:
             self.is_recording = False
         if missed is not None:
-            if self._clear_up(work, before, missed):
+            self._clear_up(work, before)
+            if self._simplify(work, missed, is_scripted):
                 return self._make(key, work, skeleton, tensors)
             self._give_up(key, missed)
             return None
@@ -357,13 +363,19 @@ class Recordings:
         )
         return self._known[key]
 
-    def _clear_up(self, work: Work, before: Remains, because: str) -> bool:
-        """Undo what a recording that failed has done; say if it is worth another try."""
-        may_work = work.shortening.undo(because)
+    def _clear_up(self, work: Work, before: Remains) -> None:
+        """Undo what a recording that failed has done."""
+        work.shortening.clear()
         before.restore()
         self._known.clear()  # the generator that they draw from is another one now
         self._recorder.renew()
-        return may_work
+
+    def _simplify(self, work: Work, because: str, is_scripted: bool) -> bool:
+        """Leave out what may have made a recording fail; False where nothing is left of it."""
+        if is_scripted and not self._is_as_written:
+            self._is_as_written = True
+            return True
+        return work.shortening.reduce(because)
 
     def _give_up(self, key: Hashable, because: str) -> None:
         """Try a shape once more after a step of its own; the second failure is the last."""

@@ -181,13 +181,17 @@ class Shortening:
         if self.taken is not None:
             self.taken.settle()
 
-    def undo(self, because: str) -> bool:
-        """Clear up what a recording that failed has left; with fewer shortcuts it may work."""
+    def clear(self) -> None:
+        """Clear up what a recording that failed has left."""
         for optimizer in self._optimizers:
             optimizer.guard.forget()
+        if self.taken is not None:
+            self.taken.clear()
+
+    def reduce(self, because: str) -> bool:
+        """Take fewer shortcuts after a recording that failed; False where none was taken."""
         if self.taken is None:
             return False
-        self.taken.clear()
         if not self.taken.simplify():
             self.taken, self._because = None, because
         return True
