@@ -233,6 +233,11 @@ def line(name: str, theirs: Trained, ours: Trained) -> str:
     return f"| {name} | {cells} | {theirs.loss:.4f}, {ours.loss:.4f} | {ours.step} |"
 
 
+def device_name() -> str:
+    """Return what the GPU is called; nothing where there is none."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else ""
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="names with commas between")
@@ -244,7 +249,9 @@ def main() -> None:
     if unknown:
         sys.exit(f"unknown: {', '.join(unknown)}; there are {', '.join(CASES)}")
     with multiprocessing.get_context("fork").Pool(1) as pool:  # here it would keep forks from CUDA
-        device = pool.apply(torch.cuda.get_device_name)
+        device = pool.apply(device_name)
+    if not device:
+        sys.exit("no CUDA device here: steps are recorded there alone")
     lines = [
         "# Models of many families beside HF Trainer, random weights, made-up rows",
         "",
