@@ -8,7 +8,6 @@ gets what it would get if the step had run op by op.
 
 from __future__ import annotations
 
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -23,13 +22,13 @@ from torch.utils._device import _device_constructors
 _device_constructors()  # torch keeps this list once it is made: no stand-in must be in it
 _SINGLE = ((), (1,))
 """The shapes of one number."""
-_AT_ENDS: dict[str, Callable[[float], bool | None]] = {
-    "lt": lambda bound: False if bound <= 0 else True if bound >= 1 else None,
-    "le": lambda bound: False if bound < 0 else True if bound >= 1 else None,
-    "gt": lambda bound: True if bound < 0 else False if bound >= 1 else None,
-    "ge": lambda bound: True if bound <= 0 else False if bound >= 1 else None,
+_CERTAIN: dict[str, Callable[[float], bool]] = {
+    "lt": lambda bound: bound <= 0 or bound >= 1,
+    "le": lambda bound: bound < 0 or bound >= 1,
+    "gt": lambda bound: bound < 0 or bound >= 1,
+    "ge": lambda bound: bound <= 0 or bound >= 1,
 }
-"""What comes out of a comparison with a bound, where that is the same for all of [0, 1)."""
+"""Whether a comparison with a bound comes out the same for all of [0, 1)."""
 
 
 @dataclass(slots=True)
@@ -97,11 +96,9 @@ def _called(func: Any, args: Any, kwargs: Any, *, is_certain: bool) -> Any:
 
 def _is_certain(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether all numbers from [0, 1) give the same."""
-    compare = _AT_ENDS.get(getattr(func, "__name__", "").strip("_"))
-    bound = args[1] if compare is not None and len(args) == 2 else None
-    if compare is None or not isinstance(bound, (int, float)) or math.isnan(bound):
-        return False
-    return compare(bound) is not None
+    is_certain = _CERTAIN.get(getattr(func, "__name__", "").strip("_"))
+    bound = args[1] if len(args) == 2 else None
+    return is_certain is not None and isinstance(bound, (int, float)) and is_certain(bound)
 
 
 @contextmanager
