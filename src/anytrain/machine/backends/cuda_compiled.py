@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from anytrain.core import environment
+from anytrain.machine.backends import cuda_nvrtc
 
 _PREFIX = "step_"  # CUDA has functions of its own of such names
 _THREADS = 256
@@ -63,8 +64,6 @@ class Compiled:
 
     def _binary(self) -> bytes:
         """Return the compiled kernels, from the user's cache where they were made before."""
-        from torch.cuda import _utils
-
         source = resources.files("anytrain.machine.backends").joinpath(self._file).read_text()
         source += self._more
         chip = torch.cuda.get_device_capability(self._device)
@@ -72,7 +71,7 @@ class Compiled:
         kept = environment.cache_folder() / "kernels" / f"{key}.cubin"
         with suppress(OSError):
             return kept.read_bytes()
-        binary, _ = _utils._nvrtc_compile(source, self._names[0])
+        binary = cuda_nvrtc.compiled(source, chip)
         with suppress(OSError):  # a cache that cannot be written is no error
             kept.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=kept.parent, delete=False) as made:
