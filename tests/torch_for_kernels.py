@@ -11,16 +11,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from anytrain.engine.step.shortcuts import embeddings, gelu, layers, loss, norms
+from anytrain.engine.step.shortcuts import embeddings, gated, gelu, layers, loss, norms
 from anytrain.engine.step.shortcuts.halves import Halves
 from anytrain.engine.step.shortcuts.layers import Sightings
-from anytrain.machine.backends.cuda_kernels import Normed, NormGradients, Sent
+from anytrain.machine.backends.cuda_kernels import Norm, Normed, NormGradients, Sent
 
 
 class Plain:
-    """Kernels that know every layer norm."""
+    """Kernels that know every norm."""
 
-    def knows_norm(self, width: int) -> bool:
+    def knows_norm(self, norm: Norm) -> bool:
         return True
 
     def launch(self, name: str, grid: Any, args: Any) -> None:
@@ -33,6 +33,10 @@ def norm_forward(
     """Normalize an input, or a sum."""
     read = inputs if addend is None else addend + inputs
     shape = list(weight.shape)
+    if bias is None:
+        scales = (read.pow(2).mean(-1, keepdim=True) + epsilon).rsqrt()
+        result = read * scales * weight
+        return Normed(read, result, result.bfloat16(), None, scales)
     result, means, scales = torch.native_layer_norm(read, shape, weight, bias, epsilon)
     return Normed(read, result, result.bfloat16(), means, scales)
 
@@ -49,9 +53,13 @@ def norm_backward(
     """Return a layer norm's gradients."""
     inputs, weight, means, scales = saved
     given = sum((g.float() for g in sent[:2] if g is not None), torch.zeros_like(inputs))
-    of_inputs, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
-        given, inputs, list(weight.shape), means, scales, weight, weight, [True, True, True]
-    )
+    if means is None:
+        of_inputs, of_weight = _rms_backward(given, inputs, weight, scales)
+        of_bias = None
+    else:
+        of_inputs, of_weight, of_bias = torch.ops.aten.native_layer_norm_backward(
+            given, inputs, list(weight.shape), means, scales, weight, weight, [True, True, True]
+        )
     if sent.of_sum is not None:
         of_inputs = of_inputs + sent.of_sum
     if not has_addend:
@@ -61,6 +69,23 @@ def norm_backward(
         of_half = of_half * mask * factor
     sums = of_half.reshape(-1, of_half.shape[-1]).sum(0)
     return NormGradients(of_inputs, of_weight, of_bias, of_half, sums)
+
+
+def _rms_backward(given: Any, inputs: Any, weight: Any, scales: Any) -> tuple[Any, Any]:
+    even, weighted = inputs * scales, given * weight
+    of_inputs = scales * (weighted - even * (weighted * even).mean(-1, keepdim=True))
+    return of_inputs, (given * even).reshape(-1, len(weight)).sum(0)
+
+
+def gate(kernels: Any, opens: Any, values: Any) -> Any:
+    """Return the SiLU of one times the other."""
+    return functional.silu(opens) * values
+
+
+def gate_backward(kernels: Any, opens: Any, values: Any, sent: Any) -> Any:
+    """Return the gradients of both."""
+    of_opens = torch.ops.aten.silu_backward(sent * values, opens)
+    return of_opens, sent * functional.silu(opens)
 
 
 def gelu_backward(kernels: Any, read: Any, sent: Any, scratch: Any, *, by_tanh: bool) -> Any:
@@ -99,6 +124,8 @@ def put_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(norms, "norm_forward", norm_forward)
     patch.setattr(norms, "norm_backward", norm_backward)
     patch.setattr(gelu, "gelu_backward", gelu_backward)
+    patch.setattr(gated, "gate", gate)
+    patch.setattr(gated, "gate_backward", gate_backward)
     patch.setattr(loss, "loss_forward", loss_forward)
     patch.setattr(loss, "loss_backward", loss_backward)
     patch.setattr(embeddings, "rows_added", rows_added)

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from anytrain.engine.step.shortcuts.attention import attend_quickly
-from anytrain.engine.step.shortcuts.norms import norm_widths
+from anytrain.engine.step.shortcuts.norms import norm_kinds
 from anytrain.machine.backends.cuda_kernels import Kernels
 from equivalence import twins
 
@@ -41,7 +41,7 @@ def test_a_batch_without_a_mask_is_recorded_without_one(
         seen.append((torch.cuda.is_current_stream_capturing(), attn_mask is None, kernel(made)))
         return made
 
-    assert Kernels(torch.device("cuda", 0), norm_widths(make())).are_there()
+    assert Kernels(torch.device("cuda", 0), norm_kinds(make())).are_there()
     monkeypatch.setattr(functional, "scaled_dot_product_attention", noting)
     dataset = [{n: v for n, v in row.items() if n != "attention_mask"} for row in rows(64)]
     trainer = twins.build(
@@ -159,7 +159,7 @@ def test_dropped_values_are_the_same_recorded_and_op_by_op(
     def model() -> nn.Module:
         return twins.bert(dropout=0.5, hidden_size=64)
 
-    assert Kernels(torch.device("cuda", 0), norm_widths(model())).are_there()
+    assert Kernels(torch.device("cuda", 0), norm_kinds(model())).are_there()
     losses = []
     for engine in ("auto", "eager"):
         monkeypatch.setenv("ANYTRAIN_STEP", engine)
@@ -191,7 +191,7 @@ def test_a_recorded_block_runs_again_with_the_numbers_that_it_has_drawn(
     def model() -> nn.Module:
         return twins.bert(dropout=0.5, hidden_size=64, max_position_embeddings=128)
 
-    assert Kernels(torch.device("cuda", 0), norm_widths(model())).are_there()
+    assert Kernels(torch.device("cuda", 0), norm_kinds(model())).are_there()
     trainer = twins.build(
         twins.OURS,
         tmp_path,

@@ -1,4 +1,4 @@
-"""CUDA's compiler makes kernels for the GPU that is there, and what it says of a fault is passed on."""
+"""CUDA's compiler makes kernels for the GPU, and what it says of a fault is passed on."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from anytrain import Accelerator, Trainer
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.engine.assemble import current
 from anytrain.engine.step.recorded.cuda_graph import CudaGraphs
-from anytrain.engine.step.shortcuts.norms import norm_widths
+from anytrain.engine.step.shortcuts.norms import norm_kinds
 from anytrain.machine.backends.cuda_kernels import Kernels
 from equivalence import twins
 
@@ -53,7 +53,7 @@ def train(folder: Path, engine: str, make: Callable[[], nn.Module], **given: Any
 
 def compile_kernels(make: Callable[[], nn.Module]) -> None:
     """Have our kernels compiled: the first training on a machine does not wait for them."""
-    assert Kernels(torch.device("cuda", 0), norm_widths(make())).are_there()
+    assert Kernels(torch.device("cuda", 0), norm_kinds(make())).are_there()
     assert Kernels(torch.device("cuda", 0)).are_there()
 
 
@@ -113,6 +113,23 @@ def speaking() -> nn.Module:
     )
     torch.manual_seed(0)
     return transformers.GPT2LMHeadModel(config)
+
+
+def llama() -> nn.Module:
+    """Return a Llama whose norms have kernels: RMS norms, and what comes between gate and up."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=64,
+        hidden_size=128,
+        intermediate_size=256,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=64,
+        attn_implementation="eager",
+    )
+    torch.manual_seed(0)
+    return transformers.LlamaForCausalLM(config)
 
 
 def translating() -> nn.Module:
@@ -190,6 +207,15 @@ CASES: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
         speaking,
         {"train_dataset": unmasked(twins.texts(64)), "learning_rate": 1e-3},
     ),
+    "gated": (llama, {"train_dataset": unmasked(twins.texts(64)), "learning_rate": 1e-3}),
+    "gated, checkpointing": (
+        llama,
+        {
+            "train_dataset": unmasked(twins.texts(64)),
+            "learning_rate": 1e-3,
+            "gradient_checkpointing": True,
+        },
+    ),
     "layers that may be left out": (translating, {"train_dataset": unmasked(twins.texts(64))}),
     "scripted functions": (disentangled, {}),
     "frozen": (frozen, {}),
@@ -246,6 +272,7 @@ def test_several_lengths_are_several_recordings(tmp_path: Path) -> None:
     [
         *("plain", "accumulation", "tied", "wide and tied", "lora", "frozen", "decay"),
         *("checkpointing, with wide norms", "checkpointing by hand, with wide norms"),
+        *("gated", "gated, checkpointing"),
     ],
 )
 def test_shortcuts_change_results_by_rounding_alone(

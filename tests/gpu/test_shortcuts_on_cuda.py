@@ -15,8 +15,11 @@ from anytrain.engine.step.shortcuts.halves import Halves
 from anytrain.engine.step.shortcuts.layers import Sightings
 from anytrain.machine.backends.cuda_kernels import (
     Kernels,
+    Norm,
     Sent,
     column_sums,
+    gate,
+    gate_backward,
     gelu_backward,
     loss_forward,
     norm_backward,
@@ -29,9 +32,13 @@ pytestmark = pytest.mark.gpu
 SHAPES = [(3,), (1000, 77), (16384,), (16385,), (2, 3, 5), (512, 2048), ()]
 
 
+WIDTHS = (256, 384, 768, 1024, 1280, 2048, 4096)
+
+
 @pytest.fixture(scope="module")
 def kernels() -> Kernels:
-    found = Kernels(torch.device("cuda", 0), [2, 3, 6, 8])
+    kinds = [Norm(width, is_centered) for width in WIDTHS for is_centered in (True, False)]
+    found = Kernels(torch.device("cuda", 0), kinds)
     assert found.are_there(), found.problem
     return found
 
@@ -119,8 +126,8 @@ def test_rows_add_up_always_in_the_same_order(kernels: Kernels, shape: tuple[int
         assert torch.equal(column_sums(kernels, matrix, scratch), first)
 
 
-@pytest.mark.parametrize("width", [256, 384, 768, 1024])
-@pytest.mark.parametrize("height", [1, 100, 4096])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("height", [1, 101, 4096])
 def test_a_layer_norm_is_torchs(kernels: Kernels, width: int, height: int) -> None:
     torch.manual_seed(0)
     inputs = (torch.randn(height, width, device="cuda") * 3 + 1).requires_grad_()
@@ -146,7 +153,9 @@ def test_a_layer_norm_is_torchs(kernels: Kernels, width: int, height: int) -> No
 
 
 @pytest.mark.parametrize("share", [0.0, 0.1])
-@pytest.mark.parametrize(("height", "width"), [(1, 256), (100, 768), (4096, 1024)])
+@pytest.mark.parametrize(
+    ("height", "width"), [(1, 256), (101, 768), (4096, 1024), (101, 1280), (4096, 2048), (7, 4096)]
+)
 def test_a_layer_norm_of_a_sum_is_torchs(
     kernels: Kernels, height: int, width: int, share: float
 ) -> None:
@@ -181,6 +190,69 @@ def test_a_layer_norm_of_a_sum_is_torchs(
     torch.testing.assert_close(mine.addend_sums.double(), expected_sums, rtol=1e-2, atol=1e-3)
     for one, other in zip(mine[1:3], theirs[1:], strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * height**0.5)
+
+
+@pytest.mark.parametrize("share", [None, 0.0, 0.1])
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("height", [1, 101, 4096])
+def test_an_rms_norm_is_torchs(
+    kernels: Kernels, height: int, width: int, share: float | None
+) -> None:
+    """With a share, of a sum whose addend has gone through a dropout of it."""
+    torch.manual_seed(0)
+    whole, weight = torch.randn(height, width, device="cuda"), torch.randn(width, device="cuda")
+    half = torch.randn(height, width, device="cuda").bfloat16()
+    added, mask = (None if share is None else half), None
+    if share:
+        added, mask = torch.native_dropout(half, share, train=True)
+    made = norm_forward(kernels, whole, weight, None, 1e-6, added)
+    assert made.means is None
+    assert torch.equal(made.inputs, whole if added is None else added + whole)
+    read, own = made.inputs.clone().requires_grad_(), weight.clone().requires_grad_()
+    expected = nn.functional.rms_norm(read, (width,), own, 1e-6)
+    torch.testing.assert_close(made.result, expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(made.rounded, made.result.bfloat16())
+    of_sum = None if added is None else torch.randn_like(whole)
+    sent = Sent(torch.randn_like(whole), torch.randn_like(half), of_sum)
+    factor = 1 / (1 - (share or 0))
+    saved = made.inputs, weight, made.means, made.scales
+    more: Any = {"has_addend": added is not None, "mask": mask, "factor": factor}
+    mine = norm_backward(kernels, saved, sent, **more)
+    of_result = sum(g.float() for g in sent[:2] if g is not None)
+    theirs = torch.autograd.grad(expected, [read, own], of_result)
+    of_inputs = theirs[0] if of_sum is None else theirs[0] + of_sum
+    torch.testing.assert_close(mine.inputs, of_inputs, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(mine.weight, theirs[1], rtol=1e-4, atol=1e-4 * height**0.5)
+    assert mine.bias is None
+    if added is None:
+        assert mine.addend is None and mine.addend_sums is None
+        return
+    of_half = mine.inputs.bfloat16() if mask is None else mine.inputs.bfloat16() * mask * factor
+    assert torch.equal(mine.addend, of_half)
+    sums = of_half.double().sum(0)
+    torch.testing.assert_close(mine.addend_sums.double(), sums, rtol=1e-2, atol=1e-3)
+
+
+@pytest.mark.parametrize("joined", [True, False])
+@pytest.mark.parametrize(("height", "width"), [(1, 8), (101, 264), (8192, 5632)])
+def test_a_gate_is_torchs(kernels: Kernels, height: int, width: int, joined: bool) -> None:
+    torch.manual_seed(0)
+    both = (4 * torch.randn(height, 2 * width, device="cuda")).bfloat16()
+    both[0, :4] = torch.tensor([-200.0, -90.0, 90.0, 200.0])
+    opens, values = both.split(width, 1)
+    if not joined:
+        opens, values = opens.contiguous(), values.contiguous()
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in (opens, values)]
+    expected = nn.functional.silu(leaves[0]) * leaves[1]
+    made = gate(kernels, opens, values)
+    torch.testing.assert_close(made, expected, rtol=8e-3, atol=1e-5)
+    sent = torch.randn_like(made)
+    theirs = torch.autograd.grad(expected, leaves, sent)
+    mine = gate_backward(kernels, opens, values, sent)
+    for one, other in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-4)
+    is_one = mine[1].data_ptr() == mine[0].data_ptr() + 2 * width
+    assert (is_one and mine[0].stride(0) == 2 * width) or not joined
 
 
 @pytest.mark.parametrize("form", FORMS)

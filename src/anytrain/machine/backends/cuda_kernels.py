@@ -16,10 +16,14 @@ from anytrain.machine.backends.cuda_compiled import Compiled
 _NAMES = (
     *("squares", "norm", "rates", "adam", "count"),
     *("halve", "column_sums", "tanh_gelu_backward", "erf_gelu_backward", "fold"),
+    *("gate", "gate_backward"),
     *("loss_forward", "loss_backward"),
     *("sort", "add_rows", "join_rows"),
 )
 _CHUNK = 16384
+_THREADS = 256
+_ALIGNED = 16
+"""Bytes that are read at once."""
 _COLUMNS = 256
 _BLOCKS = 144
 """Enough blocks to fill a large GPU."""
@@ -28,10 +32,11 @@ _GELU_BLOCKS = 528
 _SLICES = 48
 _NORM_THREADS, _FOLD_THREADS = 128, 512
 ROW = 8
-NORM_PART = 128
-"""A layer norm's width is a multiple of this, up to 8 of them."""
-_NARROW = 3 * NORM_PART
-"""Layer norms up to this width have three blocks on a processor at once, wider ones two."""
+_NORM_PART = 128
+_MOST_PARTS = 8
+"""Of a norm's width, that one warp has."""
+_NARROW = 3
+"""Norms whose warps have up to so many have three blocks on a processor at once, others two."""
 _HAS_ADDEND = 8
 """As the kernels call it."""
 MOST_LOOKUPS = 8192
@@ -42,22 +47,54 @@ _SORTED = 32
 _SORTERS = 8
 
 
+class Norm(NamedTuple):
+    """A kind of norm: a layer norm, or one without mean and bias (RMS)."""
+
+    width: int
+    is_centered: bool = True
+
+    @property
+    def num_warps(self) -> int:
+        """How many warps a row has: as few as hold it; 0 where there is no such kernel."""
+        parts, rest = divmod(self.width, _NORM_PART)
+        fits = (n for n in (1, 4, 2) if parts % n == 0 and 0 < parts // n <= _MOST_PARTS)
+        return 0 if rest else next(fits, 0)
+
+    @property
+    def num_parts(self) -> int:
+        """How many parts of a row a warp has."""
+        return self.width // _NORM_PART // self.num_warps
+
+    @property
+    def rows(self) -> int:
+        """How many a block has at once."""
+        return _NORM_THREADS // 32 // self.num_warps
+
+    def kernel(self, way: str) -> str:
+        """Return the name of the kernel for a way, forward or backward."""
+        return f"{'norm' if self.is_centered else 'rms'}_{way}_{self.width}"
+
+    @property
+    def code(self) -> str:
+        """What is put behind the kernels' own text."""
+        kind = "norm" if self.is_centered else "rms"
+        centered = str(self.is_centered).lower()
+        return f"NORM({kind}, {self.width}, {self.num_parts}, {self.num_warps}, {centered})\n"
+
+
 class Kernels(Compiled):
-    """The kernels of a whole step, for one GPU.
+    """The kernels of a whole step, for one GPU, and for these norms."""
 
-    `norms` are the widths of the layer norms they are for, in parts of 128.
-    """
-
-    def __init__(self, device: torch.device, norms: Sequence[int] = ()) -> None:
-        self._norms = sorted(set(norms))
+    def __init__(self, device: torch.device, norms: Sequence[Norm] = ()) -> None:
+        self._norms = sorted({norm for norm in norms if norm.num_warps})
         self.num_processors: int = torch.cuda.get_device_properties(device).multi_processor_count
-        both = [f"norm_{way}_{parts}" for parts in self._norms for way in ("forward", "backward")]
-        more = "".join(f"NORMS({parts})\n" for parts in self._norms)
+        both = [norm.kernel(way) for norm in self._norms for way in ("forward", "backward")]
+        more = "".join(norm.code for norm in self._norms)
         super().__init__(device, "cuda_step.cu", (*_NAMES, *both), more)
 
-    def knows_norm(self, width: int) -> bool:
-        """Whether layer norms of this width are among the kernels."""
-        return width % NORM_PART == 0 and width // NORM_PART in self._norms
+    def knows_norm(self, norm: Norm) -> bool:
+        """Whether norms of this kind are among the kernels."""
+        return norm in self._norms
 
 
 def chunks_of(counts: Sequence[int], device: torch.device) -> torch.Tensor:
@@ -118,7 +155,8 @@ class Normed(NamedTuple):
     result: torch.Tensor
     rounded: torch.Tensor
     """The result in bfloat16."""
-    means: torch.Tensor
+    means: torch.Tensor | None
+    """Each row's; None where none is taken."""
     scales: torch.Tensor
     """Each row's."""
 
@@ -131,19 +169,23 @@ def norm_forward(
     epsilon: float,
     addend: torch.Tensor | None = None,
 ) -> Normed:
-    """Normalize an input, or the sum of it and of an addend in bfloat16."""
-    width = inputs.shape[-1]
-    rows = inputs.numel() // width
+    """Normalize an input, or the sum of it and of an addend in bfloat16.
+
+    Without a bias it is an RMS norm.
+    """
+    norm = Norm(inputs.shape[-1], bias is not None)
+    rows = inputs.numel() // norm.width
     read = inputs if addend is None else torch.empty_like(inputs)
     result, rounded = torch.empty_like(inputs), torch.empty_like(inputs, dtype=torch.bfloat16)
-    means, scales = inputs.new_empty(rows), inputs.new_empty(rows)
-    made = [result, rounded, means, scales]
+    scales = inputs.new_empty(rows)
+    means = inputs.new_empty(rows) if norm.is_centered else None
+    made = [result, rounded, scales if means is None else means, scales]
     flags = 0 if addend is None else _HAS_ADDEND
-    given = [inputs, inputs if addend is None else addend, read, weight, bias]
-    lines = _NORM_THREADS // 32
+    own = [weight, weight if bias is None else bias]
+    given = [inputs, inputs if addend is None else addend, read, *own]
     kernels.launch(
-        f"norm_forward_{width // NORM_PART}",
-        (-(-rows // lines), 1),
+        norm.kernel("forward"),
+        (-(-rows // norm.rows), 1),
         [*given, *made, rows, flags, float(epsilon)],
         _NORM_THREADS,
     )
@@ -166,7 +208,7 @@ class NormGradients(NamedTuple):
 
     inputs: torch.Tensor
     weight: torch.Tensor
-    bias: torch.Tensor
+    bias: torch.Tensor | None
     addend: torch.Tensor | None
     """In bfloat16; of what a dropout has read, if there was one."""
     addend_sums: torch.Tensor | None
@@ -175,7 +217,7 @@ class NormGradients(NamedTuple):
 
 def norm_backward(
     kernels: Kernels,
-    saved: tuple[torch.Tensor, Any, torch.Tensor, torch.Tensor],
+    saved: tuple[torch.Tensor, Any, torch.Tensor | None, torch.Tensor],
     sent: Sent,
     *,
     has_addend: bool = False,
@@ -184,31 +226,68 @@ def norm_backward(
 ) -> NormGradients:
     """Return the gradients of what a layer norm has read, and of its own.
 
-    `saved` are what it has read, the weight, and the rows' means and scales. The addend may have
-    gone through a dropout with this mask and factor.
+    `saved` are what it has read, the weight, and the rows' means, if it takes them, and scales. The
+    addend may have gone through a dropout with this mask and factor.
     """
     inputs, weight, means, scales = saved
-    width = inputs.shape[-1]
-    rows = inputs.numel() // width
-    at_once = kernels.num_processors * (3 if width <= _NARROW else 2)
-    blocks = min(at_once, -(-rows // (_NORM_THREADS // 32)))
-    folded = (3 if has_addend else 2) * width
+    norm = Norm(inputs.shape[-1], means is not None)
+    rows = inputs.numel() // norm.width
+    at_once = kernels.num_processors * (3 if norm.num_parts <= _NARROW else 2)
+    blocks = min(at_once, -(-rows // norm.rows))
+    num_own = 2 if norm.is_centered else 1
+    whole_width = num_own * norm.width
+    folded = whole_width + (norm.width if has_addend else 0)
     result, parts = torch.empty_like(inputs), inputs.new_empty(blocks, folded)
     of_addend = torch.empty_like(inputs, dtype=torch.bfloat16) if has_addend else None
     optional = [*sent, of_addend, mask]  # in the order of the kernel's flags
     flags = sum(1 << bit for bit, tensor in enumerate(optional) if tensor is not None)
     whole, rounded, of_sum, into, kept = (inputs if t is None else t for t in optional)
-    args = [inputs, weight, means, scales, whole, rounded, of_sum, kept, result, into, parts]
+    rows_own = [scales if means is None else means, scales]
+    args = [inputs, weight, *rows_own, whole, rounded, of_sum, kept, result, into, parts]
     kernels.launch(
-        f"norm_backward_{width // NORM_PART}",
+        norm.kernel("backward"),
         (blocks, 1),
         [*args, rows, flags, float(factor)],
         _NORM_THREADS,
     )
-    own, sums = inputs.new_empty(2, width), inputs.new_empty(width, dtype=torch.bfloat16)
-    args = [parts, own, sums, blocks, folded, 2 * width]
+    own = inputs.new_empty(num_own, norm.width)
+    sums = inputs.new_empty(norm.width, dtype=torch.bfloat16)
+    args = [parts, own, sums, blocks, folded, whole_width]
     kernels.launch("fold", (folded // 32, 1), args, _FOLD_THREADS)
-    return NormGradients(result, own[0], own[1], of_addend, sums if has_addend else None)
+    of_bias = own[1] if norm.is_centered else None
+    return NormGradients(result, own[0], of_bias, of_addend, sums if has_addend else None)
+
+
+def gate(kernels: Kernels, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return the SiLU of one bfloat16 matrix times another; see `can_gate`."""
+    made = gate.new_empty(gate.shape)
+    count = made.numel() // 8
+    args = [gate, up, made, count, gate.shape[1], gate.stride(0), up.stride(0)]
+    kernels.launch("gate", (-(-count // _THREADS), 1), args)
+    return made
+
+
+def gate_backward(
+    kernels: Kernels, gate: torch.Tensor, up: torch.Tensor, sent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the gradients of both, in rows of one tensor where they lie in rows of one."""
+    height, width = gate.shape
+    behind = up.data_ptr() - gate.data_ptr() == width * gate.element_size()
+    if behind and gate.stride(0) == up.stride(0) == 2 * width:
+        of_gate, of_up = gate.new_empty(height, 2 * width).split(width, 1)
+    else:
+        of_gate, of_up = gate.new_empty(height, width), gate.new_empty(height, width)
+    count = gate.numel() // 8
+    steps = [gate.stride(0), up.stride(0), of_gate.stride(0)]
+    args = [gate, up, sent, of_gate, of_up, count, width, *steps]
+    kernels.launch("gate_backward", (-(-count // _THREADS), 1), args)
+    return of_gate, of_up
+
+
+def can_gate(matrix: torch.Tensor) -> bool:
+    """Whether the kernels can read a bfloat16 matrix's rows."""
+    rows_even = matrix.shape[1] % 8 == 0 and matrix.stride() == (matrix.stride(0) // 8 * 8, 1)
+    return rows_even and matrix.numel() > 0 and matrix.data_ptr() % _ALIGNED == 0
 
 
 def loss_forward(

@@ -333,6 +333,65 @@ extern "C" __global__ void step_erf_gelu_backward(const u16* read, const u16* se
   column_sums<ERF_GELU>(read, sent, made, sums, parts, done, height, width, slices);
 }
 
+// -- a gate: SiLU of one tensor times another -------------------------------------------------------
+//
+// Rows of both lie their own steps apart; a thread has 8 values. What torch rounds on the way, the
+// SiLU and its gradient, is rounded here.
+
+__device__ inline float sigmoid(float x) { return __fdividef(1, 1 + __expf(-x)); }
+
+__device__ inline void silu8(const float* x, float* to) {
+  float made[8];
+#pragma unroll
+  for (int i = 0; i < 8; i++) made[i] = x[i] * sigmoid(x[i]);
+  widen8(narrow8(made), to);
+}
+
+extern "C" __global__ void step_gate(const u16* __restrict__ gate, const u16* __restrict__ up,
+                                     u16* __restrict__ made, u32 count, int width, int gate_step,
+                                     int up_step) {
+  u32 at = blockIdx.x * blockDim.x + threadIdx.x, row = at / (width / 8);
+  if (at >= count) return;
+  int column = at % (width / 8) * 8;
+  float x[8], u[8], y[8];
+  widen8(*(const uint4*)(gate + (i64)row * gate_step + column), x);
+  widen8(*(const uint4*)(up + (i64)row * up_step + column), u);
+  silu8(x, y);
+#pragma unroll
+  for (int i = 0; i < 8; i++) y[i] *= u[i];
+  ((uint4*)made)[at] = narrow8(y);
+}
+
+extern "C" __global__ void step_gate_backward(const u16* __restrict__ gate,
+                                              const u16* __restrict__ up,
+                                              const u16* __restrict__ sent,
+                                              u16* __restrict__ to_gate, u16* __restrict__ to_up,
+                                              u32 count, int width, int gate_step, int up_step,
+                                              int made_step) {
+  u32 at = blockIdx.x * blockDim.x + threadIdx.x, row = at / (width / 8);
+  if (at >= count) return;
+  int column = at % (width / 8) * 8;
+  float x[8], u[8], g[8], y[8];
+  widen8(*(const uint4*)(gate + (i64)row * gate_step + column), x);
+  widen8(*(const uint4*)(up + (i64)row * up_step + column), u);
+  widen8(((const uint4*)sent)[at], g);
+  silu8(x, y);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    y[i] *= g[i];
+    u[i] *= g[i];
+  }
+  widen8(narrow8(u), u);
+#pragma unroll
+  for (int i = 0; i < 8; i++) {
+    float share = sigmoid(x[i]);
+    u[i] *= share * (1 + x[i] * (1 - share));
+  }
+  i64 place = (i64)row * made_step + column;
+  *(uint4*)(to_gate + place) = narrow8(u);
+  *(uint4*)(to_up + place) = narrow8(y);
+}
+
 // -- the loss over many classes ------------------------------------------------------------------
 //
 // A block has one row of rounded logits, and rows lie `stride` apart. `is_even` says that 8 of them
@@ -516,9 +575,10 @@ extern "C" __global__ void step_join_rows(const int* sorted, const float* parts,
   ((float4*)made)[(i64)number * width + column] = sum;
 }
 
-// -- layer norm ----------------------------------------------------------------------------------
-// A warp a row, of 128 * PARTS values. The result is written in float32 and in bfloat16, for the
-// layers that read it rounded; its gradient comes back in both, of which one may be missing.
+// -- layer norm, and RMS norm, which takes no mean and has no bias ---------------------------------
+// A row of 128 * PARTS * WARPS values has WARPS warps. The result is written in float32 and in
+// bfloat16, for the layers that read it rounded; its gradient comes back in both, of which one may
+// be missing.
 //
 // What is normalized may be the sum of the input and of a layer's rounded result, the addend, that
 // may have gone through a dropout. The sum is written, too, as others may read it; backward, the
@@ -526,30 +586,52 @@ extern "C" __global__ void step_join_rows(const int* sorted, const float* parts,
 // with the sums of its columns, which are the gradient of that layer's bias.
 
 #define NORM_THREADS 128
+#define NORM_WARPS (NORM_THREADS / 32)
 #define FOLD_THREADS 512
 
 enum { WHOLE_GIVEN = 1, ROUNDED_GIVEN = 2, SUM_GIVEN = 4, HAS_ADDEND = 8, HAS_MASK = 16 };
 
-__device__ inline float warp_sum(float value) {
+// Wait for all threads of a row. Those of a block's other row may have gone already. (A barrier whose
+// number is not written out takes all of them, and blocks fewer to a processor.)
+template <int WARPS>
+__device__ inline void meet(int first_warp) {
+  if (WARPS == NORM_WARPS) __syncthreads();
+  else if (first_warp == 0) asm volatile("bar.sync 1, %0;" ::"n"(32 * WARPS) : "memory");
+  else asm volatile("bar.sync 2, %0;" ::"n"(32 * WARPS) : "memory");
+}
+
+// The sum over all threads of a row.
+template <int WARPS>
+__device__ inline float row_sum(float value) {
 #pragma unroll
   for (int far = 16; far > 0; far /= 2) value += __shfl_xor_sync(0xffffffffu, value, far);
+  if (WARPS == 1) return value;
+  __shared__ float of_warps[NORM_WARPS];
+  int warp = threadIdx.x / 32, first = warp / WARPS * WARPS;
+  if (threadIdx.x % 32 == 0) of_warps[warp] = value;
+  meet<WARPS>(first);
+  value = 0;
+#pragma unroll
+  for (int i = 0; i < WARPS; i++) value += of_warps[first + i];
+  meet<WARPS>(first);
   return value;
 }
 
 __device__ inline void add4(float4& to, float4 v) { to.x += v.x; to.y += v.y; to.z += v.z; to.w += v.w; }
 
-template <int PARTS>
+template <int PARTS, int WARPS, bool IS_CENTERED>
 __device__ void norm_forward(const float* __restrict__ inputs, const u16* __restrict__ addend,
                              float* __restrict__ sums, const float* __restrict__ weight,
                              const float* __restrict__ bias, float* __restrict__ result,
                              u16* __restrict__ rounded, float* means, float* scales, int rows,
                              int flags, double epsilon) {
-  const int width = 128 * PARTS;
-  int lane = threadIdx.x % 32, row = blockIdx.x * (NORM_THREADS / 32) + threadIdx.x / 32;
+  const int width = 128 * PARTS * WARPS, at_once = NORM_WARPS / WARPS;
+  int warp = threadIdx.x / 32, row = blockIdx.x * at_once + warp / WARPS;
+  int own = warp % WARPS * 32 * PARTS + threadIdx.x % 32;
   if (row >= rows) return;
-  i64 begin = (i64)row * (width / 4) + lane;
+  i64 begin = (i64)row * (width / 4) + own;
   float4 x[PARTS];
-  float sum = 0;
+  float mean = 0, spread = 0;
 #pragma unroll
   for (int i = 0; i < PARTS; i++) {
     x[i] = ((const float4*)inputs)[begin + 32 * i];
@@ -557,24 +639,28 @@ __device__ void norm_forward(const float* __restrict__ inputs, const u16* __rest
       add4(x[i], widen4(((const uint2*)addend)[begin + 32 * i]));
       ((float4*)sums)[begin + 32 * i] = x[i];
     }
-    sum += (x[i].x + x[i].y) + (x[i].z + x[i].w);
+    mean += (x[i].x + x[i].y) + (x[i].z + x[i].w);
   }
-  float mean = warp_sum(sum) / width, spread = 0;
+  mean = IS_CENTERED ? row_sum<WARPS>(mean) / width : 0;
 #pragma unroll
   for (int i = 0; i < PARTS; i++) {
-    x[i].x -= mean; x[i].y -= mean; x[i].z -= mean; x[i].w -= mean;
+    if (IS_CENTERED) x[i].x -= mean, x[i].y -= mean, x[i].z -= mean, x[i].w -= mean;
     spread += (x[i].x * x[i].x + x[i].y * x[i].y) + (x[i].z * x[i].z + x[i].w * x[i].w);
   }
-  float scale = rsqrtf(warp_sum(spread) / width + (float)epsilon);
+  float scale = rsqrtf(row_sum<WARPS>(spread) / width + (float)epsilon);
 #pragma unroll
   for (int i = 0; i < PARTS; i++) {
-    float4 w = ((const float4*)weight)[lane + 32 * i], b = ((const float4*)bias)[lane + 32 * i];
-    float4 y = make_float4(x[i].x * scale * w.x + b.x, x[i].y * scale * w.y + b.y,
-                           x[i].z * scale * w.z + b.z, x[i].w * scale * w.w + b.w);
+    float4 w = ((const float4*)weight)[own + 32 * i];
+    float4 y = make_float4(x[i].x * scale * w.x, x[i].y * scale * w.y, x[i].z * scale * w.z,
+                           x[i].w * scale * w.w);
+    if (IS_CENTERED) add4(y, ((const float4*)bias)[own + 32 * i]);
     ((float4*)result)[begin + 32 * i] = y;
     ((uint2*)rounded)[begin + 32 * i] = narrow4(y);
   }
-  if (lane == 0) { means[row] = mean; scales[row] = scale; }
+  if (own == 0) {
+    if (IS_CENTERED) means[row] = mean;
+    scales[row] = scale;
+  }
 }
 
 // The gradient of what a dropout has read, from the rounded one of what it has made.
@@ -584,7 +670,7 @@ __device__ inline uint2 through_dropout(uint2 sent, uchar4 kept, float scale) {
                              kept.z ? v.z * scale : 0, kept.w ? v.w * scale : 0));
 }
 
-template <int PARTS>
+template <int PARTS, int WARPS, bool IS_CENTERED>
 __device__ void norm_backward(const float* __restrict__ inputs, const float* __restrict__ weight,
                               const float* __restrict__ means, const float* __restrict__ scales,
                               const float* __restrict__ whole, const u16* __restrict__ rounded,
@@ -592,16 +678,18 @@ __device__ void norm_backward(const float* __restrict__ inputs, const float* __r
                               const unsigned char* __restrict__ mask, float* __restrict__ result,
                               u16* __restrict__ of_addend, float* parts, int rows, int flags,
                               double factor) {
-  const int width = 128 * PARTS, warps = NORM_THREADS / 32;
-  __shared__ float4 sums[warps][32 * PARTS];
+  const int width = 128 * PARTS * WARPS, at_once = NORM_WARPS / WARPS, kinds = IS_CENTERED ? 3 : 2;
+  __shared__ float4 sums[NORM_WARPS][32 * PARTS];
   int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  float4 columns[3][PARTS];  // of the weight, the bias and the addend
+  int own = warp % WARPS * 32 * PARTS + lane;
+  float4 columns[kinds][PARTS];  // of the weight, the bias if there is one, and the addend
 #pragma unroll
-  for (int i = 0; i < PARTS; i++)
-    columns[0][i] = columns[1][i] = columns[2][i] = make_float4(0, 0, 0, 0);
-  for (int row = blockIdx.x * warps + warp; row < rows; row += gridDim.x * warps) {
-    i64 begin = (i64)row * (width / 4) + lane;
-    float mean = means[row], scale = scales[row], first = 0, second = 0;
+  for (int which = 0; which < kinds; which++)
+#pragma unroll
+    for (int i = 0; i < PARTS; i++) columns[which][i] = make_float4(0, 0, 0, 0);
+  for (int row = blockIdx.x * at_once + warp / WARPS; row < rows; row += gridDim.x * at_once) {
+    i64 begin = (i64)row * (width / 4) + own;
+    float mean = IS_CENTERED ? means[row] : 0, scale = scales[row], first = 0, second = 0;
     float4 x[PARTS], g[PARTS];
     uchar4 kept[PARTS];
 #pragma unroll
@@ -616,18 +704,18 @@ __device__ void norm_backward(const float* __restrict__ inputs, const float* __r
       float4 v = ((const float4*)inputs)[at];
       x[i] = make_float4((v.x - mean) * scale, (v.y - mean) * scale, (v.z - mean) * scale,
                          (v.w - mean) * scale);
-      add4(columns[1][i], g[i]);
+      if (IS_CENTERED) add4(columns[1][i], g[i]);
       add4(columns[0][i], make_float4(g[i].x * x[i].x, g[i].y * x[i].y, g[i].z * x[i].z,
                                       g[i].w * x[i].w));
-      float4 w = ((const float4*)weight)[lane + 32 * i];
+      float4 w = ((const float4*)weight)[own + 32 * i];
       g[i].x *= w.x; g[i].y *= w.y; g[i].z *= w.z; g[i].w *= w.w;
       first += (g[i].x + g[i].y) + (g[i].z + g[i].w);
       second += (g[i].x * x[i].x + g[i].y * x[i].y) + (g[i].z * x[i].z + g[i].w * x[i].w);
       g[i] = make_float4(scale * g[i].x + others.x, scale * g[i].y + others.y,
                          scale * g[i].z + others.z, scale * g[i].w + others.w);
     }
-    first = scale * warp_sum(first) / width;
-    second = scale * warp_sum(second) / width;
+    first = IS_CENTERED ? scale * row_sum<WARPS>(first) / width : 0;
+    second = scale * row_sum<WARPS>(second) / width;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) {
       i64 at = begin + 32 * i;
@@ -638,45 +726,48 @@ __device__ void norm_backward(const float* __restrict__ inputs, const float* __r
         uint2 half = narrow4(made);
         if (flags & HAS_MASK) half = through_dropout(half, kept[i], (float)factor);
         ((uint2*)of_addend)[at] = half;
-        add4(columns[2][i], widen4(half));
+        add4(columns[kinds - 1][i], widen4(half));
       }
     }
   }
-  int count = flags & HAS_ADDEND ? 3 : 2;
-  float4* own = (float4*)(parts + (i64)blockIdx.x * count * width);
+  int count = flags & HAS_ADDEND ? kinds : kinds - 1;
+  float4* to = (float4*)(parts + (i64)blockIdx.x * count * width);
 #pragma unroll
-  for (int which = 0; which < 3; which++) {
+  for (int which = 0; which < kinds; which++) {
     if (which == count) break;
 #pragma unroll
     for (int i = 0; i < PARTS; i++) sums[warp][lane + 32 * i] = columns[which][i];
     __syncthreads();
-    for (int i = threadIdx.x; i < 32 * PARTS; i += NORM_THREADS) {
-      float4 total = sums[0][i];
+    for (int i = threadIdx.x; i < width / 4; i += NORM_THREADS) {
+      int part = i / (32 * PARTS), column = i % (32 * PARTS);
+      float4 total = sums[part][column];
 #pragma unroll
-      for (int other = 1; other < warps; other++) add4(total, sums[other][i]);
-      own[which * 32 * PARTS + i] = total;
+      for (int other = WARPS; other < NORM_WARPS; other += WARPS)
+        add4(total, sums[other + part][column]);
+      to[which * (width / 4) + i] = total;
     }
     __syncthreads();
   }
 }
 
-#define NORMS(PARTS)                                                                              \
-  extern "C" __global__ void __launch_bounds__(NORM_THREADS) step_norm_forward_##PARTS(           \
+#define NORM(KIND, WIDTH, PARTS, WARPS, IS_CENTERED)                                              \
+  extern "C" __global__ void __launch_bounds__(NORM_THREADS) step_##KIND##_forward_##WIDTH(       \
       const float* inputs, const u16* addend, float* sums, const float* weight, const float* bias, \
       float* result, u16* rounded, float* means, float* scales, int rows, int flags,              \
       double epsilon) {                                                                           \
-    norm_forward<PARTS>(inputs, addend, sums, weight, bias, result, rounded, means, scales, rows, \
-                        flags, epsilon);                                                          \
+    norm_forward<PARTS, WARPS, IS_CENTERED>(inputs, addend, sums, weight, bias, result, rounded,  \
+                                            means, scales, rows, flags, epsilon);                 \
   }                                                                                               \
   extern "C" __global__ void __launch_bounds__(NORM_THREADS, PARTS > 3 ? 2 : 3)                   \
-  step_norm_backward_##PARTS(                                                                     \
+  step_##KIND##_backward_##WIDTH(                                                                 \
       const float* inputs, const float* weight, const float* means, const float* scales,          \
       const float* whole, const u16* rounded, const float* of_sum, const unsigned char* mask,     \
       float* result, u16* of_addend, float* parts, int rows, int flags, double factor) {          \
-    norm_backward<PARTS>(inputs, weight, means, scales, whole, rounded, of_sum, mask, result,     \
-                         of_addend, parts, rows, flags, factor);                                  \
+    norm_backward<PARTS, WARPS, IS_CENTERED>(inputs, weight, means, scales, whole, rounded,       \
+                                             of_sum, mask, result, of_addend, parts, rows, flags, \
+                                             factor);                                             \
   }
-// NORMS(6) and the like are added for the widths that a model has.
+// NORM(norm, 768, 6, 1, true) and the like are added for the norms that a model has.
 
 // Add up the blocks' parts of a layer norm's gradients, 32 columns a block; what comes behind the
 // first `whole` columns is rounded.

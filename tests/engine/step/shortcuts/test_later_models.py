@@ -63,12 +63,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], int]] = {
     "BloomForCausalLM": ("BloomConfig", BLOOM, 4),
     "GPTNeoXForCausalLM": ("GPTNeoXConfig", {"hidden_dropout": 0.1, **READER}, 0),
     "OPTForCausalLM": ("OPTConfig", OPT, 0),
-    "LlamaForCausalLM": ("LlamaConfig", READER, 0),
-    "T5ForConditionalGeneration": ("T5Config", T5, 0),
+    "LlamaForCausalLM": ("LlamaConfig", READER, 4),
+    "T5ForConditionalGeneration": ("T5Config", T5, 10),
     "BartForConditionalGeneration": ("BartConfig", BART, 10),
     "ViTForImageClassification": ("ViTConfig", VIT, 4),
 }
-"""Each model's configuration, and how many of its layer norms add, too."""
+"""Each model's configuration, and how many of its norms add, too."""
 
 
 def batch(name: str) -> dict[str, torch.Tensor]:

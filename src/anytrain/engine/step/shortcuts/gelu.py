@@ -6,71 +6,39 @@ one each way. Behind a linear layer, our way back gives that layer's bias its gr
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
-from anytrain.engine.step.blocks import has_hooks
 from anytrain.engine.step.shortcuts.later import Result
 from anytrain.engine.step.shortcuts.layers import Tools, can_sum, with_sums
 from anytrain.engine.step.shortcuts.refusals import once
+from anytrain.engine.step.shortcuts.trials import are_near, at, is_plain, tried
 from anytrain.machine.backends.cuda_kernels import gelu_backward
 
 Form = Callable[[torch.Tensor], torch.Tensor]
 BY_TANH: Form = partial(functional.gelu, approximate="tanh")
 FORMS: tuple[Form, ...] = (BY_TANH, functional.gelu)
-_NEAR = 1e-5
 _FAR = (20.0, 100.0, 1e4)
 """Where a GELU that is clipped shows itself."""
 
 
 def form_of(module: Any) -> Form | None:
     """Return the form of torch's GELU that a module computes; None where it is something else."""
-    if "gelu" not in type(module).__name__.lower() or not _is_plain(module):
+    if "gelu" not in type(module).__name__.lower() or not is_plain(module):
         return None
-    found = _tried(module)
-    return None if found is None else next((f for f in FORMS if _are_near(found, _at(f))), None)
+    found = tried(module, grid())
+    return next((form for form in FORMS if are_near(found, at(form, grid()))), None)
 
 
-def _is_plain(module: nn.Module) -> bool:
-    """Whether its forward is all there is to it."""
-    holds = [*module.parameters(), *module.buffers(), *module.children()]
-    return not holds and "forward" not in vars(module) and not has_hooks(module)
-
-
-def _tried(module: nn.Module) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return what a copy of the module makes of the grid; None where it cannot be told.
-
-    It may draw random numbers or keep something, which must not be seen in the run.
-    """
-    try:
-        with torch.random.fork_rng(devices=[]):
-            return _at(partial(type(module).forward, copy.copy(module)))
-    except Exception:  # noqa: BLE001  whatever it wants is more than a GELU would
-        return None
-
-
-def _at(function: Form) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a function's values and slopes on a grid, on the host and in float32."""
+def grid() -> torch.Tensor:
+    """Return the numbers that an activation is tried on."""
     near = torch.linspace(-12.0, 12.0, 961, dtype=torch.float32, device="cpu")
     far = torch.tensor(_FAR, dtype=torch.float32, device="cpu")
-    with torch.enable_grad():
-        grid = torch.cat([near, far, -far]).requires_grad_()
-        values = function(grid)
-        (slopes,) = torch.autograd.grad(values.sum(), grid)
-    return values.detach(), slopes
-
-
-def _are_near(found: tuple[torch.Tensor, ...], expected: tuple[torch.Tensor, ...]) -> bool:
-    return all(
-        one.shape == other.shape and torch.allclose(one, other, rtol=_NEAR, atol=_NEAR)
-        for one, other in zip(found, expected, strict=True)
-    )
+    return torch.cat([near, far, -far])
 
 
 class _Gelu(torch.autograd.Function):

@@ -2,9 +2,10 @@
 
 Autocast rounds each weight by itself, turns each weight's gradient back to float32, and rounds a
 layer's input anew for each layer that reads it. The values are the same here; the launches are
-fewer, and gradients stay in the bfloat16 that they were computed in. A layer norm, which autocast
-computes in float32, gives its result in both precisions at once, a GELU is one kernel, the gradient
-of an embedding three, and the loss over a vocabulary reads its logits as they are.
+fewer, and gradients stay in the bfloat16 that they were computed in. A norm, which autocast
+computes in float32, gives its result in both precisions at once; a GELU is one kernel, and so is a
+gated product; the gradient of an embedding is three, and the loss over a vocabulary reads its
+logits as they are.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
 from anytrain.engine.optim.fused import FusedAdam
 from anytrain.engine.step.shortcuts.embeddings import can_look_up, is_embedding, look_up
+from anytrain.engine.step.shortcuts.gated import gated, is_gated
 from anytrain.engine.step.shortcuts.gelu import Form, form_of, gelu
 from anytrain.engine.step.shortcuts.later import Later, can_be_read, promises, real, saving_hooks
 from anytrain.engine.step.shortcuts.layers import HALF, Group, Tools
 from anytrain.engine.step.shortcuts.loss import losses
-from anytrain.engine.step.shortcuts.norms import is_norm, normalize
+from anytrain.engine.step.shortcuts.norms import Known, known_norms, normalize
 from anytrain.engine.step.shortcuts.refusals import BrokenPromise, refusals
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
 from anytrain.machine.backends.cuda_short_attention import shared_masks
@@ -49,7 +51,8 @@ class Halves:
         self._rows = rows.to(device)
         scratch = scratch_for(max(group.width for group in groups), device)
         self._tools = Tools(kernels, scratch, puts_off)
-        self._norms: list[Any] = [m for m in model.modules() if is_norm(m, kernels)]
+        self._norms = list(known_norms(model, kernels))
+        self._gated: list[Any] = [m for m in model.modules() if is_gated(m)]
         self._tables: list[Any] = [m for m in model.modules() if is_embedding(m)]
         found = ((module, form_of(module)) for module in model.modules())
         self._gelus = [(module, form) for module, form in found if form is not None]
@@ -72,9 +75,10 @@ class Halves:
         self._kernels.launch("halve", (len(self._chunks), 1), [self._rows, self._chunks])
         instead = [
             *((x, self._linear(g, n)) for g in self._groups for n, x in enumerate(g.layers)),
-            *((norm, self._norm(norm)) for norm in self._norms),
+            *((norm.module, self._norm(norm)) for norm in self._norms),
             *((table, self._table(table)) for table in self._tables),
             *((module, self._gelu(module, form)) for module, form in self._gelus),
+            *((module, self._gate(module)) for module in self._gated),
         ]
         for module, forward in instead:
             vars(module)["forward"] = _method(module, forward)
@@ -132,8 +136,8 @@ class Halves:
 
         return forward
 
-    def _norm(self, norm: Any) -> Callable[[torch.Tensor], torch.Tensor]:
-        plain = type(norm).forward
+    def _norm(self, norm: Known) -> Callable[[torch.Tensor], torch.Tensor]:
+        plain = type(norm.module).forward
 
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             is_ready = isinstance(inputs, Later) or can_be_read(inputs)
@@ -141,7 +145,7 @@ class Halves:
                 whole, rounded = normalize(inputs, norm, self._kernels)
                 self._rounded[whole] = Rounding.made(whole, rounded)
                 return whole
-            result: torch.Tensor = plain(norm, inputs)
+            result: torch.Tensor = plain(norm.module, inputs)
             return result
 
         return forward
@@ -165,6 +169,17 @@ class Halves:
             is_rounded = isinstance(inputs, torch.Tensor) and inputs.dtype == HALF
             if is_rounded and torch.is_autocast_enabled("cuda"):
                 return gelu(inputs, form, self._tools)
+            result: torch.Tensor = plain(module, inputs)
+            return result
+
+        return forward
+
+    def _gate(self, module: Any) -> Callable[[torch.Tensor], torch.Tensor]:
+        plain = type(module).forward
+
+        def forward(inputs: torch.Tensor) -> torch.Tensor:
+            if torch.is_autocast_enabled("cuda"):
+                return gated(module, inputs, self._kernels)
             result: torch.Tensor = plain(module, inputs)
             return result
 

@@ -1,60 +1,101 @@
-"""Layer norms for bfloat16 training, and the sums that they are of.
+"""Layer norms and RMS norms for bfloat16 training, and the sums that they are of.
 
 Autocast computes them in float32. Here the result comes in both precisions at once, as the layers
 behind it read it rounded; and what was only promised, a layer's result added to what went around
-the layer, is computed on the way.
+the layer, is computed on the way. An RMS norm, which models write out in Python, is one kernel each
+way in place of twenty.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn import functional
 
 from anytrain.engine.step.shortcuts.later import Result, can_be_read, promised_sum, real
 from anytrain.engine.step.shortcuts.layers import are_plain, with_sums
 from anytrain.engine.step.shortcuts.refusals import lead_around, once
+from anytrain.engine.step.shortcuts.trials import are_near, at, is_plain, tried
 from anytrain.machine.backends.cuda_kernels import (
-    NORM_PART,
     Kernels,
+    Norm,
     Sent,
     norm_backward,
     norm_forward,
 )
 
-_MOST_PARTS = 8
 _DENSE: Any = {"memory_format": torch.contiguous_format}
+_EPSILONS = ("variance_epsilon", "eps")
+"""What an RMS norm may call it."""
+_SIZES = (1e-3, 0.05, 1.0, 300.0)
+"""Of the rows that an RMS norm is tried on: in the smallest, its epsilon tells."""
 
 
-def is_norm(module: Any, kernels: Kernels) -> bool:
-    """Whether it is a layer norm that the kernels know."""
-    return (
-        type(module).forward is nn.LayerNorm.forward
-        and "forward" not in vars(module)
-        and len(module.normalized_shape) == 1
-        and kernels.knows_norm(module.normalized_shape[0])
-        and module.weight is not None
-        and module.bias is not None
-        and are_plain([module.weight, module.bias])
-    )
+class Known(NamedTuple):
+    """A module that is a norm which kernels may know."""
+
+    module: Any
+    kind: Norm
+    epsilon: float
+
+    @property
+    def bias(self) -> Any:
+        """The module's bias, if its kind has one."""
+        return self.module.bias if self.kind.is_centered else None
 
 
-def norm_widths(model: nn.Module) -> list[int]:
-    """Return the widths of the model's layer norms that have a kernel, in parts of 128."""
-    found = [
-        module.normalized_shape[0] // NORM_PART
-        for module in model.modules()
-        if isinstance(module, nn.LayerNorm)
-        and len(module.normalized_shape) == 1
-        and module.normalized_shape[0] % NORM_PART == 0
-    ]
-    return [parts for parts in found if parts <= _MOST_PARTS]
+def norms_of(model: nn.Module) -> list[Known]:
+    """Return the model's norms, of whatever width."""
+    found = (_layer(module) or _rms(module) for module in model.modules())
+    return [norm for norm in found if norm is not None]
 
 
-class _LayerNorm(torch.autograd.Function):
-    """A layer norm in float32 that gives its result rounded, too."""
+def norm_kinds(model: nn.Module) -> list[Norm]:
+    """Return the kinds of norms to compile kernels for."""
+    return [norm.kind for norm in norms_of(model)]
+
+
+def known_norms(model: nn.Module, kernels: Kernels) -> Iterator[Known]:
+    """Yield the model's norms that the kernels can compute."""
+    for norm in norms_of(model):
+        own = [norm.module.weight, *([] if norm.bias is None else [norm.bias])]
+        if kernels.knows_norm(norm.kind) and are_plain(own):
+            yield norm
+
+
+def _layer(module: Any) -> Known | None:
+    """Return a layer norm as such; None where it is none."""
+    if type(module).forward is not nn.LayerNorm.forward or "forward" in vars(module):
+        return None
+    if len(module.normalized_shape) != 1 or module.weight is None or module.bias is None:
+        return None
+    return Known(module, Norm(module.normalized_shape[0]), module.eps)
+
+
+def _rms(module: Any) -> Known | None:
+    """Return an RMS norm as such, however its forward is written; None where it is none."""
+    if "norm" not in type(module).__name__.lower() or not is_plain(module, "weight"):
+        return None
+    given = [getattr(module, name) for name in _EPSILONS if hasattr(module, name)]
+    epsilon = torch.finfo(torch.float32).eps if given == [None] else next(iter(given), None)
+    if module.weight.dim() != 1 or not isinstance(epsilon, float):
+        return None
+    width = len(module.weight)
+    how: Any = {"generator": torch.Generator("cpu").manual_seed(0), "dtype": torch.float32}
+    sizes = torch.tensor(_SIZES, dtype=torch.float32, device="cpu")
+    rows = sizes[:, None] * torch.randn(len(sizes), width, device="cpu", **how)
+    weight = torch.randn(width, device="cpu", **how)
+    expected = at(lambda x, w: functional.rms_norm(x, (width,), w, epsilon), rows, weight)
+    if not are_near(tried(module, rows, weight=weight), expected):
+        return None
+    return Known(module, Norm(width, is_centered=False), epsilon)
+
+
+class _Norm(torch.autograd.Function):
+    """A norm in float32 that gives its result rounded, too."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Any, weight: Any, bias: Any, eps: float, kernels: Kernels) -> Any:
@@ -75,7 +116,7 @@ class _LayerNorm(torch.autograd.Function):
 
 
 class _SumNorm(torch.autograd.Function):
-    """A layer norm of a sum that nobody has computed yet; gives the sum, too.
+    """A norm of a sum that nobody has computed yet; gives the sum, too.
 
     `half` is a layer's result and `added` the same after a dropout, where there was one.
     """
@@ -119,28 +160,29 @@ def _readable(gradient: torch.Tensor | None) -> torch.Tensor | None:
 
 
 def normalize(
-    inputs: torch.Tensor, norm: Any, kernels: Kernels
+    inputs: torch.Tensor, norm: Known, kernels: Kernels
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a layer norm's result, and the same rounded.
+    """Return a norm's result, and the same rounded.
 
     An input that was only promised is computed on the way.
     """
     promise = promised_sum(inputs)
+    own = norm.module.weight, norm.bias
     if promise is None:
-        result, rounded = _layer_norm(real(inputs), norm.weight, norm.bias, norm.eps, kernels)
+        result, rounded = _norm(real(inputs), *own, norm.epsilon, kernels)
         lead_around(result)
         return result, rounded
     added, whole = promise.parts
     assert isinstance(added, Result)
     dropped = added.dropped if added.dropped and added.dropped.is_all(added) else None
     half = added if dropped is None else dropped.inputs
-    how = dropped, norm.eps, kernels
-    result, rounded, made = _sum_norm(half, whole, norm.weight, norm.bias, added.detach(), how)
+    how = dropped, norm.epsilon, kernels
+    result, rounded, made = _sum_norm(half, whole, *own, added.detach(), how)
     promise.settle(made)
     lead_around(made)
     lead_around(result)
     return result, rounded
 
 
-_layer_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _LayerNorm.apply
+_norm: Callable[..., tuple[torch.Tensor, torch.Tensor]] = _Norm.apply
 _sum_norm: Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = _SumNorm.apply

@@ -17,7 +17,7 @@ from anytrain.engine.optim import fused
 from anytrain.engine.optim.fused import FusedAdam
 from anytrain.engine.step.shortcuts.halves import Halves
 from anytrain.engine.step.shortcuts.layers import Sightings
-from anytrain.engine.step.shortcuts.norms import norm_widths
+from anytrain.engine.step.shortcuts.norms import norm_kinds
 from anytrain.machine.backends.cuda_kernels import Kernels
 
 
@@ -39,7 +39,7 @@ class Shortcuts:
     ) -> None:
         self._model, self._optimizer, self._max_norm = model, optimizer, max_norm
         self._sightings = Sightings(model) if rounds else None
-        self._kernels = Kernels(device, norm_widths(model) if rounds else ())
+        self._kernels = Kernels(device, norm_kinds(model) if rounds else ())
         self._copies: Halves | None = None
         self._halves: Halves | None = None
         """The copies that the recording at hand works with."""

@@ -1,0 +1,73 @@
+"""Tell what a module computes by trying a copy of it on a few numbers.
+
+Models write the same function in many ways; values and gradients are what they have in common.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from anytrain.engine.step.blocks import has_hooks
+
+Found = tuple[torch.Tensor, ...]
+"""A function's values, and the gradients of what it was given."""
+_NEAR = 1e-5
+
+
+def is_plain(module: nn.Module, *parameters: str) -> bool:
+    """Whether its forward is all there is to it, besides parameters of these names."""
+    held = [name for name, _ in module.named_parameters()]
+    more = [*module.buffers(), *module.children()]
+    is_own = held == list(parameters) and not more
+    return is_own and "forward" not in vars(module) and not has_hooks(module)
+
+
+def at(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> Found:
+    """Return what a function makes of numbers, and their gradients."""
+    with torch.enable_grad():
+        leaves = [tensor.clone().requires_grad_() for tensor in given]
+        values = function(*leaves)
+        # By weights of their own: of a plain sum, a norm's gradients are nearly nothing.
+        sent = torch.linspace(0.5, 1.5, values.numel(), dtype=values.dtype, device=values.device)
+        found = torch.autograd.grad(values, leaves, sent.view(values.shape))
+    return values.detach(), *found
+
+
+def tried(module: nn.Module, inputs: torch.Tensor, **parameters: torch.Tensor) -> Found | None:
+    """Return what a copy of the module makes of an input, with these parameters.
+
+    None where it cannot be told. It may draw random numbers or keep something, which must not be
+    seen in the run.
+    """
+    twin = copy.copy(module)
+
+    def forward(inputs: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
+        vars(twin)["_parameters"] = dict(zip(parameters, own, strict=True))
+        result: torch.Tensor = type(module).forward(twin, inputs)
+        return result
+
+    found: Found | None = attempted(partial(at, forward, inputs, *parameters.values()))
+    return found
+
+
+def attempted(trial: Callable[[], Any]) -> Any:
+    """Return what a trial finds; None where it fails, as it wants more than what is looked for."""
+    try:
+        with torch.random.fork_rng(devices=[]):
+            return trial()
+    except Exception:  # noqa: BLE001  whatever it wants
+        return None
+
+
+def are_near(found: Found | None, expected: Found) -> bool:
+    """Whether values and gradients are the same, up to rounding."""
+    return found is not None and all(
+        one.shape == other.shape and torch.allclose(one, other, rtol=_NEAR, atol=_NEAR)
+        for one, other in zip(found, expected, strict=True)
+    )
