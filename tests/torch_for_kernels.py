@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from anytrain.engine.step.shortcuts import embeddings, gated, gelu, layers, loss, norms
+from anytrain.engine.step.shortcuts import embeddings, gated, gelu, layers, loss, norms, rotary
 from anytrain.engine.step.shortcuts.halves import Halves
 from anytrain.engine.step.shortcuts.layers import Sightings
 from anytrain.machine.backends.cuda_kernels import Norm, Normed, NormGradients, Sent
@@ -88,6 +88,18 @@ def gate_backward(kernels: Any, opens: Any, values: Any, sent: Any) -> Any:
     return of_opens, sent * functional.silu(opens)
 
 
+def rotate(kernels: Any, inputs: Any, cosines: Any, sines: Any) -> Any:
+    """Return rows turned by angles."""
+    first, second = inputs.chunk(2, -1)
+    return inputs * cosines[:, None] + torch.cat([-second, first], -1) * sines[:, None]
+
+
+def rotate_backward(kernels: Any, sent: Any, cosines: Any, sines: Any) -> Any:
+    """Return the gradient of what was turned."""
+    first, second = (sent * sines[:, None]).chunk(2, -1)
+    return (sent * cosines[:, None] + torch.cat([second, -first], -1)).bfloat16()
+
+
 def gelu_backward(kernels: Any, read: Any, sent: Any, scratch: Any, *, by_tanh: bool) -> Any:
     """Return a GELU's gradient, and the sum of its rows."""
     form = "tanh" if by_tanh else "none"
@@ -126,6 +138,8 @@ def put_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gelu, "gelu_backward", gelu_backward)
     patch.setattr(gated, "gate", gate)
     patch.setattr(gated, "gate_backward", gate_backward)
+    patch.setattr(rotary, "rotate", rotate)
+    patch.setattr(rotary, "rotate_backward", rotate_backward)
     patch.setattr(loss, "loss_forward", loss_forward)
     patch.setattr(loss, "loss_backward", loss_backward)
     patch.setattr(embeddings, "rows_added", rows_added)

@@ -13,13 +13,17 @@ from anytrain.engine.optim.fused import FusedAdam, fits
 from anytrain.engine.step.shortcuts.gelu import BY_TANH, FORMS, Form
 from anytrain.engine.step.shortcuts.halves import Halves
 from anytrain.engine.step.shortcuts.layers import Sightings
+from anytrain.machine.backends.cuda_elementwise import (
+    gate,
+    gate_backward,
+    rotate,
+    rotate_backward,
+)
 from anytrain.machine.backends.cuda_kernels import (
     Kernels,
     Norm,
     Sent,
     column_sums,
-    gate,
-    gate_backward,
     gelu_backward,
     loss_forward,
     norm_backward,
@@ -253,6 +257,29 @@ def test_a_gate_is_torchs(kernels: Kernels, height: int, width: int, joined: boo
         torch.testing.assert_close(one, other, rtol=2e-2, atol=1e-4)
     is_one = mine[1].data_ptr() == mine[0].data_ptr() + 2 * width
     assert (is_one and mine[0].stride(0) == 2 * width) or not joined
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(
+    ("rows", "heads", "length", "width"), [(1, 1, 1, 8), (3, 5, 33, 64), (8, 32, 1024, 128)]
+)
+def test_rotary_positions_are_torchs(
+    kernels: Kernels, rows: int, heads: int, length: int, width: int, apart: bool
+) -> None:
+    """With angles for each row of the batch, or one for all."""
+    torch.manual_seed(0)
+    beside = torch.randn(rows, length, 2 * heads * width, device="cuda").bfloat16()
+    inputs = beside[..., heads * width :].view(rows, length, heads, width).transpose(1, 2)
+    angles = [torch.randn(rows if apart else 1, length, width, device="cuda") for _ in range(2)]
+    leaf = inputs.detach().clone().requires_grad_()
+    first, second = leaf.chunk(2, -1)
+    half = torch.cat([-second, first], -1)
+    expected = leaf * angles[0][:, None] + half * angles[1][:, None]
+    assert torch.equal(rotate(kernels, inputs, *angles), expected)
+    for sent in (torch.randn_like(expected), torch.randn_like(expected.contiguous())):
+        (theirs,) = torch.autograd.grad(expected, leaf, sent, retain_graph=True)
+        mine = rotate_backward(kernels, sent, *angles)
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=4e-2)
 
 
 @pytest.mark.parametrize("form", FORMS)

@@ -16,14 +16,11 @@ from anytrain.machine.backends.cuda_compiled import Compiled
 _NAMES = (
     *("squares", "norm", "rates", "adam", "count"),
     *("halve", "column_sums", "tanh_gelu_backward", "erf_gelu_backward", "fold"),
-    *("gate", "gate_backward"),
+    *("gate", "gate_backward", "rotate", "rotate_backward"),
     *("loss_forward", "loss_backward"),
     *("sort", "add_rows", "join_rows"),
 )
 _CHUNK = 16384
-_THREADS = 256
-_ALIGNED = 16
-"""Bytes that are read at once."""
 _COLUMNS = 256
 _BLOCKS = 144
 """Enough blocks to fill a large GPU."""
@@ -256,38 +253,6 @@ def norm_backward(
     kernels.launch("fold", (folded // 32, 1), args, _FOLD_THREADS)
     of_bias = own[1] if norm.is_centered else None
     return NormGradients(result, own[0], of_bias, of_addend, sums if has_addend else None)
-
-
-def gate(kernels: Kernels, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Return the SiLU of one bfloat16 matrix times another; see `can_gate`."""
-    made = gate.new_empty(gate.shape)
-    count = made.numel() // 8
-    args = [gate, up, made, count, gate.shape[1], gate.stride(0), up.stride(0)]
-    kernels.launch("gate", (-(-count // _THREADS), 1), args)
-    return made
-
-
-def gate_backward(
-    kernels: Kernels, gate: torch.Tensor, up: torch.Tensor, sent: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the gradients of both, in rows of one tensor where they lie in rows of one."""
-    height, width = gate.shape
-    behind = up.data_ptr() - gate.data_ptr() == width * gate.element_size()
-    if behind and gate.stride(0) == up.stride(0) == 2 * width:
-        of_gate, of_up = gate.new_empty(height, 2 * width).split(width, 1)
-    else:
-        of_gate, of_up = gate.new_empty(height, width), gate.new_empty(height, width)
-    count = gate.numel() // 8
-    steps = [gate.stride(0), up.stride(0), of_gate.stride(0)]
-    args = [gate, up, sent, of_gate, of_up, count, width, *steps]
-    kernels.launch("gate_backward", (-(-count // _THREADS), 1), args)
-    return of_gate, of_up
-
-
-def can_gate(matrix: torch.Tensor) -> bool:
-    """Whether the kernels can read a bfloat16 matrix's rows."""
-    rows_even = matrix.shape[1] % 8 == 0 and matrix.stride() == (matrix.stride(0) // 8 * 8, 1)
-    return rows_even and matrix.numel() > 0 and matrix.data_ptr() % _ALIGNED == 0
 
 
 def loss_forward(

@@ -392,6 +392,67 @@ extern "C" __global__ void step_gate_backward(const u16* __restrict__ gate,
   *(uint4*)(to_up + place) = narrow8(y);
 }
 
+// -- rotary positions ------------------------------------------------------------------------------
+//
+// The values of a row's first half are turned, each together with one of the second half, by cosines
+// and sines of its place. A thread has 4 of each half. Rows of x lie where its steps say, those of
+// the result in the order of places and then heads.
+
+struct Turn {
+  u32 row;
+  int begin;
+  i64 read, angle;
+};
+
+__device__ inline Turn turn(u32 at, int width, int heads, int length, i64 xb, int xh, int xt, i64 cb,
+                            int ct) {
+  u32 row = at / (width / 8), place = row / heads;
+  int begin = at % (width / 8) * 4, h = row % heads, t = place % length, b = place / length;
+  return {row, begin, b * xb + (i64)h * xh + (i64)t * xt + begin, b * cb + (i64)t * ct + begin};
+}
+
+__device__ inline float4 turned(float4 x, float4 cosine, float4 y, float4 sine, float sign) {
+  // As torch rounds it: both products, then the sum.
+  return make_float4(__fadd_rn(__fmul_rn(x.x, cosine.x), __fmul_rn(sign * y.x, sine.x)),
+                     __fadd_rn(__fmul_rn(x.y, cosine.y), __fmul_rn(sign * y.y, sine.y)),
+                     __fadd_rn(__fmul_rn(x.z, cosine.z), __fmul_rn(sign * y.z, sine.z)),
+                     __fadd_rn(__fmul_rn(x.w, cosine.w), __fmul_rn(sign * y.w, sine.w)));
+}
+
+extern "C" __global__ void step_rotate(const u16* __restrict__ x, const float* __restrict__ cosines,
+                                       const float* __restrict__ sines, float* __restrict__ made,
+                                       u32 count, int width, int heads, int length, int xb, int xh,
+                                       int xt, int cb, int ct) {
+  u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= count) return;
+  Turn own = turn(at, width, heads, length, xb, xh, xt, cb, ct);
+  int half = width / 2;
+  float4 one = widen4(*(const uint2*)(x + own.read));
+  float4 two = widen4(*(const uint2*)(x + own.read + half));
+  const float *c = cosines + own.angle, *s = sines + own.angle;
+  float* to = made + (i64)own.row * width + own.begin;
+  *(float4*)to = turned(one, *(const float4*)c, two, *(const float4*)s, -1);
+  *(float4*)(to + half) = turned(two, *(const float4*)(c + half), one, *(const float4*)(s + half), 1);
+}
+
+extern "C" __global__ void step_rotate_backward(const float* __restrict__ sent,
+                                                const float* __restrict__ cosines,
+                                                const float* __restrict__ sines,
+                                                u16* __restrict__ made, u32 count, int width,
+                                                int heads, int length, int xb, int xh, int xt,
+                                                int cb, int ct) {
+  u32 at = blockIdx.x * blockDim.x + threadIdx.x;
+  if (at >= count) return;
+  Turn own = turn(at, width, heads, length, xb, xh, xt, cb, ct);
+  int half = width / 2;
+  float4 one = *(const float4*)(sent + own.read), two = *(const float4*)(sent + own.read + half);
+  const float *c = cosines + own.angle, *s = sines + own.angle;
+  u16* to = made + (i64)own.row * width + own.begin;
+  *(uint2*)to = narrow4(turned(one, *(const float4*)c, two, *(const float4*)(s + half), 1));
+  *(uint2*)(to + half) =
+      narrow4(turned(two, *(const float4*)(c + half), one, *(const float4*)s, -1));
+}
+
 // -- the loss over many classes ------------------------------------------------------------------
 //
 // A block has one row of rounded logits, and rows lie `stride` apart. `is_even` says that 8 of them

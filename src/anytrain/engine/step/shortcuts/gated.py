@@ -18,7 +18,8 @@ from anytrain.engine.step.blocks import has_hooks
 from anytrain.engine.step.shortcuts.gelu import grid
 from anytrain.engine.step.shortcuts.refusals import once
 from anytrain.engine.step.shortcuts.trials import are_near, at, attempted, is_plain, tried
-from anytrain.machine.backends.cuda_kernels import Kernels, can_gate, gate, gate_backward
+from anytrain.machine.backends.cuda_elementwise import can_gate, gate, gate_backward
+from anytrain.machine.backends.cuda_kernels import Kernels
 
 _PARTS = ("gate_proj", "up_proj", "act_fn", "down_proj")
 _WIDTH = 64

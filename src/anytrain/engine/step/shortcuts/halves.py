@@ -28,6 +28,7 @@ from anytrain.engine.step.shortcuts.layers import HALF, Group, Tools
 from anytrain.engine.step.shortcuts.loss import losses
 from anytrain.engine.step.shortcuts.norms import Known, known_norms, normalize
 from anytrain.engine.step.shortcuts.refusals import BrokenPromise, refusals
+from anytrain.engine.step.shortcuts.rotary import rotary_modules, rotated
 from anytrain.machine.backends.cuda_kernels import ROW, Kernels, chunks_of, scratch_for
 from anytrain.machine.backends.cuda_short_attention import shared_masks
 
@@ -52,6 +53,7 @@ class Halves:
         scratch = scratch_for(max(group.width for group in groups), device)
         self._tools = Tools(kernels, scratch, puts_off)
         self._norms = list(known_norms(model, kernels))
+        self._rotary = rotary_modules(model)
         self._gated: list[Any] = [m for m in model.modules() if is_gated(m)]
         self._tables: list[Any] = [m for m in model.modules() if is_embedding(m)]
         found = ((module, form_of(module)) for module in model.modules())
@@ -83,7 +85,13 @@ class Halves:
         for module, forward in instead:
             vars(module)["forward"] = _method(module, forward)
         try:
-            with losses(self._kernels), promises(), refusals(), shared_masks():
+            with (
+                losses(self._kernels),
+                promises(),
+                refusals(),
+                shared_masks(),
+                rotated(self._kernels, self._rotary),
+            ):
                 yield
         finally:
             self._rounded.clear()
