@@ -15,6 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from itertools import count
 from types import FrameType
 from typing import Any
@@ -223,4 +224,5 @@ def _say(text: str) -> None:
     # Not through sys.stderr: a signal may have come in the middle of a print. In a terminal the
     # cursor may stand before a progress bar, whose rest would stay behind the text.
     rest = "\x1b[J" if os.isatty(2) else ""
-    os.write(2, f"{rest}{text}\n".encode())
+    with suppress(OSError):  # whoever read it may be gone: Ctrl-C ends `| tee log`, too
+        os.write(2, f"{rest}{text}\n".encode())

@@ -135,3 +135,26 @@ def test_memory_of_the_trainers_own_making_is_told_once(tmp_path: Path) -> None:
     metrics = trainer.evaluate()
     assert "eval_mem_cpu_alloc_delta" in metrics
     assert "init_mem_cpu_alloc_delta" not in metrics
+
+
+@pytest.mark.parametrize("limit", [0, -1, None])
+def test_a_limit_below_one_is_none(tmp_path: Path, limit: int | None) -> None:
+    trained(tmp_path, [0.5, 0.9, 0.1], save_strategy="steps", save_steps=1, save_total_limit=limit)
+    assert len(kept(tmp_path)) > 2
+
+
+def test_a_users_copy_outlives_the_end_of_a_run_that_keeps_one(tmp_path: Path) -> None:
+    mine = tmp_path / "checkpoint-2-mine"
+    mine.mkdir()
+    (mine / "manifest.json").write_text("{}")
+    trained(
+        tmp_path,
+        [0.5, 0.9, 0.1, 0.2, 0.3, 0.4],
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="steps",
+        save_steps=1,
+        save_total_limit=1,
+        load_best_model_at_end=True,
+    )
+    assert (mine / "manifest.json").exists()

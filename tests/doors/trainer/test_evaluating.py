@@ -267,3 +267,12 @@ def test_what_an_evaluation_found_is_logged_before_the_model_trains_again(kind, 
     trainer.train()
     assert {mode for what, mode in trainer.seen if what == "eval"} == {False}
     assert [mode for what, mode in trainer.seen if what == "train"][:3] == [True] * 3
+
+
+def test_a_dict_of_data_sets_by_datasets_is_several(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    rows = {"x": [[0.0, 1.0, 2.0, 3.0]] * 5, "labels": [0, 1, 0, 1, 0]}
+    whole = datasets.Dataset.from_dict(rows)
+    both = datasets.DatasetDict(few=whole.select(range(2)), many=whole)
+    found = build(tmp_path, Anything(), eval_dataset=both, remove_unused_columns=False).evaluate()
+    assert {"eval_few_loss", "eval_many_loss"} <= set(found)

@@ -14,6 +14,7 @@ from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.doors.training_args.support import RUNNING
 from anytrain.engine.optim import build
+from equivalence import twins
 
 
 class Regression(nn.Module):
@@ -202,3 +203,44 @@ def test_what_is_trained_may_stand_among_an_optimizers_options(tmp_path: Path) -
     made.train()
     assert made.get_learning_rates() == [0.1, 0.01]
     assert torch.equal(model.norm.weight, before)
+
+
+class Halves(nn.Module):
+    """A body and a head, of which one may be left to nobody."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(1, 1), nn.Linear(1, 1)
+        self.seen: list[float | None] = []
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, Any]:
+        gradient = self.body.weight.grad
+        self.seen.append(None if gradient is None else float(gradient))
+        return {"loss": (self.head(self.body(x)) - labels).square().mean()}
+
+
+@pytest.mark.parametrize("library", twins.LIBRARIES)
+def test_gradients_that_no_optimizer_takes_are_measured_and_let_go(
+    library: str, tmp_path: Path
+) -> None:
+    torch.manual_seed(0)
+    model = Halves()
+    optimizer = torch.optim.SGD(model.head.parameters(), lr=1e-3)
+    trainer = twins.build(
+        library,
+        tmp_path,
+        model=model,
+        train_dataset=[{"x": torch.ones(1), "labels": 9 * torch.ones(1)}] * 24,
+        optimizers=(optimizer, None),
+        max_steps=3,
+        logging_steps=1,
+    )
+    trainer.train()
+    assert model.seen == [None] * 3
+    assert model.body.weight.grad is None
+    norms = [entry["grad_norm"] for entry in trainer.state.log_history if "grad_norm" in entry]
+    torch.manual_seed(0)
+    fresh = Halves()
+    fresh(torch.ones(8, 1), 9 * torch.ones(8, 1))["loss"].backward()
+    whole = torch.nn.utils.get_total_norm([p.grad for p in fresh.parameters()])
+    assert norms[0] == pytest.approx(float(whole), rel=1e-5)

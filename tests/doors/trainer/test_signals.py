@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,3 +116,48 @@ def test_a_signal_after_the_last_save_has_its_own_effect(tmp_path: Path, own_han
     with pytest.raises(Told):
         trainer(tmp_path, Signals("train_end", 2)).train()
     assert signal.getsignal(signal.SIGTERM) is own_handler
+
+
+SCRIPT = """
+import sys, time
+import torch
+from torch import nn
+from anytrain import Trainer, TrainerCallback, TrainingArguments
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(1, 1)
+    def forward(self, x, labels):
+        return {"loss": (self.linear(x) - labels).square().mean()}
+
+class Slowly(TrainerCallback):
+    def on_step_end(self, args, state, control, **known):
+        open(sys.argv[1] + "/began", "w").close()
+        time.sleep(0.05)
+
+rows = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 64
+args = TrainingArguments(sys.argv[1] + "/run", max_steps=100_000, use_cpu=True, report_to="none")
+Trainer(Net(), args, train_dataset=rows, callbacks=[Slowly()]).train()
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_also_ends_who_reads_the_output_saves(number: int, tmp_path: Path) -> None:
+    """Ctrl-C goes to all of `python train.py 2>&1 | tee log`."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    job = subprocess.Popen(
+        f"{sys.executable} train.py . 2>&1 | tee log",
+        shell=True,
+        cwd=tmp_path,
+        start_new_session=True,
+        stdout=subprocess.DEVNULL,
+    )
+    deadline = time.monotonic() + 240
+    while not (tmp_path / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    os.killpg(job.pid, number)
+    while not list(tmp_path.glob("run/checkpoint-*/manifest.json")):
+        assert time.monotonic() < deadline, (tmp_path / "log").read_text()
+        time.sleep(0.05)
+    job.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -102,3 +103,27 @@ def test_an_old_one_that_cannot_be_removed_is_a_note_and_no_failure(
 def test_a_rule_that_would_keep_nothing_is_refused(rule: dict[str, int]) -> None:
     with pytest.raises(BadInput):
         Retention(**rule)
+
+
+def test_what_a_user_has_put_there_neither_counts_nor_goes(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    store = filled(root, FIVE)
+    shutil.copytree(root / "step-1", root / "my-safe-copy")
+    shutil.copytree(root / "step-1", root / "step-1-backup")
+    shutil.copytree(root / "step-2", elsewhere)
+    (root / "step-99").symlink_to(elsewhere)
+    kept = sorted(path.name for path in elsewhere.iterdir())
+    store.retention = Retention(keep_last=2)
+    assert isinstance(store.save("step-6", Snapshot(step=6)), Saved)
+    left = {path.name for path in root.iterdir()}
+    assert left == {"step-5", "step-6", "my-safe-copy", "step-1-backup", "step-99"}
+    assert sorted(path.name for path in elsewhere.iterdir()) == kept
+
+
+def test_of_a_link_only_the_link_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "file").write_text("kept")
+    (tmp_path / "link").symlink_to("real")
+    files.remove_tree(tmp_path / "link")
+    assert (tmp_path / "real" / "file").read_text() == "kept"
+    assert not (tmp_path / "link").is_symlink()

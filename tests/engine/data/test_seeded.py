@@ -110,3 +110,23 @@ def test_the_sample_that_cannot_be_loaded_is_named() -> None:
     with pytest.raises(ValueError, match="no such picture") as raised:
         list(loader)
     assert raised.value.__notes__ == ["Raised by the data set, for sample 3."]
+
+
+class RunsDry:
+    """A data set that reads from an iterator, which ends before the data set does."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise StopIteration
+        return index
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_data_set_that_runs_dry_is_no_end_of_the_data(workers: int) -> None:
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(DataLoader(RunsDry(), batch_size=2, num_workers=workers))
+    with pytest.raises(RuntimeError, match=r"StopIteration for sample 5"):
+        list(loader)

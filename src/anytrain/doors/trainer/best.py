@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 import re
-import shutil
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,8 @@ from anytrain.core.errors import CheckpointError, Notice
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.doors.trainer.search import Search
 from anytrain.engine import checkpoint
+from anytrain.engine.checkpoint import claims
+from anytrain.engine.checkpoint.retention import is_runs_own
 
 _STEP = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
@@ -124,9 +126,11 @@ class Best(Search):
         if best is None or self.args.save_total_limit != 1 or not self.args.should_save:
             return
         for entry in Path(best).parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-            if entry != Path(best) and (entry / "manifest.json").exists():
-                shutil.rmtree(entry, ignore_errors=True)
-                self._happened("removed", path=str(entry))
+            is_other = entry != Path(best) and is_runs_own(entry)
+            if is_other and (entry / "manifest.json").exists():
+                with suppress(OSError):
+                    claims.remove(entry)
+                    self._happened("removed", path=str(entry))
 
 
 class CheckpointMetricMissing(CheckpointError, KeyError):

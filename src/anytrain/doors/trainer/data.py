@@ -221,7 +221,10 @@ class Data(Shapes):
 
     def _are_several(self, given: Any) -> bool:
         """Whether these are data sets by name: a dict whose names are no columns of the model."""
-        if not isinstance(given, Mapping) or hasattr(given, "column_names"):
+        columns = getattr(given, "column_names", None)
+        if isinstance(columns, Mapping):  # of a DatasetDict, each set's
+            return True
+        if not isinstance(given, Mapping) or columns is not None:
             return False
         self._set_signature_columns_if_needed()
         return not set(given) & set(self._signature_columns or ())

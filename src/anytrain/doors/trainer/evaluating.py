@@ -10,8 +10,7 @@ import inspect
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +54,6 @@ class Evaluating(Data):
     model_preparation_time: float
     """How long the model took to prepare where it was not trained before; else not there."""
     _prepared_here: float = 0.0
-    _judged: nn.Module | None = None
-    """The model whose training waits for the end of an evaluation."""
     _memory: MemoryUse
     _timesheet: Timesheet | None = None
     _looking: evaluated.Looking | None = None
@@ -91,19 +88,18 @@ class Evaluating(Data):
         self._open_records()
         loader = self.get_eval_dataloader(eval_dataset)
         began, self._looking = time.time(), None
-        with self._judging():
-            with self._session.ledger.span("evaluate"):
-                output = self.evaluation_loop(
-                    loader,
-                    "Evaluation",
-                    prediction_loss_only=True if self.compute_metrics is None else None,
-                    ignore_keys=ignore_keys,
-                    metric_key_prefix=metric_key_prefix,
-                )
-            metrics = self._timed(output, metric_key_prefix, began)
-            self._memory.stop("eval", metrics)
-            self.log(metrics)
-            self._tell("evaluate", metrics=metrics)
+        with self._session.ledger.span("evaluate"):
+            output = self.evaluation_loop(
+                loader,
+                "Evaluation",
+                prediction_loss_only=True if self.compute_metrics is None else None,
+                ignore_keys=ignore_keys,
+                metric_key_prefix=metric_key_prefix,
+            )
+        metrics = self._timed(output, metric_key_prefix, began)
+        self._memory.stop("eval", metrics)
+        self.log(metrics)
+        self._tell("evaluate", metrics=metrics)
         with self._session.ledger.span("evaluate"):
             looking, self._looking = self._looking, None
             evaluated.note(self, looking, eval_dataset, metric_key_prefix)
@@ -120,35 +116,18 @@ class Evaluating(Data):
         self._memory.start()
         loader = self.get_test_dataloader(test_dataset)
         began = time.time()
-        with self._judging():
-            with self._session.ledger.span("evaluate"):
-                output = self.evaluation_loop(
-                    loader,
-                    "Prediction",
-                    ignore_keys=ignore_keys,
-                    metric_key_prefix=metric_key_prefix,
-                )
-            metrics = self._timed(output, metric_key_prefix, began)
-            self._memory.stop("test", metrics)
-            self._tell("predict", metrics=metrics)
+        with self._session.ledger.span("evaluate"):
+            output = self.evaluation_loop(
+                loader,
+                "Prediction",
+                ignore_keys=ignore_keys,
+                metric_key_prefix=metric_key_prefix,
+            )
+        metrics = self._timed(output, metric_key_prefix, began)
+        self._memory.stop("test", metrics)
+        self._tell("predict", metrics=metrics)
         self._note_time()
         return PredictionOutput(output.predictions, output.label_ids, metrics)
-
-    @contextmanager
-    def _judging(self) -> Iterator[None]:
-        """Let the model train again behind the block.
-
-        Not before: code of users tells by `model.training` whose metrics it is asked to log.
-        """
-        try:
-            yield
-        finally:
-            self._train_again()
-
-    def _train_again(self) -> None:
-        model, self._judged = self._judged, None
-        if model is not None:
-            model.train()
 
     def _note_time(self) -> None:
         """Add an evaluation that follows a training to the record of its time."""
@@ -210,8 +189,7 @@ class Evaluating(Data):
         finally:
             give_back()
             scores.close()
-            if self.is_in_train:
-                self._judged = model
+            if self.is_in_train:  # the model itself trains again at its next step
                 set_mode(self.optimizer, is_training=True)
         named = _prefixed(denumpify_detensorize(metrics), loss, f"{metric_key_prefix}_")
         if hasattr(self, "model_preparation_time"):

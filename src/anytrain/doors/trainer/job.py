@@ -31,8 +31,6 @@ class TrainerJob:
         if kind == "step_end":
             state.epoch = progress.epochs
         asked = trainer.callback_handler.tell(kind, trainer.args, state)
-        if trainer._judged is not None and kind == "step_begin":
-            trainer._train_again()  # somebody has called evaluation_loop himself
         if self._has_own_way and kind in ("step_end", "epoch_end"):
             return trainer._serve_own_way()
         return asked

@@ -15,7 +15,7 @@ from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine import objective
 from anytrain.engine.step.purity.impurity import place
-from anytrain.engine.step.update import Micro
+from anytrain.engine.step.update import Micro, let_train
 
 
 class Losses(Reports):
@@ -53,6 +53,7 @@ class Losses(Reports):
         self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
         """Run one micro-batch forward and backward; return its share of the step's loss."""
+        let_train(model)
         if num_items_in_batch is None:
             num_items_in_batch = self._items_now
         inputs = self._prepare_inputs(inputs)

@@ -252,9 +252,14 @@ class Saving(Pieces):
             return Path(best).name if best is not None and is_here else None
 
         rule = checkpoint.Retention(
-            keep_last=self.args.save_total_limit, best_counts=True, known_best=known_best
+            keep_last=self._most_kept(), best_counts=True, known_best=known_best
         )
         return checkpoint.Store(root, retention=rule)
+
+    def _most_kept(self) -> int | None:
+        """Return how many checkpoints stay; None, as 0 and less in the arguments, keeps all."""
+        limit = self.args.save_total_limit
+        return None if limit is None or limit <= 0 else limit
 
     def _save_interrupted(self) -> str:
         """Save the run because a signal ends it; return a sentence about what was saved."""

@@ -74,7 +74,6 @@ _RANGES: dict[str, Range] = {
     "warmup_steps": Range(0, math.inf, "at least 0; below 1, a share of all steps", False),
     "eval_delay": Range(0, math.inf, "at least 0"),
     "eval_accumulation_steps": _COUNT,
-    "save_total_limit": Range(1, math.inf, "at least 1; leave it out to keep all"),
     "seed": _SEED,
     "data_seed": _SEED,
     "dataloader_num_workers": Range(0, math.inf, "at least 0"),

@@ -80,7 +80,7 @@ NOTES: dict[str, Support] = {
     ),
     "eval_accumulation_steps": works("Always as if 1: predictions leave the device by batch."),
     "enable_jit_checkpoint": works("Every run already does: see save_on_signal."),
-    "save_total_limit": works("At least 1; unset keeps all."),
+    "save_total_limit": works("Unset, or below 1, keeps all."),
     "save_strategy": works('"best" needs an eval_strategy and a metric_for_best_model.'),
     "accelerator_config": works("A run with use_configured_state is refused."),
     "parallelism_config": refused(

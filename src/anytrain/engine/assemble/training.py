@@ -74,6 +74,7 @@ def build_step(
     """Return the step of a run whose model, optimizer and schedule are prepared."""
     session, optimizer = run.session, run.optimizers[0]
     session.cursor.end_step = None  # the loop ends its steps itself, once they are added up
+    untrained, outside = _apart(model, optimizer)
     is_shared = session.cursor.accumulation.sync_each_batch
     apart = _shared_each_batch if is_shared else session.world.no_sync
     parts: dict[str, Any] = {
@@ -82,10 +83,12 @@ def build_step(
         "no_sync": partial(_unfinished, session.cursor, apart),
         "clip": Clip(
             optimizer,
+            model,
             options.max_grad_norm,
-            sees_all=tell is None,
+            sees_all=tell is None and not outside,
             can_read=_reads_at_once(run, optimizer),
         ),
+        "untrained": untrained,
         "optimizer": optimizer,
         "schedulers": tuple(s for s in run.schedulers if not follows_metric(s)),
         "judge": Judge(run, optimizer),
@@ -153,7 +156,9 @@ def _shortening(
     session, optimizer = run.session, run.optimizers[0]
     exact = torch.are_deterministic_algorithms_enabled()
     plain = isinstance(optimizer.guard, DeviceGuard) and fused.fits(optimizer.optimizer)
-    if exact or not (plain and is_whole):
+    untrained, outside = _apart(model, optimizer)
+    same = not outside and not any(p.requires_grad for p in untrained)  # what is clipped together
+    if exact or not (plain and is_whole and same):
         return Shortening(None, tuple(run.optimizers))
     rounds = session.precision.name == "bf16" and not any(map(is_compiled, model.modules()))
     made = Shortcuts(model, optimizer.optimizer, max_norm, rounds=rounds, device=session.device)
@@ -279,13 +284,29 @@ def _reads_at_once(run: Run, optimizer: PreparedOptimizer) -> bool:
     return run.session.device.type == "cpu" and not optimizer.guard.decides_on_device
 
 
+def _apart(
+    model: nn.Module, optimizer: PreparedOptimizer
+) -> tuple[tuple[nn.Parameter, ...], tuple[Any, ...]]:
+    """Return the model's parameters that the optimizer has not, and the other way round."""
+    held = {id(p): p for group in optimizer.param_groups for p in group["params"]}
+    own = {id(p): p for p in model.parameters()}
+    untrained = tuple(p for key, p in own.items() if key not in held)
+    return untrained, tuple(p for key, p in held.items() if key not in own)
+
+
 class Clip:
-    """Bound the gradient's norm and return it, on the device; a bound of 0 only measures."""
+    """Bound the norm of the model's gradient and return it, on the device; 0 only measures."""
 
     def __init__(
-        self, optimizer: PreparedOptimizer, max_norm: float, *, sees_all: bool, can_read: bool
+        self,
+        optimizer: PreparedOptimizer,
+        model: nn.Module,
+        max_norm: float,
+        *,
+        sees_all: bool,
+        can_read: bool,
     ) -> None:
-        self._optimizer = optimizer
+        self._optimizer, self._model = optimizer, model
         self._max_norm = max_norm
         self._can_read = can_read
         self._sees_all = sees_all
@@ -293,7 +314,7 @@ class Clip:
 
     def __call__(self) -> torch.Tensor | None:
         """Clip, and let the guard know the norm."""
-        found = [p for group in self._optimizer.param_groups for p in group["params"]]
+        found = list(self._model.parameters())
         unscale([self._optimizer])
         norm = bound(found, self._max_norm, can_read=self._can_read)
         self._optimizer.guard.veto(norm, is_whole=self._sees_all)

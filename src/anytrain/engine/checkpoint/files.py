@@ -195,7 +195,10 @@ def adopt_file(folder: Path, name: str) -> Fingerprint:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and all that is in it, following no link."""
+    """Remove a folder and all that is in it, following no link; of a link, the link alone."""
+    if path.is_symlink():
+        unlink(path)
+        return
     for entry in sorted(os.scandir(path), key=lambda entry: entry.name):
         if entry.is_dir(follow_symlinks=False):
             remove_tree(Path(entry.path))

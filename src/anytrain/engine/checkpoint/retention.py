@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.checkpoint.catalog import Entry, entries, newest_whole, wrong_size
+
+_RUNS_NAME = re.compile(r"(checkpoint|step)[-_]\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,14 +44,24 @@ class Retention:
                 )
 
 
+def is_runs_own(path: Path) -> bool:
+    """Whether a run has made a checkpoint under this name: copies of it have their owner's.
+
+    >>> [is_runs_own(Path(name)) for name in ("checkpoint-7", "step-000012", "checkpoint-7-copy")]
+    [True, True, False]
+    """
+    return _RUNS_NAME.fullmatch(path.name) is not None and not path.is_symlink()
+
+
 def doomed(found: Sequence[Entry], rule: Retention) -> list[Entry]:
     """Return the checkpoints that the rule lets go, oldest first.
 
-    Only whole ones count, and only whole ones go: a damaged one is left for its owner to see.
+    Only whole ones count, and only whole ones go: a damaged one is left for its owner to see. So is
+    what has a name that no run gives, or is a link.
     """
     if rule.keep_last is None:
         return []
-    whole = [entry for entry in found if wrong_size(entry) is None]
+    whole = [e for e in found if is_runs_own(e.path) and wrong_size(e) is None]
     kept = {entry.path for entry in best(whole, rule)}
     room = max(1, rule.keep_last - len(kept)) if rule.best_counts else rule.keep_last
     newest = [entry for entry in whole if not rule.best_counts or entry.path not in kept]

@@ -158,6 +158,11 @@ class SeededDataset:
     def _sample(self, index: Any) -> Any:
         try:
             return self.dataset[index]
+        except StopIteration as error:  # the loader would take it for the end of the data
+            raise RuntimeError(
+                f"The data set raised StopIteration for sample {index!r}: an iterator that it "
+                "reads from has come to its end."
+            ) from error
         except Exception as error:
             error.add_note(f"Raised by the data set, for sample {index!r}.")
             raise

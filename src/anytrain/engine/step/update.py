@@ -95,13 +95,16 @@ class Update:
     latch: Latch | None = field(default_factory=Latch)
     fit: Fit | None = None
     """What to do where the memory is full; None where that is an error."""
+    untrained: tuple[nn.Parameter, ...] = ()
+    """Parameters of the model that the optimizer has not; gradients may come to them."""
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one step's micro-batches."""
+        let_train(self.model)
         if self.fit is None:
             loss = self.gradients(batch)
         else:
-            loss = self.fit.run(partial(self.gradients, batch), self.optimizer.zero_grad)
+            loss = self.fit.run(partial(self.gradients, batch), self.forget_gradients)
         self.judge.look(loss)
         norm = self.clipped()
         if self.latch is not None and self.latch.held is not None:
@@ -112,11 +115,17 @@ class Update:
         rate = self.optimizer.param_groups[0]["lr"]
         rate = rate.clone() if isinstance(rate, torch.Tensor) else rate
         self.schedule()
-        self.optimizer.zero_grad()
+        self.forget_gradients()
         bad = self.judge.verdict()
         if self.latch is not None:
             self.latch.close(bad)
         return StepOutput(loss, norm, rate, bad)
+
+    def forget_gradients(self) -> None:
+        """Let go of all gradients, of what the optimizer does not train, too."""
+        self.optimizer.zero_grad()
+        for parameter in self.untrained:
+            parameter.grad = None
 
     def end(self) -> None:
         """Let go of what was kept for the next step: there is none."""
@@ -149,6 +158,13 @@ class Update:
     def _told(self, moment: EventKind) -> None:
         if self.tell is not None:
             self.tell(moment)
+
+
+def let_train(model: nn.Module) -> None:
+    """Let a model train that an evaluation, or somebody's `model.eval()`, has left otherwise."""
+    inner = getattr(model, "module", model)  # what users hold of one that shares its gradients
+    if not (model.training and getattr(inner, "training", True)):
+        model.train()
 
 
 def _nothing() -> None:
@@ -197,7 +213,7 @@ class SplittingUpdate(Update):
                 assert loss is not None
                 self.share_gradients()
                 return loss
-            self.optimizer.zero_grad()
+            self.forget_gradients()
             self.release()
             put_back()
             if self.spare():
@@ -246,6 +262,7 @@ class RecordedUpdate(Update):
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one step's micro-batches."""
+        let_train(self.model)
         self._batch = batch
         inputs = (batch.micro, batch.num_items)
         found = self.recordings.find(self, inputs, batch.is_last_spare)
