@@ -63,7 +63,7 @@ def test_a_training_without_a_batch_is_refused_or_told(tmp_path: Path) -> None:
 
 def test_optimizers_that_would_train_another_model_are_refused(tmp_path: Path) -> None:
     optimizer = torch.optim.SGD(twins.regression().parameters(), lr=0.1)
-    with pytest.raises(BadInput, match="optimizers= with model_init="):
+    with pytest.raises(RuntimeError, match="optimizers= with model_init="):
         build(tmp_path, model=None, model_init=twins.regression, optimizers=(optimizer, None))
     with pytest.raises(BadInput, match="optimizers= and optimizer_cls_and_kwargs="):
         build(
@@ -291,3 +291,9 @@ def test_a_training_step_sees_whether_its_micro_batch_ends_the_step(
     )
     trainer.train()
     assert seen == [False, False, True] * 2
+
+
+def test_a_stream_without_an_end_is_refused_before_anything_is_built(tmp_path: Path) -> None:
+    stream = twins.Stream(twins.points(8))
+    with pytest.raises(ValueError, match="Cannot tell how long to train"):
+        twins.build(twins.OURS, tmp_path, model=twins.regression(), train_dataset=stream)

@@ -13,6 +13,16 @@ from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.loop import Progress
 
 
+def check_end(args: TrainingArguments, *, has_end: bool) -> None:
+    """Refuse a training that would never end."""
+    if not has_end and args.max_steps <= 0:
+        raise BadInput(
+            "Cannot tell how long to train.",
+            why="the training data has no length, and max_steps is not set.",
+            fix="pass max_steps=, or give the data set a __len__.",
+        )
+
+
 def plan(
     args: TrainingArguments,
     num_batches: int | None,
@@ -24,12 +34,7 @@ def plan(
     Where the saved run had another batch size, accumulation or number of ranks, its steps count
     otherwise: what is left of the data is counted anew and added to the steps that were done.
     """
-    if num_batches is None and args.max_steps <= 0:
-        raise BadInput(
-            "Cannot tell how long to train.",
-            why="the training data has no length, and max_steps is not set.",
-            fix="pass max_steps=, or give the data set a __len__.",
-        )
+    check_end(args, has_end=num_batches is not None)
     if num_batches == 0:
         raise BadInput(
             "Cannot train: there is not one batch.",

@@ -82,11 +82,15 @@ def one_model(
     return model_init
 
 
+class OfAnotherModel(BadInput, RuntimeError):
+    """An optimizer that does not hold the parameters that will be trained."""
+
+
 def check_optimizers(optimizers: tuple[Any, Any], kind: Any, model_init: Any) -> None:
     """Refuse optimizers that would train another model."""
     given = any(part is not None for part in optimizers)
     if given and model_init is not None:
-        raise BadInput(
+        raise OfAnotherModel(
             "Cannot take optimizers= with model_init=.",
             why="each training makes a new model, whose parameters that optimizer does not hold.",
             fix="override create_optimizer, or pass optimizer_cls_and_kwargs=.",

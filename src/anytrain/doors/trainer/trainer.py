@@ -96,6 +96,7 @@ class Trainer(
         self.model_init = preparing.one_model(model, model_init)
         preparing.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
         check_eval_sets(self, eval_dataset)
+        length.check_end(self.args, has_end=train_dataset is None or has_length(train_dataset))
         self._follow_arguments()
         preparing.set_precision_of_matmuls(self.args, self._session)
         self._new_run()
