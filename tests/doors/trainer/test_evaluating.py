@@ -161,6 +161,28 @@ def test_a_kept_loader_serves_the_trainers_own_data_set_given_by_hand(tmp_path: 
     assert trainer.get_eval_dataloader(pairs(7)) is not trainer.get_eval_dataloader()
 
 
+@pytest.mark.parametrize("persistent", [True, False])
+def test_a_loader_that_a_subclass_makes_is_kept_by_its_key(
+    tmp_path: Path, persistent: bool
+) -> None:
+    class Own(Trainer):
+        def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
+            if "own" in self._eval_dataloaders:
+                return self._eval_dataloaders["own"]
+            return self._get_dataloader(
+                dataset=self.eval_dataset,
+                description="Evaluation",
+                batch_size=self.args.eval_batch_size,
+                sampler_fn=self._get_eval_sampler,
+                dataloader_key="own",
+            )
+
+    workers = {"dataloader_persistent_workers": persistent, "dataloader_num_workers": 1}
+    trainer = build(tmp_path, Places(), kind=lambda base: Own, eval_dataset=pairs(7), **workers)
+    assert (trainer.get_eval_dataloader() is trainer.get_eval_dataloader()) is persistent
+    assert trainer.evaluate()["eval_samples_per_second"] > 0
+
+
 def test_batches_of_an_evaluation_that_died_are_forgotten(tmp_path: Path) -> None:
     from anytrain.recipes.glue.scores import Scorer
 

@@ -90,8 +90,7 @@ class Data(Shapes):
             dataset, "Evaluation", self._eval_batch_size, self._get_eval_sampler
         )
         named = eval_dataset is None or isinstance(eval_dataset, str)
-        if self.args.dataloader_persistent_workers and named:
-            self._kept_loaders[key] = loader  # its workers live on from one evaluation to the next
+        self._keep(loader, key if named else None)
         return loader
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
@@ -115,6 +114,7 @@ class Data(Shapes):
         batch_size: int,
         sampler_fn: Callable[[Any], Sampler[Any] | None] | None = None,
         is_training: bool = False,
+        dataloader_key: str | None = None,
     ) -> DataLoader[Any]:
         args, collate, dataset = self.args, self.data_collator, as_rows(dataset)
         given = dataset  # its column of lengths is no input of the model's
@@ -158,7 +158,22 @@ class Data(Shapes):
             options["collate_fn"] = WithoutFullMask(options["collate_fn"])
         free = is_training and not args.is_told("dataloader_num_workers")
         made: DataLoader[Any] = self._prepared(DataLoader(dataset, **options), auto_workers=free)
+        self._keep(made, dataloader_key)
         return made
+
+    def _keep(self, loader: Any, key: str | None) -> None:
+        """Let the workers of a loader live on from one evaluation to the next, where they may."""
+        if key is not None and self.args.dataloader_persistent_workers:
+            self._kept_loaders[key] = loader
+
+    @property
+    def _eval_dataloaders(self) -> dict[str, Any]:
+        """The loaders that were kept; subclasses that make their own ask here for one."""
+        return self._kept_loaders
+
+    @_eval_dataloaders.setter
+    def _eval_dataloaders(self, kept: dict[str, Any]) -> None:
+        self._kept_loaders = kept
 
     def _needs_no_masks(self, dataset: Any) -> bool:
         """Whether steps may be recorded, and masks of this dataset's batches hide nothing."""
