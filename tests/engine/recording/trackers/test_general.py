@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -59,6 +60,13 @@ def test_a_subclass_that_lacks_a_member_is_refused_by_its_name(missing: str) -> 
 def test_all_missing_members_are_named_at_once() -> None:
     with pytest.raises(TypeError, match="'name' and 'requires_logging_directory' and 'tracker'"):
         GeneralTracker()
+
+
+def test_a_subclass_that_lacks_a_member_is_not_implemented_as_hf_says() -> None:
+    with pytest.raises(NotImplementedError, match="Empty lacks 'name'") as caught:
+        type("Empty", (GeneralTracker,), {})()
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (type(again), again.fix) == (type(caught.value), caught.value.fix)
 
 
 def test_a_blank_tracker_takes_every_call_and_records_nothing() -> None:

@@ -16,6 +16,10 @@ from anytrain.core.errors import BadInput, BadType, Unsupported
 REQUIRED = ("name", "requires_logging_directory", "tracker")
 
 
+class LacksMembers(BadType, NotImplementedError):
+    """A tracker class lacks required members; HF's libraries raise a NotImplementedError there."""
+
+
 class GeneralTracker:
     """Record a run somewhere; subclass it to record somewhere new.
 
@@ -92,7 +96,7 @@ def check_members(tracker: GeneralTracker) -> None:
     missing = [name for name in REQUIRED if name not in there]
     if missing:
         kind = type(tracker).__name__
-        raise BadType(
+        raise LacksMembers(
             f"The tracker class {kind} lacks {' and '.join(map(repr, missing))}.",
             why=f"every GeneralTracker has {', '.join(map(repr, REQUIRED))}.",
             fix=f"define {' and '.join(missing)} in {kind}, as class attributes or properties.",
