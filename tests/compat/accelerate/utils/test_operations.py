@@ -7,6 +7,7 @@ from collections import UserDict, namedtuple
 
 import pytest
 import torch
+from accelerate.utils import operations as theirs
 from torch import nn
 
 from anytrain.compat.accelerate import PartialState
@@ -94,12 +95,23 @@ def test_batches_are_cut_and_joined() -> None:
         operations.concatenate([{"c": "a"}, {"c": "b"}])
 
 
-@pytest.mark.parametrize(("rows", "processes", "padded"), [(1, 2, 2), (4, 3, 6), (6, 3, 6)])
-def test_a_batch_is_filled_until_every_process_has_rows(
-    rows: int, processes: int, padded: int
+@pytest.mark.parametrize("num_processes", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 7, 8, 9, 16, 17])
+def test_a_batch_is_filled_with_zeros_to_the_length_that_hf_gives_it(
+    rows: int, num_processes: int
 ) -> None:
-    filled = operations.pad_input_tensors(torch.arange(rows), rows, processes)
-    assert filled.tolist() == [*range(rows), *[rows - 1] * (padded - rows)]
+    batch = {"x": torch.ones(rows, 2), "y": [torch.ones(rows, dtype=torch.int64)]}
+    expected = theirs.pad_input_tensors(batch, rows, num_processes)
+    filled = operations.pad_input_tensors(batch, rows, num_processes)
+    assert torch.equal(filled["x"], expected["x"])
+    assert torch.equal(filled["y"][0], expected["y"][0])
+
+
+def test_a_batch_is_filled_along_another_dimension_and_of_tensors_alone() -> None:
+    filled = operations.pad_input_tensors(torch.ones(2, 3), 3, 4, dim=1)
+    assert filled.tolist() == [[1, 1, 1, 0]] * 2
+    with pytest.raises(TypeError, match="Unsupported types"):
+        operations.pad_input_tensors({"x": "words"}, 1, 2)
 
 
 def test_half_precision_is_widened() -> None:

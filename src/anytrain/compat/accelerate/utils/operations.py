@@ -215,14 +215,26 @@ def concatenate(data: Any, dim: int = 0) -> Any:
 
 
 def pad_input_tensors(tensor: Any, batch_size: int, num_processes: int, dim: int = 0) -> Any:
-    """Return the batch with its last row repeated until every process can have as many rows."""
-    missing = -batch_size % num_processes
+    """Return the batch with as many rows of zeros behind it as HF puts there."""
+    num_rows = batch_size + _num_added(batch_size, num_processes)
 
     def pad(rows_of: torch.Tensor) -> torch.Tensor:
-        last = rows_of.narrow(dim, rows_of.shape[dim] - 1, 1)
-        return torch.cat([rows_of, *[last] * missing], dim=dim) if missing else rows_of
+        shape = list(rows_of.shape)
+        shape[dim] = num_rows
+        padded = rows_of.new_zeros(shape)
+        padded.narrow(dim, 0, rows_of.shape[dim]).copy_(rows_of)
+        return padded
 
-    return map_tensors(pad, tensor)
+    return recursively_apply(pad, tensor, error_on_other_type=True)
+
+
+def _num_added(batch_size: int, num_processes: int) -> int:
+    """Return HF's number of rows: 7 over 4 processes become 10, which 4 do not divide."""
+    each, left = divmod(batch_size, num_processes)
+    if each == 0:
+        return num_processes - batch_size
+    added = num_processes - each
+    return left - added if added < 1 else added
 
 
 def convert_to_fp32(tensor: Any) -> Any:
