@@ -51,11 +51,6 @@ FAMILIES = (
         names={"trainer_pt_utils": "get_tpu_sampler nested_xla_mesh_reduce"},
     ),
     Family(
-        why="it asks HF's own ParallelMode whether there are several processes.",
-        fix="call trainer.accelerator.gather(tensors).",
-        names={"trainer_pt_utils": "nested_gather"},
-    ),
-    Family(
         why="anytrain takes each optimizer step for the whole model at once.",
         fix='choose an optimizer without "layerwise" in its name.',
         names={"trainer_pt_utils": "LayerWiseDummyOptimizer LayerWiseDummyScheduler"},

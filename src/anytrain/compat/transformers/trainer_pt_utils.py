@@ -1,15 +1,36 @@
 """HF's module `transformers.trainer_pt_utils`: arrays, samplers, and a Trainer's reports."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from anytrain.compat.accelerate.utils.operations import gather
 from anytrain.compat.transformers import elsewhere
 from anytrain.doors.trainer.outputs import metrics_format
 from anytrain.doors.trainer.reports import Reports
 from anytrain.doors.training_args import AcceleratorConfig
 
-__all__ = ["AcceleratorConfig", "log_metrics", "metrics_format", "save_metrics", "save_state"]
+__all__ = [
+    "AcceleratorConfig",
+    "log_metrics",
+    "metrics_format",
+    "nested_gather",
+    "save_metrics",
+    "save_state",
+]
 
 # HF has these as functions that take a Trainer first.
 log_metrics = Reports.log_metrics
 save_metrics = Reports.save_metrics
 save_state = Reports.save_state
+
+
+def nested_gather(tensors: Any, parallel_mode: Any = None, name: str | None = None) -> Any:
+    """Return the values of all ranks, one behind the other; alone, what was given.
+
+    The run itself knows whether it has several processes: `parallel_mode` is not asked.
+    """
+    return None if tensors is None else gather(tensors)
+
 
 __getattr__ = elsewhere.of(__name__)
