@@ -92,7 +92,9 @@ def test_the_table_of_names_has_no_stale_entries() -> None:
     known = set(COUNTED)
     listed = {(home, name) for home in MODULES for name in elsewhere.passed(home)}
     listed |= {(home, name) for home in MODULES for name in elsewhere.refused(home)}
-    assert listed <= known
+    private = {(home, name) for home, name in listed if name.startswith("_")}
+    assert listed - private <= known
+    assert not [(home, name) for home, name in private if not hasattr(there(home), name)]
     assert not [pair for pair in listed if kind_of(*pair) == "ours"]
 
 
@@ -194,6 +196,56 @@ def test_modules_are_theirs_unless_they_are_ours() -> None:
         _ = ours_room.Nothing
 
 
+# The inside of HF's optimizer factory and of its way onto a TPU.
+INSIDE = ("IS_XLA_FSDPV2_POST_2_2", "OptimizerHandler")
+
+
+def imported(module: str) -> Iterator[str]:
+    """Give the names that a module of HF's has and does not bind itself."""
+    own = {*INSIDE, *(name for home, name in COUNTED if home == module)}
+    for name, value in vars(there(module)).items():
+        is_inside = name.startswith("__") or (name.startswith("_") and name.isupper())
+        is_theirs = getattr(value, "__module__", None) == f"transformers.{module}"
+        if name not in own and not is_inside and not is_theirs:
+            yield name
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_a_module_of_hfs_imports_can_be_imported_here(module: str) -> None:
+    names = list(imported(module))
+    assert "logger" in names
+    assert not [name for name in names if not hasattr(here(module), name)]
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_what_is_imported_of_an_engine_is_ours(module: str) -> None:
+    engine = {f"transformers.{home}" for home in MODULES}
+    for name in imported(module):
+        value = getattr(here(module), name, None)
+        home = str(getattr(value, "__module__", ""))
+        assert home.partition(".")[0] != "accelerate", name
+        if home in engine:
+            assert name in elsewhere.passed(home.partition(".")[2]), name
+
+
+def test_names_are_found_where_public_packages_look_for_them() -> None:
+    from anytrain.compat.transformers import trainer, trainer_callback, training_args
+
+    assert trainer.Accelerator is importlib.import_module("anytrain.compat.accelerate").Accelerator
+    assert trainer.PreTrainedModel is transformers.PreTrainedModel
+    assert trainer.get_scheduler is transformers.get_scheduler
+    assert trainer.logger is there("trainer").logger
+    assert trainer_callback.IntervalStrategy is here("trainer_utils").IntervalStrategy
+    assert trainer_callback.TrainingArguments is ours_room.TrainingArguments
+    assert training_args.trainer_log_levels == there("training_args").trainer_log_levels
+    assert training_args.log_levels == there("training_args").log_levels
+    options = {"lr": "0.5", "deep": {"on": "true"}, "kind": "cosine"}
+    assert training_args._convert_str_dict(options) is options
+    assert options == {"lr": 0.5, "deep": {"on": True}, "kind": "cosine"}
+    with pytest.raises(AttributeError, match="trainer' has no attribute 'no_such_name'"):
+        _ = trainer.no_such_name
+
+
 def test_hfs_trainer_is_never_imported_and_nothing_is_loaded_early() -> None:
     program = f"""
 import sys
@@ -201,6 +253,8 @@ import {OURS} as transformers
 assert "torch" not in sys.modules and "transformers" not in sys.modules
 from {OURS} import AutoModel, Seq2SeqTrainer, Trainer, TrainingArguments, default_data_collator
 from {OURS}.trainer import EvalPrediction, TRAINING_ARGS_NAME, get_last_checkpoint
+from {OURS}.trainer import Accelerator, is_sagemaker_mp_enabled, logger, skip_first_batches
+from {OURS}.training_args import DistributedType, trainer_log_levels
 assert Trainer.__module__.startswith("anytrain")
 assert not [m for m in ("transformers.trainer", "accelerate") if m in sys.modules]
 """

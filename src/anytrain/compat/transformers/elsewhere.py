@@ -1,7 +1,8 @@
 """Names of HF's Trainer modules that are not anytrain's: passed on, or refused with a reason.
 
 Passed on is what is plain data, or a function of what it is given: it does the same work
-whichever Trainer runs. Refused is what belongs to the inside of HF's Trainer.
+whichever Trainer runs. Refused is what belongs to the inside of HF's Trainer. What a module of
+HF's has imported itself is found by `import_lines`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from importlib import import_module
 from typing import Any
 
 from anytrain.compat.refusal import Family, Refusal, placeholder
+from anytrain.compat.transformers import import_lines
 
 PASSED = {
-    "trainer_utils": "RemoveColumnsCollator align_special_tokens check_target_module_exists "
+    "trainer_utils": "RemoveColumnsCollator _is_peft_model _re_checkpoint "
+    "align_special_tokens check_target_module_exists "
     "compare_trainer_and_checkpoint_args is_main_process load_sharded_checkpoint "
     "number_of_arguments rotate_checkpoints sort_checkpoints suppress_progress_bars "
     "total_processes_number unwrap_peft_model validate_quantization_for_training",
@@ -27,7 +30,7 @@ PASSED = {
     "is_attention_mask_causal nested_concat nested_detach nested_new_like nested_numpify "
     "nested_truncate numpy_pad_and_concatenate reissue_pt_warnings safe_globals "
     "set_rng_state_for_device torch_distributed_zero_first torch_pad_and_concatenate",
-    "trainer_optimizer": "is_optimizer_factory",
+    "trainer_optimizer": "_parse_optim_args is_optimizer_factory",
 }
 
 FAMILIES = (
@@ -93,7 +96,11 @@ def of(module: str) -> Callable[[str], Any]:
             return getattr(import_module(f"transformers.{home}"), name)
         if name in not_done:
             return _placeholder(name, home)
-        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        if name == "logger":  # the same as HF's: transformers.logging says how much it tells
+            return import_module("transformers.utils.logging").get_logger(f"transformers.{home}")
+        if name.startswith("__"):
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        return import_lines.find(home, name)
 
     return lookup
 

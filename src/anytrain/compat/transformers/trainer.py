@@ -5,6 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
+from anytrain.compat.transformers import elsewhere
 from anytrain.doors.callbacks import DefaultFlowCallback, ProgressCallback
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME
@@ -34,13 +35,18 @@ SCHEDULER_NAME = "scheduler.pt"
 FSDP_MODEL_NAME = "pytorch_model_fsdp"
 
 _NEIGHBOURS = ("trainer_utils", "trainer_callback", "training_args", "trainer_pt_utils")
+_imported = elsewhere.of(__name__)
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name that HF's module imports from its neighbours."""
-    if not name.startswith("_"):
-        for neighbour in _NEIGHBOURS:
-            found = import_module(f"{__package__}.{neighbour}")
-            if hasattr(found, name):
-                return getattr(found, name)
+    """Return a name that HF's module imports, or did in a version before."""
+    try:
+        return _imported(name)
+    except AttributeError:
+        if name.startswith("_"):
+            raise
+    for neighbour in _NEIGHBOURS:
+        found = import_module(f"{__package__}.{neighbour}")
+        if hasattr(found, name):
+            return getattr(found, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

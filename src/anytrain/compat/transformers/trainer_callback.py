@@ -1,5 +1,6 @@
 """HF's module `transformers.trainer_callback`: callbacks, their control and their state."""
 
+from anytrain.compat.transformers import elsewhere
 from anytrain.doors.callbacks import (
     Callbacks as CallbackHandler,
     DefaultFlowCallback,
@@ -23,3 +24,5 @@ __all__ = [
     "TrainerControl",
     "TrainerState",
 ]
+
+__getattr__ = elsewhere.of(__name__)

@@ -1,13 +1,23 @@
 """HF's module `transformers.training_args`."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from anytrain.compat.transformers import elsewhere
 from anytrain.core.errors import BadInput
 from anytrain.doors.training_args import (
     OptimizerNames,
     ParallelMode,
     TrainingArguments,
 )
+from anytrain.doors.training_args.choices import LOG_LEVELS
+from anytrain.doors.training_args.convert import plain
 
 __all__ = ["OptimizerNames", "ParallelMode", "TrainingArguments", "str_to_bool"]
+
+trainer_log_levels = dict(LOG_LEVELS)
+log_levels = {word: level for word, level in LOG_LEVELS.items() if word != "passive"}
 
 _TRUE = ("y", "yes", "t", "true", "on", "1")
 _FALSE = ("n", "no", "f", "false", "off", "0")
@@ -23,3 +33,12 @@ def str_to_bool(value: str, to_bool: bool = True) -> int | bool:
             fix="use one of these words.",
         )
     return word in _TRUE if to_bool else int(word in _TRUE)
+
+
+def _convert_str_dict(passed_value: dict[str, Any]) -> dict[str, Any]:
+    """Return the dict itself, its text turned into the numbers and truths that it spells."""
+    passed_value.update(plain(passed_value))
+    return passed_value
+
+
+__getattr__ = elsewhere.of(__name__)
