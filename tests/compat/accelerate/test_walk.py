@@ -236,3 +236,80 @@ def test_only_names_of_theirs_are_refused() -> None:
         if name not in known
     ]
     assert not stale
+
+
+def imported(module: str) -> list[str]:
+    """Return the public names of a module of theirs that other modules of theirs bind."""
+    found = vars(importlib.import_module(module))
+    homes = {name: str(getattr(value, "__module__", "")) for name, value in found.items()}
+    return [n for n, home in homes.items() if n[0] != "_" and home.startswith("accelerate.")]
+
+
+# These read the file of a launch, or are the inside of HF's way to write it.
+OF_COMMANDS = ("SageMakerConfig", "get_free_port")
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        "accelerator",
+        "checkpointing",
+        "data_loader",
+        "hooks",
+        "launchers",
+        "optimizer",
+        "state",
+        "tracking",
+        "utils.imports",
+        "utils.launch",
+        "utils.memory",
+        "utils.modeling",
+        "utils.operations",
+        "utils.other",
+        "utils.random",
+    ],
+)
+def test_what_a_module_of_theirs_imports_can_be_imported_here(module: str) -> None:
+    names = [name for name in imported(f"accelerate.{module}") if name not in OF_COMMANDS]
+    assert len(names) > 3
+    ours = here(f"accelerate.{module}")
+    assert not [name for name in names if not hasattr(ours, name)]
+    homes = [str(getattr(getattr(ours, name), "__module__", "")) for name in names]
+    assert not [home for home in homes if home.startswith("accelerate")]
+
+
+def test_loggers_are_those_of_the_modules_that_they_are_asked_of() -> None:
+    for module in ("accelerator", "data_loader", "tracking"):
+        assert here(f"accelerate.{module}").logger.logger.name == f"{OURS}.{module}"
+    with pytest.raises(AttributeError, match="data_loader' has no attribute 'no_such_name'"):
+        _ = here("accelerate.data_loader").no_such_name
+
+
+def test_private_helpers_that_public_packages_import_do_as_theirs() -> None:
+    import argparse
+
+    import torch
+
+    from anytrain.compat.accelerate.utils import _filter_args
+    from anytrain.compat.accelerate.utils.imports import _is_package_available
+    from anytrain.compat.accelerate.utils.modeling import _get_proper_dtype
+
+    assert _is_package_available("torch")
+    assert not _is_package_available("no_such_library")
+    assert _get_proper_dtype("torch.float16") is _get_proper_dtype(torch.float16) is torch.float16
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--known", type=int, default=1)
+    found = _filter_args(argparse.Namespace(known=3, strange=4), parser)
+    assert vars(found) == {"known": 3}
+
+
+def test_a_model_that_was_spread_can_be_moved_again_without_its_hooks() -> None:
+    from torch import nn
+
+    from anytrain.compat.accelerate.hooks import remove_hook_from_module
+
+    model = nn.Sequential(nn.Linear(1, 1))
+    for part in (model, model[0]):
+        part.__dict__["to"] = lambda *args: pytest.fail("it was spread over devices")
+    assert remove_hook_from_module(model, recurse=True).to("cpu") is model
+    model[0].to("cpu")

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anytrain.compat.accelerate import refused
 from anytrain.compat.accelerate.data_loader import dress
 from anytrain.compat.accelerate.optimizer import AcceleratedOptimizer
 from anytrain.compat.accelerate.scheduler import AcceleratedScheduler
@@ -30,6 +31,13 @@ from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.prepared.scheduler import PreparedScheduler
 
 __all__ = ["Accelerator", "DataLoaderConfiguration", "GradientAccumulationPlugin"]
+
+__getattr__ = refused.of(
+    __name__,
+    "checkpointing",
+    "parallelism_config",
+    neighbours=("logging", "state", "utils", "data_loader", "tracking", "hooks", "big_modeling"),
+)
 
 _JOINABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 

@@ -2,4 +2,4 @@
 
 from anytrain.compat.accelerate import refused
 
-__getattr__ = refused.of(__name__, "checkpointing")
+__getattr__ = refused.of(__name__, "checkpointing", neighbours=("logging", "state", "utils"))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import BatchSampler, DataLoader
 
+from anytrain.compat.accelerate import refused
 from anytrain.compat.accelerate.state import GradientState
 from anytrain.compat.accelerate.utils.dataclasses import RNGType
 from anytrain.doors.accelerator.states import live_session
@@ -33,6 +34,8 @@ __all__ = [
     "prepare_data_loader",
     "skip_first_batches",
 ]
+
+__getattr__ = refused.of(__name__, neighbours=("logging", "state", "utils"))
 
 
 class DataLoaderStateMixin:

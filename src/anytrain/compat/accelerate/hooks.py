@@ -10,7 +10,10 @@ from anytrain.compat.accelerate import refused
 
 __all__ = ["remove_hook_from_module", "remove_hook_from_submodules"]
 
-__getattr__ = refused.of(__name__, "hooks")
+__getattr__ = refused.of(__name__, "hooks", neighbours=("utils", "utils.modeling", "state"))
+
+# What HF puts on a spread model, in place of its methods, to say that it cannot be moved.
+_accelerate_added_attributes = ["to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"]
 
 
 def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Module:
@@ -21,6 +24,8 @@ def remove_hook_from_module(module: nn.Module, recurse: bool = False) -> nn.Modu
         del hooked._hf_hook
     if "_old_forward" in module.__dict__:
         hooked.forward = module.__dict__.pop("_old_forward")
+    for name in _accelerate_added_attributes:
+        module.__dict__.pop(name, None)
     for child in module.children() if recurse else ():
         remove_hook_from_module(child, recurse=True)
     return module

@@ -4,10 +4,13 @@ The error that the function raised is raised here itself, with its class: code t
 torch's ChildFailedError, which holds the words alone, must name that class instead.
 """
 
+from anytrain.compat.accelerate import refused
 from anytrain.compat.accelerate.state import PartialState
 from anytrain.doors.launch import debug_launcher, notebook_launcher
 
 __all__ = ["debug_launcher", "notebook_launcher", "test_launch"]
+
+__getattr__ = refused.of(__name__, "utils.launch", neighbours=("state", "utils"))
 
 
 def test_launch() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache
+from importlib import import_module
 from typing import Any
 
 from anytrain.compat.refusal import Family, Refusal, placeholder, refusal
@@ -164,17 +165,24 @@ def names(home: str) -> dict[str, Family]:
     }
 
 
-def of(module: str, *homes: str) -> Callable[[str], Any]:
+def of(module: str, *homes: str, neighbours: tuple[str, ...] = ()) -> Callable[[str], Any]:
     """Return a module's `__getattr__`: it hands out the names that are refused there.
 
-    `homes` are the modules of HF's that they are kept in.
+    `homes` are the modules of HF's that they are kept in. `neighbours` are those that HF's module
+    imports its tools from: people import them from either.
     """
     known = {name: home for home in homes for name in names(home)}
 
     def lookup(name: str) -> Any:
-        if name not in known:
-            raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return _placeholder(name, known[name])
+        if name in known:
+            return _placeholder(name, known[name])
+        for neighbour in () if name.startswith("_") else neighbours:
+            found = import_module(f"{__package__}.{neighbour}")
+            if name == "logger" and neighbour == "logging":
+                return found.get_logger(module)
+            if hasattr(found, name):
+                return getattr(found, name)
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
 
     return lookup
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+from anytrain.compat.accelerate import refused
 from anytrain.doors.accelerator import states
 from anytrain.doors.accelerator.options import DistributedType
 from anytrain.doors.accelerator.states import forget_run, run_now
@@ -22,6 +23,8 @@ __all__ = [
     "do_nothing",
     "is_initialized",
 ]
+
+__getattr__ = refused.of(__name__, neighbours=("utils",))
 
 _FACTS = (
     "backend",

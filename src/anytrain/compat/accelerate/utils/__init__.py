@@ -7,6 +7,7 @@ from anytrain.compat.accelerate.utils.constants import *
 from anytrain.compat.accelerate.utils.dataclasses import *
 from anytrain.compat.accelerate.utils.environment import *
 from anytrain.compat.accelerate.utils.imports import *
+from anytrain.compat.accelerate.utils.launch import _filter_args as _filter_args
 from anytrain.compat.accelerate.utils.memory import *
 from anytrain.compat.accelerate.utils.modeling import *
 from anytrain.compat.accelerate.utils.operations import *

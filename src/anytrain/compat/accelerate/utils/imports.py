@@ -14,12 +14,15 @@ from typing import Any
 
 import torch
 
+from anytrain.compat.accelerate import refused
 from anytrain.compat.accelerate.refused import names, refusal
 from anytrain.compat.accelerate.utils.environment import parse_flag_from_env
 from anytrain.compat.accelerate.utils.versions import compare_versions
 from anytrain.core import environment
 from anytrain.core.facts import Found
 from anytrain.machine.backends import probe
+
+__getattr__ = refused.of(__name__, neighbours=("utils.environment", "utils.versions"))
 
 USE_TORCH_XLA = parse_flag_from_env("USE_TORCH_XLA", default=True)
 
@@ -179,12 +182,17 @@ def torchao_required(func: Callable[..., Any]) -> Callable[..., Any]:
     return _refusing(func, "utils.ao", "convert_model_to_fp8_ao")
 
 
+def _is_package_available(pkg_name: str, metadata_name: str | None = None) -> bool:
+    """Whether a library is installed; public packages ask for theirs by this name of HF's."""
+    return _installed(pkg_name, metadata_name)()
+
+
 def _refusing(func: Callable[..., Any], home: str, name: str) -> Callable[..., Any]:
     @wraps(func)
-    def refused(*args: Any, **kwargs: Any) -> Any:
+    def refusing(*args: Any, **kwargs: Any) -> Any:
         raise refusal(func.__name__, names(home)[name])
 
-    return refused
+    return refusing
 
 
 __all__ = [name for name in dict(vars()) if name.startswith("is_") or name.endswith("_required")]

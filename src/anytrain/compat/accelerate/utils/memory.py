@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 
+from anytrain.compat.accelerate import refused
 from anytrain.doors.accelerator import memory
 from anytrain.doors.accelerator.memory import find_executable_batch_size, release_memory
 
@@ -13,6 +14,8 @@ __all__ = [
     "release_memory",
     "should_reduce_batch_size",
 ]
+
+__getattr__ = refused.of(__name__, neighbours=("utils.imports",))
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:

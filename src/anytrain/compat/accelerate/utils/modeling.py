@@ -47,7 +47,7 @@ __all__ = [
     "set_module_tensor_to_device",
 ]
 
-__getattr__ = refused.of(__name__, "utils.modeling")
+__getattr__ = refused.of(__name__, "utils.modeling", neighbours=("state", "utils"))
 
 logger = get_logger(__name__)
 
@@ -187,13 +187,16 @@ def compute_module_sizes(
 
     `dtype` is what floating-point numbers would be converted to, if it is smaller.
     """
-    special = {name: dtype_byte_size(_dtype(kind)) for name, kind in (special_dtypes or {}).items()}
+    special = {
+        name: dtype_byte_size(_get_proper_dtype(kind))
+        for name, kind in (special_dtypes or {}).items()
+    }
     sizes: dict[str, float] = defaultdict(int)
     tensors = model.named_buffers() if buffers_only else named_module_tensors(model, recurse=True)
     for name, tensor in tensors:
         each = dtype_byte_size(tensor.dtype)
         if dtype is not None and (tensor.is_floating_point() or tensor.is_complex()):
-            each = min(each, dtype_byte_size(_dtype(dtype)))
+            each = min(each, dtype_byte_size(_get_proper_dtype(dtype)))
         size = tensor.numel() * special.get(name, each)
         parts = name.split(".")
         for length in range(len(parts) + 1):
@@ -201,7 +204,7 @@ def compute_module_sizes(
     return sizes
 
 
-def _dtype(dtype: Any) -> Any:
+def _get_proper_dtype(dtype: Any) -> Any:
     return getattr(torch, dtype.removeprefix("torch.")) if isinstance(dtype, str) else dtype
 
 
@@ -256,7 +259,7 @@ def set_module_tensor_to_device(
     _check_value(name, old, device, value)
     new = old.detach() if value is None else value.detach()
     if value is not None or torch.device(device).type == "meta":
-        wanted = old.dtype if dtype is None else _dtype(dtype)
+        wanted = old.dtype if dtype is None else _get_proper_dtype(dtype)
         keep = dtype is not None and not new.is_floating_point()
         new = new if keep else new.to(wanted)
     new = new.to(device, non_blocking=non_blocking)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from anytrain.compat.accelerate import refused
 from anytrain.compat.accelerate.utils.dataclasses import TensorInformation
 from anytrain.core.errors import BadInput, BadType, Notice, ShapesDiffer
 from anytrain.doors.accelerator.states import live_session
@@ -47,6 +48,8 @@ __all__ = [
     "send_to_device",
     "slice_tensors",
 ]
+
+__getattr__ = refused.of(__name__, neighbours=("state", "utils"))
 
 DistributedOperationException = ShapesDiffer
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from anytrain.compat.accelerate import refused
 from anytrain.compat.accelerate.utils.dataclasses import RNGType
 from anytrain.doors.accelerator.states import set_seed, synchronize_rng_states
 
 __all__ = ["set_seed", "synchronize_rng_state", "synchronize_rng_states"]
+
+__getattr__ = refused.of(__name__, neighbours=("state", "utils"))
 
 
 def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: Any = None) -> None:
