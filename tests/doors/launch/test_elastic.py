@@ -322,8 +322,81 @@ def test_nothing_is_left_of_a_launcher_that_was_killed(train, tmp_path):
     files = [tmp_path / f"pid-{rank}" for rank in (0, 1)]
     wait_for(*files)
     os.kill(job.pid, signal.SIGKILL)
-    job.communicate(timeout=30)
-    deadline = time.monotonic() + 10
+    _, err = job.communicate(timeout=30)
+    wait_for_the_end_of(*files)
+    for rank in (0, 1):
+        assert f"anytrain: rank {rank} ends: its launcher is gone." in err
+
+
+PLAIN = """
+import os, sys, time
+from pathlib import Path
+Path(sys.argv[1], "pid-" + os.environ.get("RANK", "0")).write_text(str(os.getpid()))
+time.sleep(100)  # where another script imports torch, or knows nothing of anytrain
+"""
+SAVES = """
+import os, signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+
+def save(number, frame):
+    print("asked", flush=True)
+    time.sleep(float(sys.argv[2]))
+    (folder / f"saved-{os.environ.get('RANK', '0')}").write_text("whole")
+    sys.exit(128 + number)
+
+signal.signal(signal.SIGTERM, save)
+from anytrain.machine.processes.pulse import Pulse
+Pulse(int(os.environ.get("RANK", "0")), os.environ["ANYTRAIN_BEATS"]).mark(3, "training")
+(folder / f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
+time.sleep(100)
+"""
+
+
+def wait_for_the_end_of(*files, seconds=10):
+    deadline = time.monotonic() + seconds
     while any(psutil.pid_exists(int(file.read_text())) for file in files):
         assert time.monotonic() < deadline
         time.sleep(0.1)
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux ties a child to its parent")
+
+
+@linux
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_ranks_that_never_met_end_with_a_launcher_that_was_killed(tmp_path, num_processes):
+    (tmp_path / "plain.py").write_text(PLAIN)
+    job = start("--cpu", "-n", num_processes, "plain.py", tmp_path, cwd=tmp_path)
+    files = [tmp_path / f"pid-{rank}" for rank in range(num_processes)]
+    wait_for(*files)
+    job.kill()
+    job.communicate(timeout=30)
+    wait_for_the_end_of(*files)
+
+
+@linux
+def test_a_single_process_saves_when_its_launcher_was_killed(tmp_path):
+    (tmp_path / "saves.py").write_text(SAVES)
+    job = start("--cpu", "-n", 1, "saves.py", tmp_path, 0.5, cwd=tmp_path)
+    wait_for(tmp_path / "pid-0")
+    job.kill()
+    job.communicate(timeout=30)
+    wait_for_the_end_of(tmp_path / "pid-0")
+    assert (tmp_path / "saved-0").read_text() == "whole"
+
+
+@linux
+def test_a_process_that_was_started_again_ends_with_its_launcher_too(tmp_path):
+    (tmp_path / "fails_once.py").write_text(
+        "import os, sys; from pathlib import Path\n"
+        "if os.environ['RANK'] == '1' and not Path('failed').exists():\n"
+        "    Path('failed').touch(); sys.exit(5)\n" + PLAIN
+    )
+    words = ["--cpu", "-n", 2, "--max_restarts", 1, "fails_once.py", tmp_path]
+    job = start(*words, cwd=tmp_path)
+    wait_for(tmp_path / "pid-1")
+    job.kill()
+    _, err = job.communicate(timeout=30)
+    assert "Starting again" in err
+    wait_for_the_end_of(tmp_path / "pid-1")

@@ -15,7 +15,7 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.plan import Wish, Wishes
 from anytrain.doors.launch.options import DEFAULT_PORT, LaunchOptions, check, check_port
-from anytrain.machine.processes import crashes, notes, pulse, supervise
+from anytrain.machine.processes import crashes, leash, notes, pulse, supervise
 from anytrain.machine.processes.crashes import Ending
 
 if TYPE_CHECKING:
@@ -49,6 +49,8 @@ def launch(options: LaunchOptions, script: str, args: Sequence[str]) -> int:
     _tell_children(options, wishes, crowd)
     os.environ.update(threads(crowd.num_processes, options.num_cpu_threads_per_process))
     command = [sys.executable, "-u", *(["-m"] if options.module else []), script, *args]
+    # Whatever the ranks are doing, importing torch or not ours at all, they end with this process.
+    command = leash.tied(command)
     beats = tempfile.mkdtemp(prefix="anytrain-")
     os.environ["ANYTRAIN_BEATS"] = beats
     try:

@@ -20,7 +20,7 @@ from typing import Protocol
 import psutil
 
 from anytrain.core.errors import PeerLost
-from anytrain.machine.processes import faults, notes
+from anytrain.machine.processes import faults, leash, notes
 from anytrain.machine.processes.judge import Frozen, Heard, Judge, Lagging
 from anytrain.machine.processes.pulse import Beat, Pulse, read_beat
 
@@ -65,6 +65,9 @@ class Watch:
         self._lost = False
         self._stop = threading.Event()
         self._parent = os.getppid()
+        # From here on this watch ends the rank with its launcher, and says so. Not a moment
+        # earlier: a launcher that has ended before its number was read would not be missed.
+        self._tie = leash.untie()
         self._threads = [
             threading.Thread(target=self._talk, name="anytrain-beat", daemon=True),
             threading.Thread(target=self._listen, name="anytrain-watch", daemon=True),
@@ -84,6 +87,8 @@ class Watch:
         """Say goodbye, so that the others take silence for what it is."""
         hushed = self._stop.is_set()
         self._stop.set()
+        leash.tie_again(self._tie)
+        self._leave_with_parent()
         # A thread inside the store's native code when the interpreter goes down aborts the process.
         self._threads[0].join(_OPENING_S)
         if hushed or self._lost or self._threads[0].is_alive():
