@@ -400,3 +400,32 @@ def test_a_process_that_was_started_again_ends_with_its_launcher_too(tmp_path):
     _, err = job.communicate(timeout=30)
     assert "Starting again" in err
     wait_for_the_end_of(tmp_path / "pid-1")
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_signal_that_arrives_twice_at_once_lets_the_ranks_save(tmp_path, num_processes):
+    job = ask_twice(tmp_path, num_processes, gap_s=0.1)
+    _, err = job.communicate(timeout=30)
+    assert job.returncode == 143
+    assert all((tmp_path / f"saved-{rank}").exists() for rank in range(num_processes))
+    assert "Stopped by SIGTERM. Rank 0 was at step 3 (training)." in err
+
+
+@pytest.mark.parametrize("num_processes", [1, 2])
+def test_a_second_request_ends_the_save_and_says_what_that_costs(tmp_path, num_processes):
+    job = ask_twice(tmp_path, num_processes, gap_s=1.0)
+    _, err = job.communicate(timeout=30)
+    assert job.returncode == 143
+    assert not list(tmp_path.glob("saved-*"))
+    assert "killed before it had ended by itself: what was not saved is lost. Rank 0 was at" in err
+
+
+def ask_twice(folder, num_processes, gap_s):
+    """Start a job whose ranks take 3 s to save, and ask it to stop twice."""
+    (folder / "saves.py").write_text(SAVES)
+    job = start("--cpu", "-n", num_processes, "saves.py", folder, 3, cwd=folder)
+    wait_for(*(folder / f"pid-{rank}" for rank in range(num_processes)))
+    job.send_signal(signal.SIGTERM)
+    time.sleep(gap_s)
+    job.send_signal(signal.SIGTERM)
+    return job

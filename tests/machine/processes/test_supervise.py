@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import psutil
@@ -97,6 +98,67 @@ def test_signals_become_stopped_inside_the_block_alone():
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+LAUNCHER = """
+import os, sys
+from anytrain.machine.processes import supervise
+members = []
+with supervise.hearing_signals(lambda: members):
+    try:
+        members.append(supervise.start([sys.executable, "-c", sys.argv[1]], os.environ))
+        supervise.first_failure(members)
+    except supervise.Stopped as stop:
+        try:
+            supervise.end(members, stop.signum, 60)
+        except supervise.Stopped:
+            print("asked again", flush=True)
+        print(members[0].returncode, supervise.has_cut_short(), flush=True)
+"""
+SAVES_SLOWLY = """
+import signal, sys, time
+def save(number, frame):
+    time.sleep(1.5)
+    print("saved", flush=True)
+    sys.exit(3)
+signal.signal(signal.SIGTERM, save)
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def _said_after(gap_s, second):
+    """Ask a launcher to stop twice, so far apart; return what it and its child said."""
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", LAUNCHER, SAVES_SLOWLY], stdout=subprocess.PIPE, text=True
+    )
+    assert launcher.stdout.readline() == "ready\n"
+    launcher.send_signal(signal.SIGTERM)
+    time.sleep(gap_s)
+    launcher.send_signal(second)
+    return launcher.communicate(timeout=30)[0].splitlines()
+
+
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("gap_s", [0.0, 0.1])
+def test_two_signals_at_once_are_one_wish_and_the_save_goes_on(gap_s, second):
+    assert _said_after(gap_s, second) == ["saved", "3 False"]
+
+
+def test_a_later_signal_ends_the_wait_for_the_save():
+    assert _said_after(0.8, signal.SIGTERM) == ["asked again", "-9 True"]
+
+
+def test_the_first_signal_is_heard_while_survivors_are_ended(start):
+    process = start(STUBBORN)
+    process.stdout.readline()
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM))
+    begun = time.monotonic()
+    with pytest.raises(supervise.Stopped), supervise.hearing_signals(lambda: [process]):
+        timer.start()
+        supervise.end([process], signal.SIGTERM, 20)
+    assert time.monotonic() - begun < 10
+    assert not supervise.has_cut_short()
 
 
 def test_ctrl_z_suspends_the_children_too_and_waking_wakes_them():

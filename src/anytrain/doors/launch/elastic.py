@@ -172,7 +172,10 @@ def _say_restart(endings: list[Ending], size: int, before: crashes.MemoryMarks, 
 def _say_stopped(beats: str, size: int, signum: int) -> int:
     last = [beat for rank in range(size) if (beat := pulse.read_beat(beats, rank)) is not None]
     where = "".join(f" Rank {beat.rank} was {beat.where()}." for beat in last[:4])
-    _say(f"Stopped by {signal.Signals(signum).name}.{where}")
+    how = f"Stopped by {signal.Signals(signum).name}"
+    if supervise.has_cut_short():
+        how += ", and killed before it had ended by itself: what was not saved is lost"
+    _say(f"{how}.{where}")
     return 128 + signum
 
 

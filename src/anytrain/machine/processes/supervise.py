@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import IO, Any, Protocol
 
@@ -24,6 +25,11 @@ it at once."""
 SURVIVOR_GRACE_S = 2.0
 """How long the others get once a rank has died: there is nothing they could finish together."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_ONE_WISH_S = 0.5
+"""Signals within so long are one wish, of whatever kind: a terminal's reaches the launcher, and a
+program around it passes its own on."""
+_cut_short: set[int] = set()
+"""The processes that were killed after they had been asked to stop."""
 
 
 class Process(Protocol):
@@ -119,24 +125,29 @@ def end(
     """Send the signal, wait a while, then kill what is left, with everything it started.
 
     While `is_saving` they may take up to GRACE_S. Being asked to stop once more while waiting
-    means: now. What has already ended well is left alone, with whatever it has left running on
-    purpose.
+    means: now; unless it comes with the first request, as part of the same wish. What has already
+    ended well is left alone, with whatever it has left running on purpose.
     """
-    concerned = [process for process in processes if poll(process) != 0]
-    try:
-        for process in concerned:
-            if poll(process) is None:
-                # Not its loading workers: it may need a batch more before it can save.
-                process.send_signal(signum)
-                # A stopped process takes no signal but SIGKILL until it is continued.
-                _signal_group(process, signal.SIGCONT)
-        _wait(concerned, grace_s)
-        if is_saving():
-            _wait(concerned, GRACE_S)
-    finally:
-        for process in concerned:
-            _signal_group(process, signal.SIGKILL)
-        _wait(concerned, 5.0)
+    # Called because a stop is on its way up; without one, a signal here is the first of its wish.
+    is_final = sys.exception() is not None
+    with _one_wish() if is_final else nullcontext():
+        concerned = [process for process in processes if poll(process) != 0]
+        try:
+            _ask(concerned, signum)
+            _wait(concerned, grace_s)
+            if is_saving():
+                _wait(concerned, GRACE_S)
+        finally:
+            if is_final:
+                _cut_short.update(each.pid for each in concerned if poll(each) is None)
+            for process in concerned:
+                _signal_group(process, signal.SIGKILL)
+            _wait(concerned, 5.0)
+
+
+def has_cut_short() -> bool:
+    """Whether one was killed that was asked to stop, since signals were last listened for."""
+    return bool(_cut_short)
 
 
 @contextmanager
@@ -145,9 +156,13 @@ def hearing_signals(members: Callable[[], Sequence[Process]]) -> Iterator[None]:
 
     Only a main thread hears signals; in another thread the block runs without.
     """
+    heard: list[float] = []
+    _cut_short.clear()
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        raise Stopped(signum)
+        heard.append(time.monotonic())
+        if len(heard) == 1 or heard[-1] - heard[0] >= _ONE_WISH_S:
+            raise Stopped(signum)
 
     def suspend(signum: int, frame: FrameType | None) -> None:
         for process in members():
@@ -166,6 +181,42 @@ def hearing_signals(members: Callable[[], Sequence[Process]]) -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
+
+
+@contextmanager
+def _one_wish() -> Iterator[None]:
+    """Let signals pass that come with the one which is being answered; hear later ones as before.
+
+    Whoever else has set handlers, torch's agent or a notebook, would end the wait at once.
+    """
+    began = time.monotonic()
+    before: dict[signal.Signals, Callable[[int, FrameType | None], Any]] = {}
+
+    def hear(signum: int, frame: FrameType | None) -> None:
+        if time.monotonic() - began >= _ONE_WISH_S:
+            before[signal.Signals(signum)](signum, frame)
+
+    try:
+        if threading.current_thread() is threading.main_thread():
+            for number in _SIGNALS:
+                handler = signal.getsignal(number)
+                if callable(handler):
+                    before[number] = handler
+                    signal.signal(number, hear)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _ask(processes: Sequence[Process], signum: int) -> None:
+    """Send the signal to those that run, and wake them for it."""
+    for process in processes:
+        if poll(process) is None:
+            # Not its loading workers: it may need a batch more before it can save.
+            process.send_signal(signum)
+            # A stopped process takes no signal but SIGKILL until it is continued.
+            _signal_group(process, signal.SIGCONT)
 
 
 def _signal_group(process: Process, signum: int) -> None:
