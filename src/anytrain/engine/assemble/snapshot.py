@@ -18,6 +18,7 @@ from torch import nn
 
 from anytrain.core.errors import BadInput, CheckpointError, Notice
 from anytrain.engine import rng
+from anytrain.engine.assemble import optimizer_kind
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.checkpoint import Loaded, Snapshot, check, load_weights, model_state
@@ -70,6 +71,7 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
             "plan": {name: choice.value for name, choice in session.plan.reasons().items()},
             "num_models": len(kept),
             "parameters": _parameters(models, run),
+            "optimizers": [optimizer_kind.describe(each) for each in run.optimizers],
             "seed": torch.initial_seed(),
             "processes": session.world.size,
         },
@@ -125,18 +127,26 @@ def restore(
 def restore_optimizers(run: Run, saved: Loaded | ForeignCheckpoint) -> None:
     """Put the optimizers and their schedules back."""
     if isinstance(saved, Loaded):
-        _restore_kind("optimizer", run.optimizers, saved)
+        _check_saved("optimizer", run.optimizers, saved)
+        noted = saved.meta.get("optimizers")  # older checkpoints hold none
+        for number, optimizer in enumerate(run.optimizers):
+            state, kind = saved.part(_name("optimizer", number)), noted and noted[number]
+            optimizer_kind.load_state(optimizer, state, kind, saved.path)
         _restore_kind("scheduler", run.schedulers, saved)
         return
     for number, optimizer in enumerate(run.optimizers):
-        optimizer.load_state_dict(saved.optimizers[number])
+        optimizer_kind.load_state(optimizer, saved.optimizers[number], None, saved.path)
     for number, scheduler in enumerate(run.schedulers):
         scheduler.load_state_dict(saved.schedulers[number])
 
 
-def _restore_kind(kind: str, objects: Sequence[Any], loaded: Loaded) -> None:
+def _check_saved(kind: str, objects: Sequence[Any], loaded: Loaded) -> None:
     saved = sum(1 for name in loaded.part_names if name == kind or _is_nth(name, kind))
     _check_count(kind, len(objects), saved, loaded)
+
+
+def _restore_kind(kind: str, objects: Sequence[Any], loaded: Loaded) -> None:
+    _check_saved(kind, objects, loaded)
     for position, obj in enumerate(objects):
         obj.load_state_dict(loaded.part(_name(kind, position)))
 

@@ -1,0 +1,97 @@
+"""Refuse an optimizer's state that another kind of optimizer left.
+
+An optimizer takes any state, and fails inside its first step where it finds no `momentum` there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from anytrain.core.errors import CheckpointError
+from anytrain.engine.prepared.optimizer import PreparedOptimizer
+
+_HARMLESS = frozenset(
+    {"foreach", "fused", "capturable", "differentiable", "maximize", "decoupled_weight_decay"}
+    | {"params", "param_names", "initial_lr"}
+)
+"""What says how an update runs, what a version of torch added, and what is no option at all."""
+
+
+def describe(optimizer: PreparedOptimizer) -> dict[str, Any]:
+    """Return what a checkpoint notes of an optimizer's kind: its class, its options' names."""
+    kind = type(optimizer.optimizer)
+    return {
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "options": sorted(map(str, _defaults(optimizer))),
+    }
+
+
+def load_state(
+    optimizer: PreparedOptimizer, state: Any, noted: Mapping[str, Any] | None, path: Path
+) -> None:
+    """Put an optimizer's state back, or say that it is another kind's.
+
+    `noted` is what `describe` gave when it was saved. Kinds with the same options, as Adam and
+    AdamW are, take each other's state. Where nothing was noted, the options in the state tell.
+    """
+    if noted is not None:
+        _compare(optimizer, noted, path)
+        optimizer.load_state_dict(state)
+        return
+    wanted = [set(group) for group in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for own, saved, now in zip(wanted, state["param_groups"], optimizer.param_groups, strict=False):
+        # torch fills in options that an older version of the same optimizer did not have.
+        lacking = (own & set(_defaults(optimizer))) - set(now) - _HARMLESS
+        unknown = set(saved) - own - _HARMLESS
+        if lacking and unknown:
+            raise _of_another_kind(optimizer, None, lacking, unknown, path)
+
+
+def _compare(optimizer: PreparedOptimizer, noted: Mapping[str, Any], path: Path) -> None:
+    own = describe(optimizer)
+    if own["class"] == noted["class"] or not (own["options"] and noted["options"]):
+        return
+    wanted, saved = (set(each["options"]) - _HARMLESS for each in (own, noted))
+    if wanted != saved:
+        raise _of_another_kind(optimizer, noted["class"], wanted - saved, saved - wanted, path)
+
+
+def _of_another_kind(
+    optimizer: PreparedOptimizer,
+    saved: str | None,
+    lacking: set[str],
+    unknown: set[str],
+    path: Path,
+) -> CheckpointError:
+    own = str(describe(optimizer)["class"])
+    theirs, ours = _told_apart(saved, own)
+    reasons = [f"{ours} needs {_listed(lacking)}, which was not saved"] if lacking else []
+    if unknown:
+        reasons.append(f"what was saved has {_listed(unknown)}, which {ours} does not know")
+    return CheckpointError(
+        f"Cannot load {path}: its optimizer is {theirs}, this run's is {ours}.",
+        why="; ".join(reasons) + ".",
+        fix="go on with the optimizer that was saved. To train on with another, begin a new run "
+        "from the saved model.",
+    )
+
+
+def _told_apart(saved: str | None, own: str) -> tuple[str, str]:
+    """Return both classes' names, with their modules where they are called the same."""
+    short = own.rpartition(".")[2]
+    if saved is None:
+        return "of another kind", short
+    theirs = saved.rpartition(".")[2]
+    return (saved, own) if theirs == short else (theirs, short)
+
+
+def _defaults(optimizer: PreparedOptimizer) -> Mapping[str, Any]:
+    """Return an optimizer's options; one that only looks like torch's may have none."""
+    return getattr(optimizer.optimizer, "defaults", None) or {}
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))
