@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import sys
+import warnings
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -385,3 +386,40 @@ def test_a_rate_that_the_checkpoint_has_settled_is_told(tmp_path: Path) -> None:
     with pytest.warns(Notice, match=told):
         ran = twins.train(twins.OURS, tmp_path, **given)
     assert [entry["learning_rate"] for entry in ran.history if "learning_rate" in entry][-1] == 1e-3
+
+
+def saved_of(tmp_path: Path, **given: Any) -> dict[str, Any]:
+    """Train on 24 samples until after a save; return what goes on from there."""
+    given = {"model": twins.regression, "save_strategy": "steps", "save_steps": 4, **given}
+    given |= {"num_train_epochs": 2, "eval_dataset": twins.points(9)}
+    first = {**given, "callbacks": [Dies(5)]}
+    with pytest.raises(Died):
+        twins.train(twins.OURS, tmp_path, **{"train_dataset": twins.points(24), **first})
+    return {**given, "train_dataset": twins.points(24), "resume": True}
+
+
+def test_other_data_than_the_checkpoint_was_made_with_is_told(tmp_path: Path) -> None:
+    given = saved_of(tmp_path) | {"train_dataset": twins.points(40)}
+    told = r"The saved run had 24 training samples, this one has 40: it goes on after batch \d+ of"
+    with pytest.warns(Notice, match=told):
+        twins.train(twins.OURS, tmp_path, **given)
+
+
+def test_the_data_that_the_checkpoint_was_made_with_needs_no_word(tmp_path: Path) -> None:
+    given = saved_of(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        twins.train(twins.OURS, tmp_path, **given)
+
+
+def test_another_schedule_than_the_checkpoints_is_told(tmp_path: Path) -> None:
+    given = saved_of(tmp_path) | {"lr_scheduler_type": "cosine"}
+    with pytest.warns(Notice, match="lr_scheduler_type is linear, this run's is cosine"):
+        twins.train(twins.OURS, tmp_path, **given)
+
+
+def test_a_schedule_that_cannot_read_the_saved_one_is_explained(tmp_path: Path) -> None:
+    moved = {"lr_scheduler_type": "reduce_lr_on_plateau", "eval_strategy": "steps", "eval_steps": 2}
+    given = saved_of(tmp_path, **moved) | {"lr_scheduler_type": "linear"}
+    with pytest.raises(CheckpointError, match="schedule of the learning rate is not of this run's"):
+        twins.train(twins.OURS, tmp_path, **given)

@@ -24,7 +24,7 @@ from anytrain.doors.trainer.earlier import clear_the_way, refuse_company
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
 from anytrain.doors.trainer.pieces import Pieces
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
-from anytrain.doors.trainer.resumed import tell_settled
+from anytrain.doors.trainer.resumed import tell_other_data, tell_settled
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
 from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals
@@ -49,6 +49,8 @@ class Standing:
 
     def __init__(self, trainer: Saving) -> None:
         self._trainer = trainer
+        self.num_samples: int | None = None
+        """How many samples the loaded run trained on; None where that was not saved."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors, as they are now."""
@@ -58,6 +60,7 @@ class Standing:
             "state": dataclasses.asdict(own.state),
             "meter": own._meter.state_dict(own._session.world),
             "loss_so_far": own._loss_so_far,
+            "num_samples": own._num_samples(),
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
@@ -67,6 +70,7 @@ class Standing:
         own._meter.load_state_dict(saved["meter"], own._session.world)
         own._loss_so_far = tuple(saved["loss_so_far"])
         own._take_state(TrainerState(**saved["state"]))
+        self.num_samples = saved.get("num_samples")
 
 
 class Saving(Pieces):
@@ -327,13 +331,22 @@ class Saving(Pieces):
                 self._take_state(TrainerState.load_from_json(path / TRAINER_STATE_NAME))
                 self._seek(self.state.global_step)
         else:
-            snapshot.restore(run, [Standing(self)], loaded, self._load_hooks(), own=own)
+            standing = Standing(self)
+            snapshot.restore(run, [standing], loaded, self._load_hooks(), own=own)
             self._count_batches_anew()
             if run.session.world.rank == 0:
                 tell_settled(path / ARGUMENTS_NAME, self.args)
+                tell_other_data(standing.num_samples, self._num_samples(), self._progress)
         if self.args.ignore_data_skip:
             self._progress.batch = 0
             run.loaders[0].rewind()
+
+    def _num_samples(self) -> int | None:
+        """Return how many samples the training data has; None where it does not know."""
+        try:
+            return self._run.loaders[0].total_dataset_length
+        except (TypeError, AttributeError, NotImplementedError):
+            return None
 
     def _count_batches_anew(self) -> None:
         """Stand at the same sample where the saved run had batches of another size."""

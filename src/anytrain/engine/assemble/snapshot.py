@@ -132,12 +132,26 @@ def restore_optimizers(run: Run, saved: Loaded | ForeignCheckpoint) -> None:
         for number, optimizer in enumerate(run.optimizers):
             state, kind = saved.part(_name("optimizer", number)), noted and noted[number]
             optimizer_kind.load_state(optimizer, state, kind, saved.path)
-        _restore_kind("scheduler", run.schedulers, saved)
+        _check_saved("scheduler", run.schedulers, saved)
+        for number, scheduler in enumerate(run.schedulers):
+            _load_schedule(scheduler, saved.part(_name("scheduler", number)), saved.path)
         return
     for number, optimizer in enumerate(run.optimizers):
         optimizer_kind.load_state(optimizer, saved.optimizers[number], None, saved.path)
     for number, scheduler in enumerate(run.schedulers):
-        scheduler.load_state_dict(saved.schedulers[number])
+        _load_schedule(scheduler, saved.schedulers[number], saved.path)
+
+
+def _load_schedule(scheduler: Any, state: Any, path: Path) -> None:
+    try:
+        scheduler.load_state_dict(state)
+    except KeyError as error:
+        raise CheckpointError(
+            f"Cannot load {path}: its schedule of the learning rate is not of this run's kind.",
+            why=f"this run's needs {error}, which was not saved.",
+            fix="go on with the schedule that was saved (lr_scheduler_type). To train on with "
+            "another, begin a new run from the saved model.",
+        ) from error
 
 
 def _check_saved(kind: str, objects: Sequence[Any], loaded: Loaded) -> None:
