@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from anytrain.core.errors import BadType, Notice
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.checkpoint.manifest import read
@@ -25,7 +27,7 @@ class Point(nn.Module):
         return {"loss": ((self.at - labels) ** 2).mean(), "at": self.at.expand(len(labels))}
 
 
-def trained(folder: Path, scores: list[float], **options: Any) -> Trainer:
+def trained(folder: Path, scores: list[Any], **options: Any) -> Trainer:
     """Train 6 steps of 2 epochs; evaluations give the scores in turn."""
     coming = iter(scores)
     data = [{"labels": float(i)} for i in range(6)]
@@ -158,3 +160,35 @@ def test_a_users_copy_outlives_the_end_of_a_run_that_keeps_one(tmp_path: Path) -
         load_best_model_at_end=True,
     )
     assert (mine / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("score", "named"),
+    [
+        (torch.tensor([0.5, 0.2]), r"a Tensor of shape \(2,\)"),
+        ({"x": 1}, "a dict"),
+        ("high", "a str"),
+        (None, "a NoneType"),
+    ],
+    ids=["vector", "dict", "text", "none"],
+)
+def test_a_score_that_is_no_number_is_refused_after_its_step_is_saved(
+    tmp_path: Path, score: Any, named: str
+) -> None:
+    with pytest.raises(BadType, match=f"best model by 'eval_score': it is {named}"):
+        trained(tmp_path, [score], eval_strategy="epoch", save_strategy="epoch")
+    assert kept(tmp_path) == [3]
+
+
+@pytest.mark.parametrize("score", [torch.tensor(0.5), np.float32(0.5), np.array(0.5), True])
+def test_a_score_of_one_element_is_a_number(tmp_path: Path, score: Any) -> None:
+    trainer = trained(tmp_path, [score, 0.1], eval_strategy="epoch", save_strategy="epoch")
+    assert trainer.state.best_global_step == 3
+    assert isinstance(trainer.state.best_metric, (int, float))
+
+
+def test_scores_that_are_all_nan_are_told_as_such(tmp_path: Path) -> None:
+    nan = float("nan")
+    asked = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
+    with pytest.warns(Notice, match="found no best model: every eval_score was NaN"):
+        trained(tmp_path, [nan, nan], **asked)

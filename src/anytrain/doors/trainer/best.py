@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import nn
 
-from anytrain.core.errors import CheckpointError, Notice
+from anytrain.core.errors import BadType, CheckpointError, Notice
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.doors.trainer.search import Search
 from anytrain.engine import checkpoint
@@ -45,7 +45,7 @@ class Best(Search):
             return False
         if name not in metrics:
             raise CheckpointMetricMissing(name, list(metrics))
-        value, best = metrics[name], self.state.best_metric
+        value, best = _number(name, metrics[name]), self.state.best_metric
         better = best is None or (value > best if self.args.greater_is_better else value < best)
         if better and value == value:  # a NaN is never best
             self.state.best_metric = value
@@ -106,10 +106,9 @@ class Best(Search):
             root = Path(self._get_output_dir(self._trial))
             best = world.broadcast_object(self._best_saved(root) if world.rank == 0 else None)
         if best is None:
-            why = "nothing was evaluated" if state.best_metric is None else "none of it was saved"
             _tell(
-                f"load_best_model_at_end found no best model: {why}. The model is as the last "
-                "step left it."
+                f"load_best_model_at_end found no best model: {self._why_no_best()}. The model is "
+                "as the last step left it."
             )
             return
         state.best_model_checkpoint = best
@@ -119,6 +118,14 @@ class Best(Search):
                 f"those that were is loaded: {best}."
             )
         self._load_weights(best)
+
+    def _why_no_best(self) -> str:
+        name = self._best_metric_name()
+        if self.state.best_metric is not None:
+            return "none of it was saved"
+        if any(name in entry for entry in self.state.log_history):
+            return f"every {name} was NaN"
+        return "nothing was evaluated"
 
     def _remove_all_but_best(self) -> None:
         """With save_total_limit=1 the best alone stays at the end."""
@@ -131,6 +138,21 @@ class Best(Search):
                 with suppress(OSError):
                     claims.remove(entry)
                     self._happened("removed", path=str(entry))
+
+
+def _number(name: str, value: Any) -> float:
+    """Return a metric's value as a number, or say that it is none."""
+    if isinstance(value, (int, float)):
+        return value
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # of numpy, or a tensor
+        return _number(name, value.item())
+    size = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
+    raise BadType(
+        f"Cannot find the best model by {name!r}: it is a {type(value).__name__}{size}.",
+        why="evaluations are compared by it, and one number alone is more or less than another.",
+        fix=f"let compute_metrics return one number for {name.removeprefix('eval_')!r}, or let "
+        "metric_for_best_model name another metric.",
+    )
 
 
 class CheckpointMetricMissing(CheckpointError, KeyError):

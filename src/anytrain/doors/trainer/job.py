@@ -67,11 +67,11 @@ class TrainerJob:
         trainer = self._trainer
         try:
             metrics = trainer._evaluate(trainer._trial, trainer._ignored_in_eval)
+            trainer._last_metrics = {**metrics, "step": trainer.state.global_step}
+            is_best = trainer._determine_best_metric(metrics, trainer._trial)
         except Exception as error:
             self._save_in_spite_of(error)
             raise
-        trainer._last_metrics = {**metrics, "step": trainer.state.global_step}
-        is_best = trainer._determine_best_metric(metrics, trainer._trial)
         if trainer.args.save_strategy == "best":
             trainer.control.should_save = is_best
         return trainer.callback_handler.requests
