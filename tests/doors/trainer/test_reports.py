@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from anytrain.core.errors import Notice
 from anytrain.core.plan import Wishes
@@ -76,6 +77,18 @@ def test_a_split_may_be_kept_out_of_the_combined_file(reports: Reporting) -> Non
     reports.save_metrics("predict", {"test_loss": 1.0}, combined=False)
     folder = Path(reports.args.output_dir)
     assert [p.name for p in folder.iterdir()] == ["predict_results.json"]
+
+
+def test_results_of_any_kind_are_written(reports: Reporting) -> None:
+    found = {"vector": torch.arange(2), "array": np.ones((1, 2)), "kinds": {int}, 3: float("nan")}
+    reports.save_metrics("eval", {**found, "table": {"a": np.float32(0.5)}})
+    assert read(Path(reports.args.output_dir) / "eval_results.json") == {
+        "3": "NaN",
+        "array": [[1.0, 1.0]],
+        "kinds": "{<class 'int'>}",
+        "table": {"a": 0.5},
+        "vector": [0, 1],
+    }
 
 
 def test_a_file_that_holds_no_results_begins_anew_with_a_notice(reports: Reporting) -> None:

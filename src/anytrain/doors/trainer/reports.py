@@ -15,6 +15,7 @@ from anytrain.doors.callbacks import TrainerState
 from anytrain.doors.trainer.outputs import denumpify_detensorize, metrics_format
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.assemble.session import Session
+from anytrain.engine.recording.trackers.files import in_text, to_json
 
 TRAINER_STATE_NAME = "trainer_state.json"
 
@@ -79,7 +80,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _write_results(path: Path, metrics: Mapping[str, Any]) -> None:
-    write_text(path, json.dumps(metrics, indent=4, sort_keys=True))
+    ordered = sorted(metrics.items(), key=lambda named: in_text(named[0]))
+    write_text(path, to_json(dict(ordered), indent=4))
 
 
 def _read_results(path: Path) -> dict[str, Any]:
