@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from types import TracebackType
 
 from anytrain.core.errors import PeerLost
@@ -97,7 +98,8 @@ class LastWords:
         sys.stdout.flush()
         time.sleep(PATIENCE_S)
         if pulse.beats is None:
-            os.write(2, f"anytrain: {self._peer_lost(error)}\n".encode())
+            with suppress(OSError):
+                os.write(2, f"anytrain: {self._peer_lost(error)}\n".encode())
         # The transport's own clean-up would wait for the rank that is gone.
         os._exit(1)
 

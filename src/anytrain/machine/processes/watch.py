@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
@@ -268,5 +269,6 @@ def _end_frozen(beat: Beat | None) -> None:
 
 def _say(text: str) -> None:
     """Write past whatever the script has done to sys.stderr, in one piece."""
-    sys.stderr.flush()
-    os.write(2, f"{text}\n".encode())
+    with suppress(OSError, ValueError):  # whoever read it may be gone
+        sys.stderr.flush()
+        os.write(2, f"{text}\n".encode())
