@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,20 @@ def test_a_model_is_called_by_name_by_place_or_with_the_batch_itself() -> None:
     assert objective.call(model, [x, x]) == ((x, x), {})
     assert objective.call(model, (x,)) == ((x,), {})
     assert objective.call(model, x) == ((x,), {})
+
+
+@pytest.mark.parametrize("batch", [None, "x", 3, [1, 2], ["a", "b"]])
+def test_a_batch_without_tensors_is_explained_where_the_model_fails_on_it(batch: Any) -> None:
+    assert objective.call(Takes(), batch)[0] == (tuple(batch) if type(batch) is list else (batch,))
+    with pytest.raises(BadInput, match=f"data_collator returned a {type(batch).__name__}"):
+        objective.call(nn.Linear(2, 1), batch)
+
+
+def test_a_models_own_error_is_left_as_it_is() -> None:
+    with pytest.raises(TypeError, match="positional argument"):
+        objective.call(nn.Linear(2, 1), [{"x": torch.ones(2)}, 2])
+    with pytest.raises(TypeError, match="must be Tensor"):
+        objective.call(nn.Linear(2, 1), SimpleNamespace(x=torch.ones(2)))
 
 
 def test_a_loss_is_found_by_name_in_first_place_or_alone() -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dis
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from types import CodeType
 from typing import Any
@@ -18,10 +18,12 @@ from torch import nn
 from torch.nn import functional
 
 from anytrain.core.errors import BadInput
-from anytrain.engine.tree import batch_size
+from anytrain.engine.tree import batch_size, leaves
 
 IGNORED = -100
 """The label that no loss counts."""
+_MOST_SHOWN = 60
+_NO_TENSORS = (type(None), str, bytes, int, float)
 _SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
 
 
@@ -29,9 +31,30 @@ def call(model: nn.Module, inputs: Any) -> Any:
     """Run the model on a batch: a mapping by name, a list or tuple by place, else as it is."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
-    if isinstance(inputs, (list, tuple)):
-        return model(*inputs)
-    return model(inputs)
+    if isinstance(inputs, torch.Tensor):
+        return model(inputs)
+    by_place = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
+    if any(isinstance(each, torch.Tensor) for each in by_place):
+        return model(*by_place)
+    return _call_with_odd(model, inputs, by_place)
+
+
+def _call_with_odd(model: nn.Module, inputs: Any, by_place: Sequence[Any]) -> Any:
+    """Run the model on a batch of no tensors, which some take; of one that fails, say why."""
+    try:
+        return model(*by_place)
+    except (TypeError, AttributeError) as error:
+        if not all(isinstance(leaf, _NO_TENSORS) for leaf in leaves(inputs)):
+            raise  # an object of somebody's own may hold tensors
+        shown = repr(inputs)
+        shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
+        raise BadInput(
+            "Cannot run the model on a batch without a tensor: the data_collator returned "
+            f"{_shape(inputs)}, {shown}.",
+            why=f"the model failed on it: {error}.",
+            fix="let the data_collator return a dict of tensors, with the names that the model's "
+            "forward has.",
+        ) from error
 
 
 def given_loss(outputs: Any) -> torch.Tensor | None:

@@ -150,6 +150,20 @@ def test_a_sample_that_lacks_a_key_is_named() -> None:
         collate([{"x": 1, "y": 2}, {"x": 1}])
 
 
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("sample", [{"x": 1}, (1, 2), torch.ones(2), SimpleNamespace(x=1)])
+def test_a_sample_that_is_none_is_named(sample: Any, place: int) -> None:
+    rows = [sample, sample]
+    rows[place] = None
+    with pytest.raises(BadInput, match=f"sample {place} of the batch's 2 is None"):
+        collate(rows)
+
+
+def test_a_sample_of_another_kind_is_named() -> None:
+    with pytest.raises(BadInput, match="'x': sample 1 of the batch is no dict but of type int"):
+        collate([{"x": 1}, 3])
+
+
 def test_no_samples_make_no_batch() -> None:
     with pytest.raises(BadInput, match="no samples"):
         collate([])

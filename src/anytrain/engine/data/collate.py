@@ -28,12 +28,7 @@ def collate(features: Sequence[Any]) -> Any:
     >>> collate([{"x": [1, 2], "label": 0}, {"x": [3, 4], "label": 1}])["labels"]
     tensor([0, 1])
     """
-    if not features:
-        raise BadInput(
-            "Cannot make a batch of no samples.",
-            why="the list of samples is empty.",
-            fix="look at the sampler: each of its batches needs an index.",
-        )
+    _check(features)
     rows = _as_dicts(features)
     if rows is None:
         return default_collate(list(features))
@@ -47,6 +42,24 @@ def collate(features: Sequence[Any]) -> Any:
         if key not in _LABELS and value is not None and not isinstance(value, str):
             batch[key] = _filled(key, stack, rows)
     return batch
+
+
+def _check(features: Sequence[Any]) -> None:
+    """Refuse no samples, and samples that are none."""
+    if not features:
+        raise BadInput(
+            "Cannot make a batch of no samples.",
+            why="the list of samples is empty.",
+            fix="look at the sampler: each of its batches needs an index.",
+        )
+    for place, feature in enumerate(features):
+        if feature is None:
+            raise BadInput(
+                f"Cannot collate: sample {place} of the batch's {len(features)} is None.",
+                why="the data set returned None for it; a __getitem__ without a return does.",
+                fix="let the data set return a sample for each index, leave out beforehand those "
+                "that it cannot give, or pass a data_collator that does.",
+            )
 
 
 def _as_dicts(features: Sequence[Any]) -> Sequence[Mapping[str, Any]] | None:
@@ -77,6 +90,8 @@ def _filled(
             why="the first sample does, and a batch needs it of each.",
             fix=f"give every sample {key!r}, or none.",
         ) from error
+    except TypeError as error:
+        _refuse_odd(key, rows, error)
     try:
         return make(values)
     except (ValueError, TypeError, RuntimeError) as error:
@@ -131,6 +146,18 @@ def _label_ids(values: list[Any]) -> Tensor:
 
 def _kind(value: Any) -> torch.dtype:
     return torch.long if isinstance(value, int | np.integer) else torch.float
+
+
+def _refuse_odd(key: str, rows: Sequence[Any], error: TypeError) -> NoReturn:
+    for place, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise BadInput(
+                f"Cannot collate {key!r}: sample {place} of the batch is no dict but of type "
+                f"{type(row).__name__}.",
+                why="the first sample is one, and the samples of a batch are alike.",
+                fix="let the data set return samples of one kind.",
+            ) from error
+    raise error
 
 
 def _refuse(key: str, values: list[Any], error: Exception) -> NoReturn:
