@@ -68,9 +68,9 @@ def _of_another_kind(
 ) -> CheckpointError:
     own = str(describe(optimizer)["class"])
     theirs, ours = _told_apart(saved, own)
-    reasons = [f"{ours} needs {_listed(lacking)}, which was not saved"] if lacking else []
+    reasons = [f"{ours} needs what was not saved ({_listed(lacking)})"] if lacking else []
     if unknown:
-        reasons.append(f"what was saved has {_listed(unknown)}, which {ours} does not know")
+        reasons.append(f"{ours} does not know what was saved ({_listed(unknown)})")
     return CheckpointError(
         f"Cannot load {path}: its optimizer is {theirs}, this run's is {ours}.",
         why="; ".join(reasons) + ".",
