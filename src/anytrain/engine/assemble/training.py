@@ -307,6 +307,9 @@ class Clip:
         can_read: bool,
     ) -> None:
         self._optimizer, self._model = optimizer, model
+        # Only an optimizer's own gradients are scaled back.
+        is_scaled = isinstance(optimizer.guard, ScaledGuard)
+        self._left_out = {id(p) for p in _apart(model, optimizer)[0]} if is_scaled else set()
         self._max_norm = max_norm
         self._can_read = can_read
         self._sees_all = sees_all
@@ -314,7 +317,7 @@ class Clip:
 
     def __call__(self) -> torch.Tensor | None:
         """Clip, and let the guard know the norm."""
-        found = list(self._model.parameters())
+        found = [p for p in self._model.parameters() if id(p) not in self._left_out]
         unscale([self._optimizer])
         norm = bound(found, self._max_norm, can_read=self._can_read)
         self._optimizer.guard.veto(norm, is_whole=self._sees_all)

@@ -57,6 +57,37 @@ class Turned(LlamaMLP):
         return self.down_proj(values.mul(self.act_fn(self.gate_proj(hidden))))
 
 
+class Cast(LlamaMLP):
+    """One that gives its result in its input's precision."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).to(x.dtype)
+
+
+class Whole(LlamaMLP):
+    """One whose product is in float32."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.act_fn(self.gate_proj(x).float()) * self.up_proj(x).float())
+
+
+class Long(LlamaMLP):
+    """One that looks at how long its texts are."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+        return self.down_proj(product / len(x[0]) if x.dim() == 3 else product)
+
+
+class Keeping(LlamaMLP):
+    """One that keeps its product for a loss."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        product = self.act_fn(self.gate_proj(x)) * self.up_proj(x)
+        vars(self).update(penalty=product.abs().mean())
+        return self.down_proj(product)
+
+
 def with_a_hook() -> nn.Module:
     made = LlamaMLP(LlamaConfig(**SIZES))
     made.act_fn.register_forward_hook(lambda *given: None)
@@ -76,6 +107,10 @@ def with_a_hook() -> nn.Module:
         (Residual(LlamaConfig(**SIZES)), False),
         (OneWay(LlamaConfig(**SIZES)), False),
         (Shifted(LlamaConfig(**SIZES)), False),
+        (Cast(LlamaConfig(**SIZES)), False),
+        (Whole(LlamaConfig(**SIZES)), False),
+        (Long(LlamaConfig(**SIZES)), False),
+        (Keeping(LlamaConfig(**SIZES)), False),
         (with_a_hook(), False),
         (nn.Linear(8, 8), False),
     ],
@@ -122,8 +157,31 @@ def test_its_values_and_gradients_are_autocasts(
         if late_hook:
             model.act_fn.register_forward_hook(lambda *given: seen.append(given))
         torch.testing.assert_close(run(), expected)
-    assert (len(seen), gates) == ((1, []) if late_hook else (0, [(10, 64)]))
+    assert (len(seen), gates) == ((1, []) if late_hook else (0, [(2, 5, 64)]))
     for name, parameter in model.named_parameters():
         gradient = halves.gradient(parameter)
         assert gradient is not None, name
         torch.testing.assert_close(gradient.float(), grads[name], rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("change", ["activation", "own forward"])
+@pytest.mark.usefixtures("_as_on_a_gpu")
+def test_a_module_that_has_changed_is_looked_at_again(change: str) -> None:
+    torch.manual_seed(0)
+    model, inputs = LlamaMLP(LlamaConfig(**SIZES)), torch.randn(2, 5, 32)
+
+    def loss() -> torch.Tensor:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return model(inputs).float().square().sum()
+
+    with rounded(model) as halves:
+        loss()
+    if change == "activation":
+        model.act_fn = nn.ReLU()
+    else:
+        vars(model)["forward"] = lambda x: 2 * x
+    expected, own = loss(), vars(model).get("forward")
+    halves.look_again()
+    with halves.used():
+        torch.testing.assert_close(loss(), expected, rtol=1e-2, atol=1e-2)
+    assert vars(model).get("forward") is own

@@ -8,6 +8,7 @@ one tensor that the multiplication's way back wants.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +18,26 @@ from torch.nn import functional
 from anytrain.engine.step.blocks import has_hooks
 from anytrain.engine.step.shortcuts.gelu import grid
 from anytrain.engine.step.shortcuts.refusals import once
-from anytrain.engine.step.shortcuts.trials import are_near, at, attempted, is_plain, tried
+from anytrain.engine.step.shortcuts.trials import (
+    are_near,
+    at,
+    attempted,
+    is_plain,
+    run_twin,
+    tried,
+)
 from anytrain.machine.backends.cuda_elementwise import can_gate, gate, gate_backward
 from anytrain.machine.backends.cuda_kernels import Kernels
 
 _PARTS = ("gate_proj", "up_proj", "act_fn", "down_proj")
 _WIDTH = 64
+_TRIALS = (
+    ((3,), torch.float32, 1e-5),
+    ((2, 3), torch.float32, 1e-5),
+    ((3, 1, 2), torch.float32, 1e-5),
+    ((2, 3), torch.bfloat16, 2e-2),
+)
+"""The inputs' shapes, what their layers give, and how near the product must be."""
 
 
 def is_gated(module: nn.Module) -> bool:
@@ -44,7 +59,8 @@ class _Stands(nn.Module):
 
     def __init__(self, told: torch.Tensor | None = None) -> None:
         super().__init__()
-        self.told, self.given = told, []  # type: ignore[var-annotated]
+        self.told = told
+        self.given: list[torch.Tensor] = []
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
         self.given.append(inputs)
@@ -52,25 +68,33 @@ class _Stands(nn.Module):
 
 
 def _is_product(module: nn.Module) -> bool:
-    """Whether a copy whose layers are stand-ins makes the product, and passes the rest on."""
-    dice = torch.Generator("cpu").manual_seed(0)
-    how: Any = {"generator": dice, "dtype": torch.float32, "device": "cpu"}
-    inputs, opens, values = (torch.randn(2, _WIDTH, **how) for _ in range(3))
-    seen: list[list[torch.Tensor]] = []
+    """Whether a copy whose layers are stand-ins makes the product, and passes the rest on.
 
-    def forward(opens: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        twin = nn.Module.__new__(type(module))
-        layers = _Stands(opens), _Stands(values), nn.SiLU(), _Stands()
-        vars(twin).update(vars(module), _modules=dict(zip(_PARTS, layers, strict=True)))
-        seen.extend(layer.given for layer in layers if isinstance(layer, _Stands))
-        result: torch.Tensor = type(module).forward(twin, inputs)
-        if result is not seen[-1][-1]:
-            raise ValueError("something comes behind the last layer")
-        return result
+    In each number of dimensions, and of rounded values rounded.
+    """
+    how: Any = {"generator": torch.Generator("cpu").manual_seed(0), "dtype": torch.float32}
+    for shape, dtype, near in _TRIALS:
+        inputs, *given = (torch.randn(*shape, _WIDTH, device="cpu", **how) for _ in range(3))
+        opens, values = (tensor.to(dtype) for tensor in given)
+        found = at(partial(_stood_in, module, inputs), opens, values)
+        if not are_near(found, at(lambda o, v: functional.silu(o) * v, opens, values), near):
+            return False
+    return True
 
-    found = at(forward, opens, values)
-    is_read = all(len(given) == 1 for given in seen) and all(x[0] is inputs for x in seen[:2])
-    return is_read and are_near(found, at(lambda o, v: functional.silu(o) * v, opens, values))
+
+def _stood_in(
+    module: nn.Module, inputs: torch.Tensor, opens: torch.Tensor, values: torch.Tensor
+) -> torch.Tensor:
+    """Return what the module gives its last layer, if that is all there is to it."""
+    gate_layer, up_layer, last = _Stands(opens), _Stands(values), _Stands()
+    layers = gate_layer, up_layer, nn.SiLU(), last
+    result = run_twin(module, inputs, _modules=dict(zip(_PARTS, layers, strict=True)))
+    read = [*gate_layer.given, *up_layer.given]
+    if len(read) != 2 or any(each is not inputs for each in read):
+        raise ValueError("its layers read something else")
+    if len(last.given) != 1 or result is not last.given[0]:
+        raise ValueError("something comes behind the last layer")
+    return result
 
 
 def gated(module: Any, inputs: torch.Tensor, kernels: Kernels) -> torch.Tensor:
@@ -87,12 +111,7 @@ def gated(module: Any, inputs: torch.Tensor, kernels: Kernels) -> torch.Tensor:
 
 def _can(tensor: torch.Tensor) -> bool:
     is_rounded = tensor.dtype == torch.bfloat16 and tensor.dim() > 1
-    return is_rounded and can_gate(_matrix(tensor))
-
-
-def _matrix(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's rows one below the other, where they lie."""
-    return tensor.flatten(0, -2)
+    return is_rounded and can_gate(tensor)
 
 
 class _Product(torch.autograd.Function):
@@ -103,7 +122,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(opens.detach(), values.detach())
         ctx.kernels = kernels
         ctx.set_materialize_grads(False)
-        return gate(kernels, _matrix(opens), _matrix(values)).view(opens.shape)
+        return gate(kernels, opens, values)
 
     @staticmethod
     @once
@@ -111,9 +130,7 @@ class _Product(torch.autograd.Function):
         if given[0] is None:
             return None, None, None
         opens, values = ctx.saved_tensors
-        sent = _matrix(given[0].contiguous())
-        made = gate_backward(ctx.kernels, _matrix(opens), _matrix(values), sent)
-        return *(each.view(opens.shape) for each in made), None
+        return *gate_backward(ctx.kernels, opens, values, given[0].contiguous()), None
 
 
 _product: Callable[..., torch.Tensor] = _Product.apply

@@ -52,17 +52,23 @@ class Halves:
         self._rows = rows.to(device)
         scratch = scratch_for(max(group.width for group in groups), device)
         self._tools = Tools(kernels, scratch, puts_off)
-        self._norms = list(known_norms(model, kernels))
-        self._rotary = rotary_modules(model)
-        self._gated: list[Any] = [m for m in model.modules() if is_gated(m)]
-        self._tables: list[Any] = [m for m in model.modules() if is_embedding(m)]
-        found = ((module, form_of(module)) for module in model.modules())
-        self._gelus = [(module, form) for module, form in found if form is not None]
+        self._model = model
+        self.look_again()
         self._rounded: WeakIdKeyDictionary = WeakTensorKeyDictionary()
         """Of each tensor, for as long as it is there: longer would keep a checkpointed block's
         activations."""
         self._last: WeakIdKeyDictionary = WeakTensorKeyDictionary()
         """In a checkpointed block, of the last tensor alone: the block's input stays."""
+
+    def look_again(self) -> None:
+        """Find out what the model's modules compute: since the last look they may have changed."""
+        modules = list(self._model.modules())
+        self._norms = list(known_norms(self._model, self._kernels))
+        self._rotary = rotary_modules(self._model)
+        self._gated: list[Any] = [module for module in modules if is_gated(module)]
+        self._tables: list[Any] = [module for module in modules if is_embedding(module)]
+        found = ((module, form_of(module)) for module in modules)
+        self._gelus = [(module, form) for module, form in found if form is not None]
 
     def _places(self) -> list[tuple[int, bool]]:
         return [(parameter.data_ptr(), parameter.requires_grad) for parameter in self._where]
@@ -82,6 +88,7 @@ class Halves:
             *((module, self._gelu(module, form)) for module, form in self._gelus),
             *((module, self._gate(module)) for module in self._gated),
         ]
+        instead = [pair for pair in instead if "forward" not in vars(pair[0])]  # that is a user's
         for module, forward in instead:
             vars(module)["forward"] = _method(module, forward)
         try:
@@ -149,6 +156,7 @@ class Halves:
 
         def forward(inputs: torch.Tensor) -> torch.Tensor:
             is_ready = isinstance(inputs, Later) or can_be_read(inputs)
+            is_ready = is_ready and inputs.shape[-1] == norm.kind.width
             if is_ready and inputs.dtype == torch.float32 and torch.is_autocast_enabled("cuda"):
                 whole, rounded = normalize(inputs, norm, self._kernels)
                 self._rounded[whole] = Rounding.made(whole, rounded)

@@ -30,8 +30,10 @@ from anytrain.machine.backends.cuda_kernels import (
 _DENSE: Any = {"memory_format": torch.contiguous_format}
 _EPSILONS = ("variance_epsilon", "eps")
 """What an RMS norm may call it."""
-_SIZES = (1e-3, 0.05, 1.0, 300.0)
+_SIZES = (1e-3, 0.05, 1.0, 300.0, 2.0, 0.5)
 """Of the rows that an RMS norm is tried on: in the smallest, its epsilon tells."""
+_SHAPES = ((6,), (2, 3), (3, 1, 2))
+"""In which it gets them: some norm over more than a row where there are more dimensions."""
 
 
 class Known(NamedTuple):
@@ -85,12 +87,13 @@ def _rms(module: Any) -> Known | None:
         return None
     width = len(module.weight)
     how: Any = {"generator": torch.Generator("cpu").manual_seed(0), "dtype": torch.float32}
-    sizes = torch.tensor(_SIZES, dtype=torch.float32, device="cpu")
-    rows = sizes[:, None] * torch.randn(len(sizes), width, device="cpu", **how)
     weight = torch.randn(width, device="cpu", **how)
-    expected = at(lambda x, w: functional.rms_norm(x, (width,), w, epsilon), rows, weight)
-    if not are_near(tried(module, rows, weight=weight), expected):
-        return None
+    for shape in _SHAPES:
+        sizes = torch.tensor(_SIZES, dtype=torch.float32, device="cpu").view(*shape, 1)
+        rows = sizes * torch.randn(*shape, width, device="cpu", **how)
+        expected = at(lambda x, w: functional.rms_norm(x, (width,), w, epsilon), rows, weight)
+        if not are_near(tried(module, rows, weight=weight), expected):
+            return None
     return Known(module, Norm(width, is_centered=False), epsilon)
 
 

@@ -50,7 +50,9 @@ def _is_usual(function: Callable[..., Pair]) -> bool:
         turned = [x * cosines + _half_turned(x) * sines for x in given]
         return torch.cat([each.flatten() for each in turned])
 
-    return are_near(at(found, queries, keys), at(expected, queries, keys))
+    halves = [tensor.bfloat16() for tensor in (queries, keys)]
+    whole = all(turned.dtype == torch.float32 for turned in function(*halves, *angles))
+    return whole and are_near(at(found, queries, keys), at(expected, queries, keys))
 
 
 def _half_turned(values: torch.Tensor) -> torch.Tensor:
@@ -76,7 +78,10 @@ def _instead(own: Callable[..., Pair], kernels: Kernels) -> Callable[..., Pair]:
         if more or len(given) != 4 or not _fit(*given):
             return own(*given, **more)
         queries, keys, *angles = given
-        return _rotate(queries, *angles, kernels), _rotate(keys, *angles, kernels)
+        # Turned outside of the function: what that returns must be no view, or nobody may write
+        # to it.
+        turned = [_rotate(x, *angles, kernels).transpose(1, 2) for x in (queries, keys)]
+        return turned[0], turned[1]
 
     return apply
 
@@ -100,7 +105,7 @@ def _fit(queries: Any, keys: Any, cosines: Any, sines: Any) -> bool:
 
 
 class _Rotate(torch.autograd.Function):
-    """Rows turned by angles."""
+    """Rows turned by angles; of the result, places come before heads."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Any, cosines: Any, sines: Any, kernels: Kernels) -> Any:
@@ -114,8 +119,10 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, *given: Any) -> Any:
         if given[0] is None:
             return (None,) * 4
-        sent = given[0] if can_rotate(given[0]) else given[0].contiguous()
-        return rotate_backward(ctx.kernels, sent, *ctx.saved_tensors), None, None, None
+        sent = given[0].transpose(1, 2)
+        sent = sent if can_rotate(sent) else sent.contiguous()
+        made = rotate_backward(ctx.kernels, sent, *ctx.saved_tensors)
+        return made.transpose(1, 2), None, None, None
 
 
 _rotate: Callable[..., torch.Tensor] = _Rotate.apply

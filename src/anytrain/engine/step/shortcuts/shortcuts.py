@@ -90,6 +90,8 @@ class Shortcuts:
                 if groups
                 else None
             )
+        else:
+            self._copies.look_again()
         return self._copies
 
     def observed(self) -> AbstractContextManager[None]:

@@ -1,12 +1,13 @@
 """Tell what a module computes by trying a copy of it on a few numbers.
 
-Models write the same function in many ways; values and gradients are what they have in common.
+Models write the same function in many ways; values and gradients are what they have in common. A
+module that keeps something of what it does is more than the function, and is left alone.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
+from copy import copy
 from functools import partial
 from typing import Any
 
@@ -18,6 +19,7 @@ from anytrain.engine.step.blocks import has_hooks
 Found = tuple[torch.Tensor, ...]
 """A function's values, and the gradients of what it was given."""
 _NEAR = 1e-5
+_CONTAINERS = (list, dict, set)
 
 
 def is_plain(module: nn.Module, *parameters: str) -> bool:
@@ -42,18 +44,41 @@ def at(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> Found:
 def tried(module: nn.Module, inputs: torch.Tensor, **parameters: torch.Tensor) -> Found | None:
     """Return what a copy of the module makes of an input, with these parameters.
 
-    None where it cannot be told. It may draw random numbers or keep something, which must not be
-    seen in the run.
+    None where it cannot be told.
     """
-    twin = copy.copy(module)
 
     def forward(inputs: torch.Tensor, *own: torch.Tensor) -> torch.Tensor:
-        vars(twin)["_parameters"] = dict(zip(parameters, own, strict=True))
-        result: torch.Tensor = type(module).forward(twin, inputs)
-        return result
+        return run_twin(module, inputs, _parameters=dict(zip(parameters, own, strict=True)))
 
     found: Found | None = attempted(partial(at, forward, inputs, *parameters.values()))
     return found
+
+
+def run_twin(module: nn.Module, inputs: torch.Tensor, **instead: Any) -> torch.Tensor:
+    """Return what a module's forward makes of an input, with other attributes of these names.
+
+    A ValueError says that it keeps something. Lists and the like are copies, so that nothing is
+    seen of it in the run.
+    """
+    twin = object.__new__(type(module))
+    held = {n: copy(v) if isinstance(v, _CONTAINERS) else v for n, v in vars(module).items()}
+    vars(twin).update({**held, **instead})
+    before = _marks(twin)
+    result: torch.Tensor = type(module).forward(twin, inputs)
+    if _marks(twin) != before:
+        raise ValueError("it keeps something")
+    return result
+
+
+def _marks(module: Any) -> dict[str, tuple[int, ...]]:
+    """Return what tells whether an attribute is another one, or has got other contents."""
+    return {name: (id(value), *_inside(value)) for name, value in vars(module).items()}
+
+
+def _inside(value: Any) -> tuple[int, ...]:
+    if isinstance(value, dict):
+        return tuple(id(each) for pair in value.items() for each in pair)
+    return tuple(map(id, value)) if isinstance(value, (list, set)) else ()
 
 
 def attempted(trial: Callable[[], Any]) -> Any:
@@ -65,9 +90,10 @@ def attempted(trial: Callable[[], Any]) -> Any:
         return None
 
 
-def are_near(found: Found | None, expected: Found) -> bool:
+def are_near(found: Found | None, expected: Found, near: float = _NEAR) -> bool:
     """Whether values and gradients are the same, up to rounding."""
     return found is not None and all(
-        one.shape == other.shape and torch.allclose(one, other, rtol=_NEAR, atol=_NEAR)
+        (one.shape, one.dtype) == (other.shape, other.dtype)
+        and torch.allclose(one, other, rtol=near, atol=near)
         for one, other in zip(found, expected, strict=True)
     )
