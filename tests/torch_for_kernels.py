@@ -92,15 +92,13 @@ def gate_backward(kernels: Any, opens: Any, values: Any, sent: Any) -> Any:
 def rotate(kernels: Any, inputs: Any, cosines: Any, sines: Any) -> Any:
     """Return rows turned by angles."""
     first, second = inputs.chunk(2, -1)
-    made = inputs * cosines[:, None] + torch.cat([-second, first], -1) * sines[:, None]
-    return made.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return inputs * cosines[:, None] + torch.cat([-second, first], -1) * sines[:, None]
 
 
 def rotate_backward(kernels: Any, sent: Any, cosines: Any, sines: Any) -> Any:
     """Return the gradient of what was turned."""
     first, second = (sent * sines[:, None]).chunk(2, -1)
-    made = (sent * cosines[:, None] + torch.cat([second, -first], -1)).bfloat16()
-    return made.transpose(1, 2).clone(memory_format=torch.contiguous_format)
+    return (sent * cosines[:, None] + torch.cat([second, -first], -1)).bfloat16()
 
 
 def gelu_backward(kernels: Any, read: Any, sent: Any, scratch: Any, *, by_tanh: bool) -> Any:

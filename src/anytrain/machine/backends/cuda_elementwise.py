@@ -20,16 +20,11 @@ def _is_there(tensor: torch.Tensor) -> bool:
     return tensor.is_cuda and tensor.numel() > 0 and tensor.data_ptr() % _BYTES == 0
 
 
-def _rows(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor's rows one below the other, where they lie."""
-    return tensor.flatten(0, -2)
-
-
 def gate(kernels: Kernels, opens: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return the SiLU of one bfloat16 tensor times another; see `can_gate`."""
+    """Return the SiLU of one bfloat16 matrix times another; see `can_gate`."""
     made = opens.new_empty(opens.shape)
-    count, steps = made.numel() // 8, [_rows(tensor).stride(0) for tensor in (opens, values)]
-    args = [opens, values, made, count, made.shape[-1], *steps]
+    count = made.numel() // 8
+    args = [opens, values, made, count, opens.shape[1], opens.stride(0), values.stride(0)]
     kernels.launch("gate", _blocks(count), args)
     return made
 
@@ -38,42 +33,37 @@ def gate_backward(
     kernels: Kernels, opens: torch.Tensor, values: torch.Tensor, sent: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the gradients of both, in rows of one tensor where they lie in rows of one."""
-    width, steps = sent.shape[-1], [_rows(tensor).stride(0) for tensor in (opens, values)]
+    height, width = opens.shape
     is_behind = values.data_ptr() - opens.data_ptr() == width * opens.element_size()
-    if is_behind and steps == [2 * width, 2 * width]:
-        made = opens.new_empty(*sent.shape[:-1], 2 * width).split(width, -1)
+    if is_behind and opens.stride(0) == values.stride(0) == 2 * width:
+        made = opens.new_empty(height, 2 * width).split(width, 1)
     else:
         made = torch.empty_like(sent), torch.empty_like(sent)
-    count = sent.numel() // 8
-    args = [opens, values, sent, *made, count, width, *steps, _rows(made[0]).stride(0)]
-    kernels.launch("gate_backward", _blocks(count), args)
+    count = opens.numel() // 8
+    steps = [opens.stride(0), values.stride(0), made[0].stride(0)]
+    kernels.launch(
+        "gate_backward", _blocks(count), [opens, values, sent, *made, count, width, *steps]
+    )
     return made[0], made[1]
 
 
-def can_gate(tensor: torch.Tensor) -> bool:
-    """Whether the kernels can read a bfloat16 tensor's rows, one below the other."""
-    rows = _rows(tensor)  # a copy of another place, where they do not lie so
-    is_even = rows.shape[1] % 8 == 0 and rows.stride(0) % 8 == 0 and rows.stride(1) == 1
-    return is_even and rows.data_ptr() == tensor.data_ptr() and _is_there(tensor)
+def can_gate(matrix: torch.Tensor) -> bool:
+    """Whether the kernels can read a bfloat16 matrix's rows."""
+    rows_even = matrix.shape[1] % 8 == 0 and matrix.stride() == (matrix.stride(0) // 8 * 8, 1)
+    return rows_even and _is_there(matrix)
 
 
 def rotate(
     kernels: Kernels, inputs: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
 ) -> torch.Tensor:
-    """Return the rows of a bfloat16 tensor turned by angles, in float32; see `can_rotate`.
-
-    What is given has heads before places, and what is returned places before heads.
-    """
+    """Return the rows of a bfloat16 tensor turned by angles, in float32; see `can_rotate`."""
     return _turned(kernels, "rotate", inputs, (cosines, sines), torch.float32)
 
 
 def rotate_backward(
     kernels: Kernels, sent: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor
 ) -> torch.Tensor:
-    """Return the bfloat16 gradient of what was turned, from the float32 one of the result.
-
-    Both have heads before places and after them as in `rotate`.
-    """
+    """Return the bfloat16 gradient of what was turned, from the float32 one of the result."""
     return _turned(kernels, "rotate_backward", sent, (cosines, sines), torch.bfloat16)
 
 
@@ -91,7 +81,7 @@ def _turned(
     steps = [*read.stride()[:3], across, angles[0].stride(1)]
     args = [read, *angles, made, count, width, heads, length, *steps]
     kernels.launch(name, _blocks(count), args)
-    return made
+    return made.transpose(1, 2)
 
 
 def can_rotate(tensor: torch.Tensor) -> bool:

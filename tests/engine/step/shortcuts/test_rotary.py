@@ -89,15 +89,3 @@ def test_a_model_learns_the_same(place: str, monkeypatch: pytest.MonkeyPatch) ->
         gradient = halves.gradient(parameter)
         assert gradient is not None, name
         torch.testing.assert_close(gradient.float(), grads[name], rtol=5e-2, atol=5e-3)
-
-
-def test_what_is_turned_may_be_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch_for_kernels.put_in(monkeypatch)
-    inputs = torch.randn(2, 5, 3, 16).bfloat16().transpose(1, 2).requires_grad_()
-    angles = [torch.randn(1, 5, 16) for _ in range(2)]
-    plain: Any = torch_for_kernels.Plain()
-    with rotary.rotated(plain, [modeling_llama]):
-        queries, _ = modeling_llama.apply_rotary_pos_emb(inputs, inputs, *angles)
-        queries.mul_(2)
-    expected, _ = USUAL(inputs, inputs, *angles)
-    torch.testing.assert_close(queries, 2 * expected)

@@ -2,7 +2,8 @@
 
 Gate and up read the same input and are one multiplication, so their results lie in rows of one
 tensor, which torch's element by element kernels are slow on; and the two gradients come out as the
-one tensor that the multiplication's way back wants.
+one tensor that the multiplication's way back wants. (To autograd the product is a view: where
+somebody writes to it, the step is recorded without shortcuts.)
 """
 
 from __future__ import annotations
@@ -111,7 +112,12 @@ def gated(module: Any, inputs: torch.Tensor, kernels: Kernels) -> torch.Tensor:
 
 def _can(tensor: torch.Tensor) -> bool:
     is_rounded = tensor.dtype == torch.bfloat16 and tensor.dim() > 1
-    return is_rounded and can_gate(tensor)
+    return is_rounded and can_gate(_matrix(tensor))
+
+
+def _matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor's rows one below the other, where they lie."""
+    return tensor.flatten(0, -2)
 
 
 class _Product(torch.autograd.Function):
@@ -122,7 +128,7 @@ class _Product(torch.autograd.Function):
         ctx.save_for_backward(opens.detach(), values.detach())
         ctx.kernels = kernels
         ctx.set_materialize_grads(False)
-        return gate(kernels, opens, values)
+        return gate(kernels, _matrix(opens), _matrix(values)).view(opens.shape)
 
     @staticmethod
     @once
@@ -130,7 +136,9 @@ class _Product(torch.autograd.Function):
         if given[0] is None:
             return None, None, None
         opens, values = ctx.saved_tensors
-        return *gate_backward(ctx.kernels, opens, values, given[0].contiguous()), None
+        sent = _matrix(given[0].contiguous())
+        made = gate_backward(ctx.kernels, _matrix(opens), _matrix(values), sent)
+        return *(each.view(opens.shape) for each in made), None
 
 
 _product: Callable[..., torch.Tensor] = _Product.apply

@@ -1,7 +1,8 @@
 """Rotary positions by one kernel each way, in place of a dozen passes in float32.
 
 Models of transformers call a function of their module's for it, which is replaced while a step is
-recorded. It gives what it gave: queries and keys in float32, as the angles are.
+recorded. It gives what it gave: queries and keys in float32, as the angles are. (To autograd they
+are views: where somebody writes to them, the step is recorded without shortcuts.)
 """
 
 from __future__ import annotations
@@ -78,10 +79,7 @@ def _instead(own: Callable[..., Pair], kernels: Kernels) -> Callable[..., Pair]:
         if more or len(given) != 4 or not _fit(*given):
             return own(*given, **more)
         queries, keys, *angles = given
-        # Turned outside of the function: what that returns must be no view, or nobody may write
-        # to it.
-        turned = [_rotate(x, *angles, kernels).transpose(1, 2) for x in (queries, keys)]
-        return turned[0], turned[1]
+        return _rotate(queries, *angles, kernels), _rotate(keys, *angles, kernels)
 
     return apply
 
@@ -105,7 +103,7 @@ def _fit(queries: Any, keys: Any, cosines: Any, sines: Any) -> bool:
 
 
 class _Rotate(torch.autograd.Function):
-    """Rows turned by angles; of the result, places come before heads."""
+    """Rows turned by angles."""
 
     @staticmethod
     def forward(ctx: Any, inputs: Any, cosines: Any, sines: Any, kernels: Kernels) -> Any:
@@ -119,10 +117,8 @@ class _Rotate(torch.autograd.Function):
     def backward(ctx: Any, *given: Any) -> Any:
         if given[0] is None:
             return (None,) * 4
-        sent = given[0].transpose(1, 2)
-        sent = sent if can_rotate(sent) else sent.contiguous()
-        made = rotate_backward(ctx.kernels, sent, *ctx.saved_tensors)
-        return made.transpose(1, 2), None, None, None
+        sent = given[0] if can_rotate(given[0]) else given[0].contiguous()
+        return rotate_backward(ctx.kernels, sent, *ctx.saved_tensors), None, None, None
 
 
 _rotate: Callable[..., torch.Tensor] = _Rotate.apply
