@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -324,8 +325,8 @@ def test_nothing_is_left_of_a_launcher_that_was_killed(train, tmp_path):
     os.kill(job.pid, signal.SIGKILL)
     _, err = job.communicate(timeout=30)
     wait_for_the_end_of(*files)
-    for rank in (0, 1):
-        assert f"anytrain: rank {rank} ends: its launcher is gone." in err
+    # Whoever sees it first says so; the other may find that one gone first, and says nothing.
+    assert re.search(r"anytrain: rank [01] ends: its launcher is gone\.", err)
 
 
 PLAIN = """

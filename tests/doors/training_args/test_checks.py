@@ -46,7 +46,6 @@ WRONG: list[dict[str, Any]] = [
     {"eval_strategy": "steps", "eval_steps": -5},
     {"eval_strategy": "steps", "eval_steps": 2.5},
     {"eval_strategy": "steps", "logging_strategy": "no", "logging_steps": 0},
-    {"save_total_limit": 0},
     {"seed": -1},
     {"seed": 2**32},
     {"data_seed": -1},
