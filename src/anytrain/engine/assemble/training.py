@@ -85,6 +85,7 @@ def build_step(
             optimizer,
             model,
             options.max_grad_norm,
+            untrained=untrained,
             sees_all=tell is None and not outside,
             can_read=_reads_at_once(run, optimizer),
         ),
@@ -303,13 +304,14 @@ class Clip:
         model: nn.Module,
         max_norm: float,
         *,
+        untrained: tuple[nn.Parameter, ...] = (),
         sees_all: bool,
         can_read: bool,
     ) -> None:
         self._optimizer, self._model = optimizer, model
         # Only an optimizer's own gradients are scaled back.
         is_scaled = isinstance(optimizer.guard, ScaledGuard)
-        self._left_out = {id(p) for p in _apart(model, optimizer)[0]} if is_scaled else set()
+        self._left_out = {id(p) for p in untrained} if is_scaled else set()
         self._max_norm = max_norm
         self._can_read = can_read
         self._sees_all = sees_all
