@@ -6,6 +6,7 @@ import atexit
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -16,6 +17,11 @@ import needs
 
 # Children inherit it too: two gloo processes with two threads each would fight over two cores.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# `nohup make test &` starts with signals ignored; children of a process that ignores one do so too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, lambda *_: None)
 # What a user's own runs have kept must not answer for a test, nor a test's for them.
 _CACHE = tempfile.mkdtemp(prefix="anytrain-cache-")
 os.environ["XDG_CACHE_HOME"] = _CACHE
@@ -70,6 +76,21 @@ def _no_run_left_behind() -> Iterator[None]:
 def needs_tool() -> Callable[[str], str]:
     """Skip unless the named command or module is here; return where a command lies."""
     return needs.tool
+
+
+# Workers that end together waste nothing: folders whose tests start many processes come first.
+_LONG = (
+    "packaging", "notebooks", "docs", "browser", "crash", "cli", "laws", "equivalence", "recipes",
+    "machine", "compat", "insight", "doors",
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        found = [name for name in _LONG if name in item.nodeid.split("/")[:2]]
+        return _LONG.index(found[0]) if found else len(_LONG)
+
+    items.sort(key=place)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

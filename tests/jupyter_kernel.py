@@ -34,7 +34,7 @@ class Shown:
         kind, content = message["msg_type"], message["content"]
         if kind == "stream":
             setattr(self, content["name"], getattr(self, content["name"]) + content["text"])
-        elif kind == "display_data":
+        elif kind in ("display_data", "execute_result"):
             self.pages.append(content["data"])
         elif kind == "update_display_data":
             self.updates.append(content["data"])

@@ -60,13 +60,13 @@ def page() -> str:
 def rows(listed: Iterable[Field[Any]], answers: dict[str, Support]) -> Iterator[str]:
     """Give the lines of one table."""
     hints: dict[str, Any] = normal.hints(Seq2SeqTrainingArguments)
-    yield "| name | type | default | here | note |"
-    yield "|---|---|---|---|---|"
+    yield "| name | type, default | here | note |"
+    yield "|---|---|---|---|"
     for field in listed:
         support = answers[field.name]
-        kind = spelled(hints[field.name])
+        kind = ", ".join(filter(None, (spelled(hints[field.name]), default(field))))
         note = told(field, support)
-        yield f"| `{field.name}` | {kind} | {default(field)} | {WORDS[support.kind]} | {note} |"
+        yield f"| `{field.name}` | {kind} | {WORDS[support.kind]} | {note} |"
 
 
 def spelled(hint: Any) -> str:

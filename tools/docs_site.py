@@ -17,8 +17,11 @@ from anytrain.recipes.glue import options
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = "<!-- every command, put in when the site is built -->"
+LAUNCH = "<!-- the options of anytrain launch, put in when the site is built -->"
 _LINK = re.compile(r"(?<!!)\[([^\]]+)\]\(((?:\.\./)+[^)#\s]+)(#[^)]*)?\)")
-_NAME = re.compile(r"<td[^>]*><code>[\w.]+</code>")
+_IN_CELL = re.compile(r"<td[^>]*>.*?</td>", re.DOTALL)
+_CODE = re.compile(r"<code>([^<]*)</code>")
+_BREAKS = re.compile(r"([._(=,/|]|\w(?=[A-Z][a-z]))(?=\w|&quot;|')")
 _taken: set[str] = set()
 
 
@@ -30,13 +33,25 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return _elsewhere(page.file)
     if COMMANDS in markdown:
         markdown = markdown.replace(COMMANDS, commands())
+    if LAUNCH in markdown:
+        markdown = markdown.replace(
+            LAUNCH, "\n\n".join(_told(main._load("launch"), "anytrain launch"))
+        )
     return _LINK.sub(lambda found: _link(found, page.file), markdown)
 
 
 def on_page_content(html: str, page: Any, **_: Any) -> str:
-    """Return a page whose tables break names at their dots; untranslated ones as English."""
-    html = _NAME.sub(lambda found: found[0].replace(".", ".<wbr>"), html)
+    """Return a page whose tables break names where they may; untranslated ones as English."""
+    html = _IN_CELL.sub(lambda cell: _CODE.sub(_breakable, cell[0]), html)
+    if page.file.src_uri == "arguments.md":
+        html = f'<div class="arguments">{html}</div>'
     return f'<div lang="en" dir="ltr">{html}</div>' if _stands_in(page.file) else html
+
+
+def _breakable(code: re.Match[str]) -> str:
+    """Return code that may go on in a new line behind a dot, an underscore and the like."""
+    parts = _BREAKS.sub(r"\1<wbr>", code[1])
+    return f"<code>{parts}</code>"
 
 
 def on_post_build(config: Any, **_: Any) -> None:

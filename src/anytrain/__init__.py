@@ -24,6 +24,7 @@ _ACCELERATOR = "anytrain.doors.accelerator"
 _ARGUMENTS = "anytrain.doors.training_args"
 _CALLBACKS = "anytrain.doors.callbacks"
 _LAUNCH = "anytrain.doors.launch"
+_READING = "anytrain.doors.reading"
 _METRICS = "anytrain.engine.metrics"
 _OUTPUTS = "anytrain.doors.trainer.outputs"
 _TRAINER = "anytrain.doors.trainer"
@@ -57,6 +58,7 @@ _HOMES = {
     "ProgressCallback": _CALLBACKS,
     "ProjectConfiguration": _ACCELERATOR,
     "release_memory": _ACCELERATOR,
+    "report": _READING,
     "Seq2SeqTrainer": _TRAINER,
     "Seq2SeqTrainingArguments": _ARGUMENTS,
     "set_seed": _ACCELERATOR,
@@ -70,6 +72,7 @@ _HOMES = {
     "TrainerControl": _CALLBACKS,
     "TrainerState": _CALLBACKS,
     "TrainingArguments": _ARGUMENTS,
+    "why": _READING,
 }
 
 __all__ = ["__version__", *_HOMES]
@@ -110,6 +113,7 @@ if TYPE_CHECKING:
         debug_launcher as debug_launcher,
         notebook_launcher as notebook_launcher,
     )
+    from anytrain.doors.reading import report as report, why as why
     from anytrain.doors.trainer import (
         Seq2SeqTrainer as Seq2SeqTrainer,
         Trainer as Trainer,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -52,10 +53,37 @@ def test_that_finds_none():
 """
 
 
-def run_tests(text: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
+SIGNALS = """
+import signal, subprocess, sys
+import pytest
+
+def test_that_presses_ctrl_c():
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
+def test_that_sends_a_signal_to_a_child(name):
+    raises = f"import signal; signal.raise_signal(signal.{name})"
+    assert subprocess.run([sys.executable, "-c", raises]).returncode == -getattr(signal, name)
+
+def test_that_outlives_its_terminal():
+    signal.raise_signal(signal.SIGHUP)
+"""
+# As a shell starts what is to run behind: `nohup make test &`.
+IGNORING = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
+
+
+def run_tests(
+    text: str, folder: Path, *, through: Sequence[str] = (), **env: str
+) -> subprocess.CompletedProcess[str]:
     (folder / "test_planted.py").write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers = gpu: needs a CUDA device\n")
-    command = [sys.executable, "-m", "pytest", "-ra", "-p", "conftest", folder]
+    command = [*through, sys.executable, "-m", "pytest", "-ra", "-p", "conftest", folder]
     env = {"PYTHONPATH": str(TESTS), "CUDA_VISIBLE_DEVICES": "", **env}
     return run_command(command, cwd=folder, env=env, check=False)
 
@@ -85,6 +113,12 @@ def test_a_test_leaves_nothing_for_the_next_one(tmp_path: Path) -> None:
     assert told.returncode == 0, told.stdout
 
 
+def test_tests_of_signals_may_run_where_signals_are_ignored(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", IGNORING]
+    told = run_tests(SIGNALS, tmp_path, through=command)
+    assert told.returncode == 0, told.stdout
+
+
 def test_a_script_runs_as_several_processes() -> None:
     script = """
     import sys
@@ -98,8 +132,18 @@ def test_a_script_runs_as_several_processes() -> None:
     assert sorted(told.splitlines()) == [f"rank {r} of 2 got a word" for r in (0, 1)]
 
 
+def test_programs_are_forked_also_where_python_writes_unbuffered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+    script = "import gc; print(gc.get_freeze_count() > 0)"  # as the process that forks has it
+    assert run_script(script).stdout == "True\n"
+    assert run_command([sys.executable, "-c", script]).stdout == "True\n"
+    assert run_script(script, fresh=True).stdout == "False\n"
+
+
 def test_a_script_that_fails_or_hangs_shows_what_it_said() -> None:
     with pytest.raises(AssertionError, match="(?s)exited 3.*last words"):
         run_script("import sys; print('last words'); sys.exit(3)")
-    with pytest.raises(AssertionError, match="(?s)ran past 10 s.*last words"):
-        run_script("import time; print('last words', flush=True); time.sleep(600)", timeout=10)
+    with pytest.raises(AssertionError, match="(?s)ran past 3 s.*last words"):
+        run_script("import time; print('last words', flush=True); time.sleep(600)", timeout=3)

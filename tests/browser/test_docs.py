@@ -10,6 +10,7 @@ from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.request import urlopen
 
 import pytest
 
@@ -55,6 +56,11 @@ _PIECES = """(element, pieces) => {
   });
 }"""
 
+# What scrolls sideways in its frame: tables that are drawn, by their first words.
+_WIDE = """() => [...document.querySelectorAll(".md-typeset__scrollwrap")]
+  .filter((frame) => frame.scrollWidth > frame.clientWidth)
+  .map((frame) => frame.innerText.slice(0, 60))"""
+
 
 class Quiet(SimpleHTTPRequestHandler):
     """Serve files, and write no log."""
@@ -77,6 +83,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 def guide(site: str, language: str, name: str) -> str:
     return f"{site}{'' if language == 'en' else f'{language}/'}guides/{name}.html"
+
+
+def has_table(address: str) -> bool:
+    with urlopen(address) as answer:
+        return b"<table>" in answer.read()
 
 
 def assert_harmless(seen: Visit, site: str) -> None:
@@ -136,6 +147,39 @@ def test_english_pages_in_an_arabic_frame_fit_a_phone(browser: Browser, site: st
             assert seen.page.locator('[lang="en"][dir="ltr"] li').count() > 0
             assert not scrolls_sideways(seen.page), name
         screenshot(seen.page, "docs-resume-ar-phone", whole=False)
+
+
+def test_no_table_is_wider_than_its_frame_on_a_screen(browser: Browser, site: str) -> None:
+    wide, num_tables = {}, 0
+    with visit(browser, f"{site}index.html") as seen:
+        page = seen.page
+        pages = page.locator(".md-nav--primary a.md-nav__link").evaluate_all(
+            "all => [...new Set(all.map((each) => each.href.split('#')[0]))]"
+        )
+        assert len(pages) > 30
+        # Nothing here is searched for, and the search reads its whole index on each page.
+        page.route("**/search/**", lambda route: route.abort())
+        for address in filter(has_table, pages):
+            page.set_viewport_size({"width": 1280, "height": 900})
+            page.goto(address)
+            tables = page.locator(".md-typeset table:not([class])").count()
+            assert page.locator(".md-typeset__scrollwrap").count() == tables
+            num_tables += tables
+            for width in (1280, 1920):
+                page.set_viewport_size({"width": width, "height": 900})
+                if found := page.evaluate(_WIDE):
+                    wide[address, width] = found
+            if address.endswith("/arguments.html"):
+                screenshot(page, "docs-arguments", whole=False)
+    assert num_tables > 30
+    assert wide == {}
+
+
+def test_an_argument_is_a_card_on_a_phone(browser: Browser, site: str) -> None:
+    with visit(browser, f"{site}arguments.html", width=390, height=740) as seen:
+        assert not scrolls_sideways(seen.page)
+        assert seen.page.evaluate(_WIDE) == []
+        screenshot(seen.page, "docs-arguments-phone", whole=False)
 
 
 def test_pages_find_all_that_they_ask_for(browser: Browser, site: str) -> None:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from anytrain.cli.checkpoint import app
 from anytrain.engine.checkpoint import Saved, Store
 from checkpoints import small_run
+from written_runs import write_run
 
 
 @pytest.fixture
@@ -45,11 +46,60 @@ def test_a_list_shows_the_newest_first(runs: Path) -> None:
 
 
 def test_a_list_names_what_is_plainly_wrong(runs: Path) -> None:
-    (runs / "step-2" / "optimizer.json").unlink()
+    (runs / "step-2" / "state.json").unlink()
     (runs / "step-3" / "manifest.json").write_text("{")
     output = said("list", runs)
-    assert "optimizer.json: it is missing" in output
+    assert "state.json: it is missing" in output
     assert "manifest.json: it cannot be read" in output
+
+
+@pytest.mark.parametrize("is_terminal", [True, False], ids=["terminal", "pipe"])
+@pytest.mark.parametrize("width", [20, 60, 80, 200])
+def test_no_name_is_cut_in_any_terminal_nor_in_a_pipe(
+    tmp_path: Path, width: int, is_terminal: bool
+) -> None:
+    name = "checkpoint-of-a-sweep-with-a-learning-rate-of-0.00003-and-seed-1234567890"
+    run = tmp_path / "a-run-with-a-name"
+    assert isinstance(Store(run).save(name, small_run().snapshot(1)), Saved)
+    (run / name / "state.json").unlink()
+    env = {"COLUMNS": f"{width}", "TTY_COMPATIBLE": f"{int(is_terminal)}", "NO_COLOR": "1"}
+    for words in (["list", run], ["verify", run], ["list", tmp_path], ["show", run]):
+        told = CliRunner().invoke(app, [str(word) for word in words], env=env).output
+        assert name in told and "…" not in told
+        assert words[0] == "show" or "state.json" in told
+        if not is_terminal and words[0] == "list":
+            (row,) = (line for line in told.splitlines() if name in line)
+            assert "loss 0.5" in row and "state.json: it is missing" in row, "one line each"
+    if is_terminal and width == 20:
+        assert "\n  ranks: 1\n" in CliRunner().invoke(app, ["list", str(run)], env=env).output
+
+
+def test_a_folder_of_runs_and_a_runs_inner_folders_are_looked_into(tmp_path: Path) -> None:
+    for place in ("a", "b/checkpoints", "b/checkpoints/checkpoint_0/inner", "c/earlier-1", "c"):
+        saved = Store(tmp_path / place).save(f"checkpoint-{len(place)}", small_run().snapshot(1))
+        assert isinstance(saved, Saved)
+    write_run(tmp_path / "c")
+    (tmp_path / "c/model.safetensors").write_bytes(b"the trained model lies beside")
+
+    def names(place: str) -> list[str]:
+        return [entry["name"] for entry in json.loads(said("list", tmp_path / place, "--json"))]
+
+    assert names("") == ["c/checkpoint-1", "a/checkpoint-1"]
+    assert names("b") == ["checkpoints/checkpoint-13"]
+    assert names("c") == ["checkpoint-1", "earlier-1/checkpoint-11"]
+    assert "c/checkpoint-1" in said("list", tmp_path)
+    assert "checkpoint-1" in said("show", tmp_path)
+    assert "damaged" not in said("verify", tmp_path)
+
+
+def test_prune_removes_nothing_below_the_folder_that_it_was_given(tmp_path: Path) -> None:
+    for step in (1, 2):
+        saved = Store(tmp_path / "run").save(f"step-{step}", small_run().snapshot(step))
+        assert isinstance(saved, Saved)
+    told = said("prune", tmp_path, "--keep-last", 1, "--yes", code=2)
+    assert str(tmp_path / "run") in told.replace("\n", "")
+    assert len(list((tmp_path / "run").iterdir())) == 2
+    assert "Removed 1 checkpoint." in said("prune", tmp_path / "run", "--keep-last", 1, "--yes")
 
 
 def test_show_tells_what_a_checkpoint_holds(runs: Path) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
 import diffed_runs
+from anytrain.cli.main import app
 from anytrain.insight.report.diff_text import fitted
 from launching import run_command
 
@@ -33,7 +36,7 @@ def test_two_runs_are_told_side_by_side_and_plainly_in_a_pipe(folders: list[Path
     assert ["arguments", "learning_rate", "0.1", "0.3"] in lines
     assert ["plan", "step", "a", "(because", "a)", "b", "(because", "b)"] in lines
     assert "equal to the bit up to step 19, part at step 20" in said
-    assert "twice the noise" in said and "\x1b" not in said
+    assert "twice their fluctuation" in " ".join(said.split()) and "\x1b" not in said
     assert "Note: A and B ran with uncommitted changes" in said
 
 
@@ -46,7 +49,7 @@ def test_what_differs_is_never_cut_away_nor_rounded_off(tmp_path: Path) -> None:
             "long": "x" * 40 + name + "y" * 40,
             "name": f"new\nline {digit}",
             "kind": digit if name == "a" else "67",
-            "mark": "\x1b[31m" if name == "a" else " [31m",
+            "mark": "\x1b[31m" if name == "a" else r"\x1b[31m",
         }
         folders.append(diffed_runs.written(tmp_path / name, {1: 0.5}, "a", arguments=arguments))
     said = run_command([*DIFF, *folders]).stdout
@@ -54,7 +57,7 @@ def test_what_differs_is_never_cut_away_nor_rounded_off(tmp_path: Path) -> None:
     assert ["arguments", "lr", "0.1234567", "0.12345674"] in rows
     assert ["arguments", "rows", "1234567.067", "1234567.674"] in rows
     assert ["arguments", "kind", "67", "'67'"] in rows
-    assert ["arguments", "mark", r"'\x1b[31m'", "'", "[31m'"] in rows
+    assert ["arguments", "mark", r"'\x1b[31m'", r"'\\x1b[31m'"] in rows
     assert "x" * 40 + "a" + "y" * 40 in said  # a pipe gets all
     assert fitted(["x" * 40 + each + "y" * 40 for each in "ab"]) == [
         ".." + "x" * 19 + each + "y" * 36 + ".." for each in "ab"
@@ -78,12 +81,68 @@ def test_nothing_that_a_run_wrote_can_move_the_cursor(tmp_path: Path) -> None:
         assert not set(said) & set("\x1b\x07\r")
 
 
+WIDE = {"COLUMNS": "500", "TTY_COMPATIBLE": "1", "NO_COLOR": "1", "TERM": "xterm"}
+
+
 def test_many_runs_are_a_table_with_a_row_each(folders: list[Path]) -> None:
-    said = run_command([*DIFF, *folders]).stdout
+    said = re.sub(r"\x1b\[\d*m", "", run_command([*DIFF, *folders], env=WIDE).stdout)
     head = next(line for line in said.splitlines() if line.split()[:3] == ["run", "state", "step"])
     assert "learning_rate" in head and "loss, last" in head and "loss, best" in head
     rows = [line.split()[:2] for line in said.splitlines() if line.startswith("  ")]
     assert all([name.upper(), name] in rows for name in "abc")
+
+
+def test_in_a_pipe_many_runs_have_a_column_each(folders: list[Path]) -> None:
+    lines = [line.split() for line in run_command([*DIFF, *folders]).stdout.splitlines()]
+    assert ["A", "a", "B", "b", "C", "c"] in lines
+    assert ["learning_rate", "0.1", "0.3", "0.1"] in lines
+    assert ["loss,", "last", "0.025", "1.025", "nan"] in lines
+
+
+@pytest.mark.parametrize("count", [2, 3, 9])
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_no_line_is_longer_than_100_columns_nor_than_the_terminal(
+    tmp_path: Path, count: int, kind: str
+) -> None:
+    losses = {step: 1 / (1 + step) for step in range(40)}
+    folders = []
+    for n in range(count):
+        long = {"path": f"/{'deep' * 40}/{n}", "words": "some words " * 30 + f"{n}", "lr": n}
+        start = {"arguments": long, "command": ["python", "train.py", *map(str, range(60 + n))]}
+        folders.append(diffed_runs.written(tmp_path / f"run-{n}", losses, f"{n}", **start))
+    env = {**WIDE, "COLUMNS": "80"} if kind == "terminal" else {}
+    said = CliRunner().invoke(app, ["diff", *map(str, folders)], env=env).output
+    lines = re.sub(r"\x1b\[\d*m", "", said).splitlines()
+    assert max(map(len, lines)) <= (100 if kind == "pipe" else 80)
+    assert "fewer than one in a hundred is said to part." in " ".join(" ".join(lines).split())
+    if kind == "pipe":  # nothing is cut
+        whole = "".join(line.strip() for line in lines)
+        assert all(f"/{'deep' * 40}/{n}" in whole for n in range(count))
+
+
+def test_what_is_set_beforehand_is_said_to_be_and_nothing_is_called_noise(tmp_path: Path) -> None:
+    folders = []
+    for n in range(2):
+        folder = diffed_runs.written(tmp_path / f"run-{n}", {}, "w")
+        lines = [
+            {"step": s, "learning_rate": 1 - s / 50 - n * (s > 9) / 9, "lr_b": 0.5, "loss": s * n}
+            for s in range(20)
+        ]
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (folder / "metrics.jsonl").write_text(text)
+        folders.append(folder)
+    page = tmp_path / "page.html"
+    words = ["diff", *map(str, folders)]
+    said = CliRunner().invoke(app, words).output
+    assert CliRunner().invoke(app, [*words, "-o", str(page)]).exit_code == 0
+    for text in (said, page.read_text()):
+        assert "set beforehand: another from step 10 on" in text
+        assert "set beforehand: the same at all 20 shared steps" in text
+        assert "noise" not in text.replace("has_noise", "")
+    said = run_command([*DIFF, *folders, "--json"]).stdout
+    pairs = {each["name"]: each["pairs"][0] for each in json.loads(said)["curves"]}
+    assert pairs["learning_rate"]["parts_at"] == 10 and pairs["learning_rate"]["is_set"]
+    assert not pairs["loss"]["is_set"]
 
 
 def test_json_has_the_same_and_is_valid(folders: list[Path]) -> None:

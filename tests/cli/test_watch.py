@@ -84,12 +84,14 @@ def test_a_pipe_gets_lines_from_before_the_run_begins_to_its_end(
     script: Path, tmp_path: Path
 ) -> None:
     watching = start(*WATCH, tmp_path / "run")
+    assert watching.stdout is not None
+    first = watching.stdout.readline()
     run_command([sys.executable, script, tmp_path / "run", 60])
     out, _ = watching.communicate(timeout=240)
     assert watching.returncode == 0
-    assert "\x1b" not in out
+    assert "\x1b" not in first + out
     lines = out.splitlines()
-    assert lines[0].startswith("Waiting for the record of a run in ")
+    assert first.startswith("Waiting for the record of a run in ")
     steps = [int(found[1]) for line in lines if (found := re.match(r"step (\d+)/60 ", line))]
     assert steps == sorted(set(steps)) and steps[-1] == 60
     assert "Training done" in lines

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -11,8 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from anytrain.cli.main import app
+from anytrain.core.records import open_run
+from anytrain.insight.report.watch import Silent, Watch
+from anytrain.insight.report.web import told as told_by_the_page
 from launching import child_environment, run_command, script_file
+from written_runs import write_run
 
 ENDLESS = """
 import sys, time
@@ -135,3 +142,34 @@ def test_a_folder_without_a_run_is_refused_in_words(tmp_path: Path) -> None:
     assert told.returncode == 2
     assert "There is no record of a run in" in told.stderr
     assert "output_dir of a Trainer" in told.stderr
+
+
+def test_every_view_of_a_resumed_run_has_the_same_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = write_run(tmp_path / "run")
+    lines = [json.loads(line) for line in (folder / "timesheet.jsonl").read_text().splitlines()]
+    for line in lines[-5:]:  # the second life is another than the first
+        line["seconds"] = {"start": 1.0, "data": 60.0, "step": 30.0}
+    (folder / "timesheet.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    monkeypatch.setenv("COLUMNS", "120")
+
+    said = {
+        words: CliRunner().invoke(app, [*words.split(), str(folder)]).output
+        for words in ("why", "watch --once", "report")
+    }
+    said["page"] = (folder / "report.html").read_text()
+    state = told_by_the_page(Watch(open_run(folder), Silent))
+    said["web"] = f"{state['spent']} {state['ledger']}"
+
+    both = {"start": 6.0, "data": 66.0, "step": 58.0, "evaluate": 4.0, "save": 2.0}
+    shares = {name: spent / sum(both.values()) for name, spent in both.items()}
+    for name, share in shares.items():
+        for view in ("why", "page"):
+            assert re.search(rf"{name}\b[^%]*\b{share:.1%}", said[view]), (view, name, said[view])
+        assert f"{round(share, 4)}" in said["web"]
+    assert f"time, over all 2 starts  data {shares['data']:.0%}" in said["watch --once"]
+    for view in ("why", "page", "web"):
+        assert "over all 2 starts" in said[view]
+    for view in ("why", "page"):
+        assert f"{shares['data']:.0%} of the time: waiting for the next batch." in said[view]

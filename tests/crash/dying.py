@@ -62,7 +62,6 @@ class Disk:
     def __init__(self, strike: Strike, note: Callable[[str], None]) -> None:
         self.numbers = itertools.count()
         self.strike, self.note = strike, note
-        self.paths: dict[int, str] = {}
 
     @contextmanager
     def between(self) -> Iterator[None]:
@@ -79,10 +78,10 @@ class Disk:
         def touch(*args: Any) -> Any:
             number = next(self.numbers)
             self.strike(number, name, args)
+            words = [
+                os.readlink(f"/proc/self/fd/{a}") if isinstance(a, int) else str(a) for a in args
+            ]
             result = real(*args)
-            if name == "create":
-                self.paths[result] = str(args[0])
-            words = [self.paths.get(a, str(a)) if isinstance(a, int) else str(a) for a in args]
             self.note("\t".join([name, *words[: 1 if name == "write" else None]]))
             return result
 

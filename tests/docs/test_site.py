@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import anytrain
 from anytrain.cli import main
+from anytrain.cli.launch import launch
+from anytrain.doors.accelerator import options
 from launching import run_command
 
 pytest.importorskip("mkdocs_static_i18n")
@@ -17,6 +22,21 @@ pytest.importorskip("mkdocstrings")
 
 ROOT = Path(__file__).parents[2]
 LANGUAGES = ("ar", "ko", "zh")
+EXPLAINED = {
+    "trainer": (anytrain.Trainer, anytrain.Seq2SeqTrainer),
+    # Its constructor's arguments have a page of their own: arguments.md.
+    "training-arguments": (anytrain.TrainingArguments,),
+    "accelerator": (
+        anytrain.Accelerator,
+        anytrain.DataLoaderConfiguration,
+        anytrain.ProjectConfiguration,
+        anytrain.GradientAccumulationPlugin,
+        options.TorchDynamoPlugin,
+        *(kind for kind in options.HANDLERS if kind is not options.ProfileKwargs),
+    ),
+    "launching": (anytrain.notebook_launcher, anytrain.debug_launcher),
+    "reading": (anytrain.report, anytrain.why),
+}
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +85,50 @@ def test_every_public_name_is_in_the_reference(site: Path) -> None:
     ]
     assert missing == []
     assert "<blockquote>" not in pages  # an example in a docstring that was taken for a quotation
+
+
+def parameters(thing: Any) -> list[str]:
+    return [name for name in inspect.signature(thing).parameters if name not in ("self", "cls")]
+
+
+def public(thing: Any) -> Iterator[tuple[str, list[str]]]:
+    """Give what has an entry of its own in the reference, by its address, with its parameters."""
+    where = f"{thing.__module__}.{thing.__qualname__}"
+    if thing is not anytrain.TrainingArguments:
+        yield where, parameters(thing)
+    for name in dir(thing) if inspect.isclass(thing) else ():
+        method = inspect.getattr_static(thing, name)
+        method = getattr(method, "__func__", method)
+        is_method = inspect.isfunction(method) and method.__name__ == name and name[0] != "_"
+        is_ours = is_method and method.__module__.startswith("anytrain.doors")
+        is_shown = thing.__base__ is not anytrain.Trainer or name in vars(thing)
+        if is_ours and is_shown and parameters(method):
+            yield f"{where}.{name}", parameters(method)
+
+
+@pytest.mark.parametrize("name", EXPLAINED)
+def test_every_parameter_is_explained_on_its_reference_page(site: Path, name: str) -> None:
+    page = (site / "reference" / f"{name}.html").read_text(encoding="utf-8")
+    entries = re.split(r'<h\d id="([^"]+)"', page)
+    told = dict(zip(entries[1::2], entries[2::2], strict=True))
+    missing = []
+    for thing in EXPLAINED[name]:
+        for where, names in public(thing):
+            known = re.findall(r"<b><code>\**(\w+)</code></b>", told[where])
+            missing += [f"{where}: {each}" for each in names if each not in known]
+    assert missing == []
+    source = (ROOT / "docs" / "reference" / f"{name}.md").read_text(encoding="utf-8")
+    assert "\n```python\n" in source  # an example, which test_code_blocks runs
+
+
+def test_every_argument_and_every_option_of_launch_is_explained(site: Path) -> None:
+    page = (site / "arguments.html").read_text(encoding="utf-8").replace("<wbr>", "")
+    rows = re.findall(r"<td><code>(\w+)</code></td>(?:\s*<td>.*</td>){2}\s*<td>.+</td>", page)
+    assert set(rows) >= set(parameters(anytrain.Seq2SeqTrainingArguments))
+    page = (site / "reference" / "launching.html").read_text("utf-8").replace("<wbr>", "")
+    options = re.findall(r"<td><code>([^<]+)</code></td>\s*<td>[^<]", page)
+    told = {name for row in options for name in re.findall(r"--([\w-]+)", row)}
+    assert {name for name in parameters(launch) if name not in ("script", "args")} <= told
 
 
 def test_the_search_knows_pages_once_and_works_from_a_disk(site: Path) -> None:

@@ -120,7 +120,7 @@ def events(folder: Path, name: str) -> dict[int, float]:
 
 @pytest.mark.full
 def test_tensorboard_reads_one_curve_of_both_lives(tracked: Path) -> None:
-    found = events(tracked / "run" / "runs" / "ours", "train/loss")
+    found = events(tracked / "run" / "runs" / "first", "train/loss")
     assert found == pytest.approx(journal(tracked))
     assert list(found) == [1, 2, 3, 4, 5, 6]
     assert events(tracked / "loop" / "loops", "loss") == pytest.approx({0: 1.0, 1: 0.5, 2: 1 / 3})

@@ -80,3 +80,14 @@ def test_nothing_comes_where_nothing_came(made: Interrupts) -> None:
     made.hand_back()
     with pytest.raises(Told):
         send(signal.SIGTERM)
+
+
+def test_a_signal_that_is_ignored_stays_ignored(made: Interrupts) -> None:
+    made.disarm()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    made.arm()
+    send(signal.SIGINT)
+    made.boundary()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    made.disarm()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN

@@ -150,8 +150,7 @@ def test_an_epoch_that_is_stopped_is_followed_by_the_next() -> None:
 
 
 def test_a_resumed_epoch_is_told_and_goes_on_where_it_was() -> None:
-    progress = Progress(max_steps=6, num_epochs=2, batches_per_epoch=3)
-    progress.load_state_dict({**progress.state_dict(), "step": 2, "batch": 2})
+    progress = Progress(max_steps=6, num_epochs=2, batches_per_epoch=3, step=2, batch=2)
     told, seen = run(3, progress, done=2)
     assert told[:3] == ["epoch_begin 2", "step_begin 2", "step_end 3"]
     assert seen[:2] == [((0, 2),), ((1, 0),)]
@@ -159,8 +158,7 @@ def test_a_resumed_epoch_is_told_and_goes_on_where_it_was() -> None:
 
 
 def test_a_finished_run_trains_no_more() -> None:
-    progress = Progress(max_steps=3, num_epochs=1, batches_per_epoch=3)
-    progress.load_state_dict({**progress.state_dict(), "step": 3, "epoch": 1})
+    progress = Progress(max_steps=3, num_epochs=1, batches_per_epoch=3, step=3, epoch=1)
     assert run(3, progress) == ([], [])
 
 
@@ -176,13 +174,6 @@ def test_accumulated_batches_count_towards_the_epoch() -> None:
     _, seen = run(5, progress, micro=3, asks={("step_end", 1): {"stop"}})
     assert len(seen) == 1
     assert progress.epochs == pytest.approx(0.6)
-
-
-def test_a_position_is_saved_and_put_back() -> None:
-    first = Progress(10, 2, 5, step=7, epoch=1, batch=2)
-    second = Progress(10, 2, 5)
-    second.load_state_dict(first.state_dict())
-    assert second == first
 
 
 class Rows:

@@ -296,3 +296,23 @@ def test_a_shape_is_recorded_where_the_model_is_large_enough_to_repay_it(
     trainer.get_train_dataloader()
     told = trainer._session.plan.shapes.because
     assert ("buckets of 8, 16, 24" in told) is is_worth_it, told
+
+
+class Precise(TrainerCallback):
+    """Note how exactly matrices are multiplied while it trains."""
+
+    def __init__(self) -> None:
+        self.seen: set[str] = set()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        """Note it."""
+        self.seen.add(torch.get_float32_matmul_precision())
+
+
+def test_tf32_is_one_runs_and_not_the_next_ones(tmp_path: Path) -> None:
+    assert torch.get_float32_matmul_precision() == "highest"
+    for tf32, expected in ((True, "high"), (None, "highest")):
+        precise = Precise()
+        train(tmp_path / expected, max_steps=4, tf32=tf32, callbacks=[precise])
+        assert precise.seen == {expected}
+        assert torch.get_float32_matmul_precision() == "highest"

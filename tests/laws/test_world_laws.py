@@ -155,53 +155,6 @@ def the_board_is_read_by_all_and_never_waits(world, device):
 
 
 @law
-def gradients_are_averaged_over_the_ranks(world, device):
-    torch.manual_seed(world.rank)
-    model = torch.nn.Linear(2, 1, bias=False).to(device)
-    replica = world.replicate(model, {})
-    assert world.original(replica) is model
-    start = world.gather(model.weight.detach())
-    assert torch.equal(start, start[:1].expand_as(start)), "ranks must start from one model"
-    replica(torch.full((1, 2), float(world.rank + 1), device=device)).sum().backward()
-    assert model.weight.grad.tolist() == [[(world.size + 1) / 2] * 2]
-
-
-@law
-def no_sync_leaves_gradients_local(world, device):
-    model = torch.nn.Linear(1, 1, bias=False).to(device)
-    replica = world.replicate(model, {})
-    with world.no_sync(replica):
-        replica(torch.tensor([[float(world.rank)]], device=device)).sum().backward()
-    assert model.weight.grad.item() == float(world.rank)
-
-
-@law
-def a_model_with_nothing_to_train_is_returned_as_it_is(world, device):
-    model = torch.nn.Linear(1, 1).to(device).requires_grad_(False)
-    assert world.replicate(model, {}) is model
-    with world.no_sync(model), world.join([model]):
-        model(torch.ones(1, 1, device=device))
-
-
-@law
-def ranks_may_run_out_of_batches_at_different_times(world, device):
-    model = torch.nn.Linear(1, 1).to(device)
-    replica = world.replicate(model, {})
-    with world.join([replica]):
-        for _ in range(world.rank + 1):
-            replica(torch.ones(1, 1, device=device)).sum().backward()
-    world.barrier("all have run out")
-
-
-@law
-def compressed_gradients_are_still_averages(world, device):
-    model = torch.nn.Linear(2, 1, bias=False).to(device)
-    replica = world.replicate(model, {"comm_hook": "fp16", "comm_wrapper": "no"})
-    replica(torch.full((1, 2), float(world.rank + 1), device=device)).sum().backward()
-    assert model.weight.grad.tolist() == [[(world.size + 1) / 2] * 2]
-
-
-@law
 def marks_are_cheap_and_never_fail(world, device):
     for step in range(1000):
         world.mark(step, "a very long description of what happens " * 10)

@@ -15,6 +15,7 @@ pytest.importorskip("jupyter_client")
 pytest.importorskip("ipykernel")
 
 from jupyter_kernel import Kernel
+from written_runs import write_run
 
 GLOBALS = """
 import os, time
@@ -192,6 +193,45 @@ def test_an_interrupt_ends_the_children_at_once_and_leaves_nothing(kernel, folde
     assert after.stdout == "well\n"
 
 
+SCRIPT = """
+import os, sys
+import beside
+from anytrain import notebook_launcher
+
+class Result:
+    def __init__(self, *values):
+        self.values = values
+
+def train(number):
+    return Result(beside.scaled(number), sys.argv[1:], os.environ["LATER"])
+
+if __name__ == "__main__":
+    found = notebook_launcher(train, (7,), num_processes=2)
+    print(type(found) is Result, found.values)
+"""
+
+
+def test_a_script_that_a_cell_runs_launches_its_own_functions(kernel, folder):
+    home = folder / "elsewhere"
+    home.mkdir()
+    (home / "beside.py").write_text("def scaled(number):\n    return 3 * number\n")
+    (home / "script.py").write_text(SCRIPT)
+    kernel.run("os.environ['LATER'] = 'set'")
+    shown = kernel.run(f"%run {home / 'script.py'} --lr 1")
+    assert shown.error is None, shown.traceback
+    assert shown.stdout == "True (21, ['--lr', '1'], 'set')\n"
+
+
+def test_why_and_report_are_shown_and_print_nothing(kernel, folder):
+    write_run(folder / "read")
+    for call, kind in (("why", "<table>"), ("report", "<iframe ")):
+        shown = kernel.run(f"import anytrain\nanytrain.{call}({str(folder / 'read')!r})")
+        assert (shown.stdout, shown.stderr, shown.error) == ("", "", None)
+        (page,) = shown.pages
+        assert kind in page["text/html"]
+        assert str(folder / "read") in page["text/plain"]
+
+
 @pytest.mark.full
 def test_a_trainers_bar_is_a_page_that_changes_in_place(kernel, folder):
     shown = kernel.run(
@@ -207,6 +247,7 @@ def test_a_trainers_bar_is_a_page_that_changes_in_place(kernel, folder):
     assert len(shown.pages) == 1
     assert "<progress" in shown.pages[0]["text/html"]
     assert "Training done" in shown.updates[-1]["text/html"]
+    assert "<polyline" in shown.updates[-1]["text/html"]
     assert shown.stdout == "4\n"
 
 

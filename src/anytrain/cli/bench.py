@@ -36,7 +36,9 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
     max_steps: int = typer.Option(
         0, "--max_steps", "--max-steps", help="End every training after so many steps."
     ),
-    warm_up: int = typer.Option(4, "--warm_up", "--warm-up", help="Steps before the clock runs."),
+    warm_up: int = typer.Option(
+        4, "--warm_up", "--warm-up", help="Steps before the timing starts."
+    ),
     shapes: str = typer.Option(
         "",
         help="Measure single steps of these batches, as 32x128,32x48, or none; by default on a "
@@ -46,17 +48,18 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
         "30,50,30",
         "--shape_steps",
         "--shape-steps",
-        help="Of a measured shape: steps before, steps timed, steps under the profiler.",
+        help="For a measured shape: steps before the timing, timed, and under the profiler.",
     ),
-    cpu: bool = typer.Option(False, "--cpu", help="Take the CPU although there is a GPU."),
+    cpu: bool = typer.Option(False, "--cpu", help="Use the CPU even if there is a GPU."),
     output: Path = typer.Option(None, help="Write the report to this Markdown file."),
     as_json: Path = typer.Option(None, "--json", help="Write every number to this JSON file."),
-    listed: bool = typer.Option(False, "--list", help="List the contenders and leave."),
+    listed: bool = typer.Option(False, "--list", help="List the contenders and exit."),
 ) -> None:
-    """Run anytrain, HF Trainer, Accelerate, Lightning Fabric and a raw loop side by side.
+    """Train one job with anytrain and its peers, side by side.
 
-    Each trains in a process of its own, with the same rows, weights and settings. Peers that are
-    not installed are named and left out.
+    The peers are HF Trainer, Accelerate, Lightning Fabric and a raw loop. Each trains in a process
+    of its own, with the same rows, weights and settings. Peers that are not installed are named
+    and left out.
     """
     from anytrain.recipes.bench import report, side_by_side
     from anytrain.recipes.bench.contenders import CONTENDERS, choose
@@ -108,7 +111,10 @@ def script(
     ),
     output: Path = typer.Option(None, help="Write the table to this Markdown file."),
 ) -> None:
-    """Run plain scripts in turns, and compare a number that they print or their time."""
+    """Run scripts in turns, and compare how fast they are.
+
+    What is compared is a number that they print, or else their time.
+    """
     from anytrain.recipes.bench import scripts
 
     console = Console(highlight=False, soft_wrap=True, markup=False)

@@ -7,48 +7,63 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable
-from dataclasses import asdict
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any, NoReturn
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
+from anytrain.cli import newest
+from anytrain.core import records
+from anytrain.core.text import amount, one_line, safe_console
 from anytrain.engine.checkpoint import claims, layout
 from anytrain.engine.checkpoint.catalog import Entry, Problem, entries, unlisted, verify, wrong_size
 from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest, read
 from anytrain.engine.checkpoint.retention import Retention, prunable
 
-app = typer.Typer(help="List, show, verify and prune checkpoints.", no_args_is_help=True)
+app = typer.Typer(
+    help="List, show, verify and prune checkpoints.", add_completion=False, no_args_is_help=True
+)
 
-_FOLDER = typer.Argument(help="A checkpoint, or the folder that holds several.")
+_FOLDER = typer.Argument(
+    None, help="A checkpoint, a run, or a folder that holds some. Default: the newest run below."
+)
+_FIX = "pass a checkpoint, a run's folder, or a folder that holds some."
+_HEAD = ("step", "saved", "size", "ranks", "metrics", "state")
+_WIDEST = 100_000  # columns
 _JSON = typer.Option(False, "--json", help="Print JSON instead of a table.")
 
 
 @app.command("list")
-def list_(path: Path = _FOLDER, as_json: bool = _JSON) -> None:
-    """List the checkpoints in a folder, newest first."""
-    found = _found(path)
+def list_(path: Path | None = _FOLDER, as_json: bool = _JSON) -> None:
+    """List the checkpoints of a folder, newest first.
+
+    Those one level below it are listed, too.
+    """
+    found = _found(_chosen(path, "list"))
     if as_json:
         _print_json([_summary(entry) for entry in found])
         return
-    table = Table("checkpoint", "step", "saved", "size", "ranks", "metrics", "state")
-    for entry in found:
-        table.add_row(*_row(entry))
-    _console().print(table)
+    _print_rows(("checkpoint", *_HEAD), [_row(entry) for entry in found])
 
 
 @app.command()
-def show(path: Path = _FOLDER, as_json: bool = _JSON) -> None:
-    """Show what one checkpoint holds; of a folder of several, the newest."""
-    entry = _found(path)[0]
+def show(path: Path | None = _FOLDER, as_json: bool = _JSON) -> None:
+    """Show what one checkpoint holds.
+
+    Of a folder of several, it is the newest.
+    """
+    entry = _found(_chosen(path, "show"))[0]
     if entry.manifest is None:
-        _fail(f"Cannot show {entry.path}.", f"{entry.problem}", code=1)
+        _fail(f"Cannot show {entry.path}.", f"{entry.problem}", "show another one.", code=1)
     if as_json:
         _print_json(_details(entry.path, entry.manifest))
         return
@@ -56,19 +71,17 @@ def show(path: Path = _FOLDER, as_json: bool = _JSON) -> None:
 
 
 @app.command("verify")
-def verify_(path: Path = _FOLDER, as_json: bool = _JSON) -> None:
-    """Read every byte and compare it with the manifest; exit with 1 where something is wrong."""
-    found = {str(entry.path): verify(entry.path) for entry in _found(path)}
+def verify_(path: Path | None = _FOLDER, as_json: bool = _JSON) -> None:
+    """Read every byte and compare it with the manifest.
+
+    The exit status is 1 where something is wrong.
+    """
+    found = {str(entry.path): verify(entry.path) for entry in _found(_chosen(path, "verify"))}
     if as_json:
         _print_json({name: [asdict(p) for p in problems] for name, problems in found.items()})
     else:
-        table = Table("checkpoint", "state", "file", "what is wrong")
-        for name, problems in found.items():
-            for problem in problems:
-                table.add_row(escape(name), "[red]damaged[/]", escape(problem.file), problem.why)
-            if not problems:
-                table.add_row(escape(name), "[green]whole[/]", "", "")
-        _console().print(table)
+        rows = [row for name, problems in found.items() for row in _verdicts(name, problems)]
+        _print_rows(("checkpoint", "state", "file", "what is wrong"), rows)
     if any(found.values()):
         raise typer.Exit(1)
 
@@ -78,68 +91,122 @@ def prune(
     path: Path = typer.Argument(help="The folder that holds the checkpoints."),
     keep_last: int = typer.Option(..., min=1, help="How many of the newest to keep."),
     metric: str | None = typer.Option(None, help="Keep the best by this metric too."),
-    greater_is_better: bool = typer.Option(False, help="The greater the metric, the better."),
-    keep_every: int | None = typer.Option(None, min=1, help="Keep every step this divides."),
+    greater_is_better: bool = typer.Option(
+        False, help="Whether a greater value of the metric is better."
+    ),
+    keep_every: int | None = typer.Option(
+        None, min=1, help="Keep every checkpoint whose step is a multiple of this too."
+    ),
     yes: bool = typer.Option(False, "--yes", "-y", help="Remove without asking."),
     dry_run: bool = typer.Option(False, help="Only say what would be removed."),
 ) -> None:
-    """Remove old checkpoints; never the newest whole one, nor a damaged one."""
+    """Remove old checkpoints of a folder.
+
+    The newest whole one always stays, and so does a damaged one.
+    """
     rule = Retention(keep_last, metric, greater_is_better, keep_every=keep_every)
-    _found(path)
+    if not any(entry.path.parent == path for entry in _found(path)):
+        _refuse_to_prune(path)
     going = prunable(path, rule)
     console = _console()
     if not dry_run:
         left = claims.clear_abandoned(path)
         if left:
-            console.print(f"Cleared what {len(left)} killed saves left.")
+            console.print(f"Cleared what {amount(len(left), 'killed save')} left.")
     if not going:
         console.print("Nothing to remove.")
         return
-    table = Table("to be removed", "step", "saved", "size", "ranks", "metrics", "state")
-    for entry in going:
-        table.add_row(*_row(entry))
-    console.print(table)
-    if dry_run or not (yes or typer.confirm(f"Remove {len(going)}?")):
+    _print_rows(("to be removed", *_HEAD), [_row(entry) for entry in going])
+    if dry_run or not (yes or typer.confirm(f"Remove {amount(len(going), 'checkpoint')}?")):
         return
     for entry in going:
-        claims.remove(entry.path)
-    console.print(f"Removed {len(going)}.")
+        claims.remove(path, entry.name)
+    console.print(f"Removed {amount(len(going), 'checkpoint')}.")
 
 
 def _found(path: Path) -> list[Entry]:
     """Return the checkpoint at a path, or those in it; leave with a message if there is none."""
     if not path.is_dir():
-        _fail(f"There is no folder {path}.", "pass a checkpoint, or a folder that holds some.")
+        there = "it is a file" if path.is_file() else "nothing of that name is there"
+        _fail(f"There is no folder {path}.", f"{there}.", _FIX)
     if (path / MANIFEST).exists():
         try:
             return [Entry(path.name, path, read(path))]
         except Damaged as damage:
             return [Entry(path.name, path, None, Problem(damage.file, damage.why))]
-    found = entries(path)
+    found = all_in(path)
     if not found:
-        _fail(f"There is no checkpoint in {path}.", f"no folder in it has a {MANIFEST}.")
+        _fail(
+            f"There is no checkpoint in {path}.",
+            f"no folder in it, nor one level below, has a {MANIFEST}.",
+            _FIX,
+        )
     return found
+
+
+def all_in(path: Path) -> list[Entry]:
+    """Return the checkpoints in a folder, newest first, and then those one level below it."""
+    inner = {folder: entries(folder) for folder in _folders(path)}
+    # A run that has saved its model beside its checkpoints is no checkpoint without a manifest.
+    own = [e for e in entries(path) if e.manifest or not (inner.get(e.path) or _is_run(e.path))]
+    held = {entry.path for entry in own}
+    below = [
+        replace(entry, name=f"{folder.name}/{entry.name}")
+        for folder, found in inner.items()
+        if folder not in held
+        for entry in found
+    ]
+    return own + sorted(below, key=lambda e: -e.manifest.created_ns if e.manifest else 0)
+
+
+def _folders(path: Path) -> list[Path]:
+    found = [each for each in path.iterdir() if each.is_dir() and not each.name.startswith(".")]
+    return sorted(found)
+
+
+def _is_run(path: Path) -> bool:
+    return any((path / name).exists() for name in (records.RUN, records.TIMESHEET))
+
+
+def _chosen(path: Path | None, command: str) -> Path:
+    return (
+        newest.run(f"checkpoint {command}", lambda run: bool(all_in(run)), "checkpoints")
+        if path is None
+        else path
+    )
+
+
+def _refuse_to_prune(path: Path) -> NoReturn:
+    """Say where there are checkpoints, if any: what is below a folder is not its own to remove."""
+    below = {str(entry.path.parent) for entry in _found(path)}
+    found = ", ".join(sorted(below))
+    _fail(
+        f"There is no checkpoint in {path} itself.",
+        f"those below it are in {found}.",
+        "name that folder.",
+    )
 
 
 def _show(path: Path, manifest: Manifest) -> None:
     console = _console()
-    facts = Table(title=escape(str(path)), show_header=False, title_justify="left")
+    console.print(_safe(path), soft_wrap=True)
+    facts = _table("", "", show_header=False)
     facts.add_row("step", str(manifest.step))
     facts.add_row("saved", _time(manifest))
     facts.add_row("ranks", str(manifest.world_size))
-    facts.add_row("metrics", _metrics(manifest))
-    facts.add_row("versions", ", ".join(f"{k} {v}" for k, v in manifest.versions.items()))
+    if manifest.metrics:
+        facts.add_row("metrics", escape(_metrics(manifest)))
+    facts.add_row("versions", escape(_versions(manifest)))
     for name, value in (manifest.meta or {}).items():
         if name != "parameters":  # hundreds of names, for programs to read
-            facts.add_row(escape(str(name)), escape(json.dumps(value)))
+            facts.add_row(_safe(name), _safe(json.dumps(value)))
     console.print(facts)
-    table = Table("file", "size", "tensors", "values")
-    for row in _file_rows(path, manifest):
-        table.add_row(escape(row["file"]), _size(row["bytes"]), *_counts(row))
-    console.print(table)
+    rows = _file_rows(path, manifest)
+    head = ("file", "size", "tensors", "values")
+    _print_rows(head, [[_safe(row["file"]), _size(row["bytes"]), *_counts(row)] for row in rows])
     others = unlisted(path, frozenset(manifest.files))
     if others:
-        console.print(f"Not in the manifest, and not checked: {escape(', '.join(others))}")
+        console.print(f"Not in the manifest, and not checked: {_safe(', '.join(others))}")
 
 
 def _details(path: Path, manifest: Manifest) -> dict[str, Any]:
@@ -170,7 +237,7 @@ def _file_rows(path: Path, manifest: Manifest) -> Iterable[dict[str, Any]]:
 
 def _counts(row: dict[str, Any]) -> tuple[str, str]:
     if "problem" in row:
-        return f"[red]{escape(row['problem'])}[/]", ""
+        return f"[red]{_safe(row['problem'])}[/]", ""
     return (f"{row['tensors']:,}", f"{row['values']:,}") if "tensors" in row else ("", "")
 
 
@@ -193,12 +260,12 @@ def _summary(entry: Entry) -> dict[str, Any]:
 
 def _row(entry: Entry) -> list[str]:
     manifest, problem = entry.manifest, entry.problem or wrong_size(entry)
-    state = f"[red]{escape(str(problem))}[/]" if problem else "[green]sizes match[/]"
+    state = f"[red]{_safe(problem)}[/]" if problem else "[green]sizes match[/]"
     if manifest is None:
-        return [escape(entry.name), "", "", "", "", "", state]
+        return [_safe(entry.name), "", "", "", "", "", state]
     size, ranks = _size(manifest.num_bytes), str(manifest.world_size)
     facts = [str(manifest.step), _time(manifest), size, ranks, escape(_metrics(manifest))]
-    return [escape(entry.name), *facts, state]
+    return [_safe(entry.name), *facts, state]
 
 
 def _time(manifest: Manifest) -> str:
@@ -206,7 +273,16 @@ def _time(manifest: Manifest) -> str:
 
 
 def _metrics(manifest: Manifest) -> str:
-    return ", ".join(f"{name} {value:.6g}" for name, value in manifest.metrics.items())
+    return ", ".join(f"{one_line(n)} {value:.6g}" for n, value in manifest.metrics.items())
+
+
+def _safe(text: object) -> str:
+    """Return a text of somebody else's for a table: no markup, on one line."""
+    return escape(one_line(text))
+
+
+def _versions(manifest: Manifest) -> str:
+    return ", ".join(one_line(f"{name} {value}") for name, value in manifest.versions.items())
 
 
 def _size(num_bytes: float) -> str:
@@ -217,14 +293,49 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes:.3g} TB"
 
 
+def _verdicts(name: str, problems: Iterable[Problem]) -> list[list[str]]:
+    told = [[_safe(name), "[red]damaged[/]", _safe(p.file), _safe(p.why)] for p in problems]
+    return told or [[_safe(name), "[green]whole[/]", "", ""]]
+
+
+def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table; where the terminal is too narrow, each row's cells below its name.
+
+    A name is never cut: in a pipe a row is one line, however long.
+    """
+    console = _console()
+    told = [n for n in range(len(head)) if n == 0 or any(row[n] for row in rows)]
+    head, rows = [head[n] for n in told], [[row[n] for n in told] for row in rows]
+    table = _table(*head)
+    for row in rows:
+        table.add_row(*row)
+    width = Measurement.get(console, console.options.update(max_width=_WIDEST), table).maximum
+    if width <= console.width or not console.is_terminal:
+        safe_console(width=max(width, 1)).print(table)
+        return
+    for name, *cells in rows:
+        console.print(name, style="bold", soft_wrap=True)
+        for title, cell in zip(head[1:], cells, strict=True):
+            if cell:
+                console.print(f"  {title}: {cell}", soft_wrap=True)
+
+
+def _table(*head: str, **options: Any) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, **options)
+    for title in head:
+        table.add_column(title, overflow="fold")
+    return table
+
+
 def _console() -> Console:
-    return Console(highlight=False)
+    return safe_console()
 
 
 def _print_json(value: Any) -> None:
     print(json.dumps(value, indent=2))
 
 
-def _fail(what: str, why: str, code: int = 2) -> NoReturn:
-    Console(stderr=True, highlight=False).print(f"{escape(what)}\n  why: {escape(why)}")
+def _fail(what: str, why: str, fix: str, code: int = 2) -> NoReturn:
+    text = escape(f"anytrain: {what}\n  why: {why}\n  fix: {fix}")
+    safe_console(stderr=True).print(text, soft_wrap=True)
     raise typer.Exit(code)

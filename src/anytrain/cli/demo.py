@@ -37,6 +37,13 @@ def demo(
     output: Path = typer.Option(
         Path("runs/demo"), help="Where the results go; a finished older demo is replaced."
     ),
+    resume_from_checkpoint: str = typer.Option(
+        None,
+        "--resume_from_checkpoint",
+        "--resume-from-checkpoint",
+        help="Go on from this checkpoint; auto: from the newest whole one, or from the start.",
+        show_default=False,
+    ),
 ) -> None:
     """Train a small BERT to tell paraphrases from look-alikes: a minute, no network.
 
@@ -54,7 +61,8 @@ def demo(
     # Tensors this small gain little from more threads, and lose fivefold on busy cores.
     torch.set_num_threads(1)
     with notices_as_lines(), told_how_to_go_on():
-        finished = train(Settings(epochs=epochs, pairs=pairs, seed=seed), output, console.print)
+        settings = Settings(epochs=epochs, pairs=pairs, seed=seed)
+        finished = train(settings, output, console.print, resume_from_checkpoint)
     _conclude(console, finished, output, time.perf_counter() - began)
 
 
@@ -97,10 +105,10 @@ def _conclude(console: Console, finished: Finished, output: Path, took_s: float)
 
 def _report(output: Path) -> str:
     """Write the run's report; return where it is, or how to get one."""
-    from anytrain.cli.report import write
     from anytrain.core.errors import BadInput
+    from anytrain.doors.reading import write
 
     try:
-        return f"Report: {write(output)}, to open in a browser"
+        return f"Report: {write(output)[0]}, to open in a browser"
     except BadInput:  # what draws its charts is an extra
         return f"Report: pip install 'anytrain[report]', then anytrain report {output}"

@@ -9,19 +9,29 @@ from typing import Any
 
 import typer
 
-RUNS = typer.Argument(help="Two runs or more: their output_dir, an Accelerator's project_dir.")
+from anytrain.cli import newest
+
+RUNS = typer.Argument(
+    None,
+    help="Two runs or more: their output_dir, an Accelerator's project_dir. Default: the two "
+    "newest runs below.",
+)
 OUTPUT = typer.Option(None, "--output", "-o", help="Write a page there instead of printing.")
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of tables.")
 
 
-def diff(runs: list[Path] = RUNS, output: Path | None = OUTPUT, as_json: bool = JSON) -> None:
+def diff(
+    runs: list[Path] | None = RUNS, output: Path | None = OUTPUT, as_json: bool = JSON
+) -> None:
     """Show what differs between runs: choices, data, code, versions, hardware, curves, times.
 
-    The first run is what the others are held against. Three runs or more are a table.
+    The first run is what the others are held against. Three runs or more are a table. The folder
+    of a search stands for its trials, the best first.
     """
-    from anytrain.insight.report import diff as comparison, diff_text
+    from anytrain.insight.report import diff as comparison, diff_text, trials
 
-    opened = comparison.open_runs(runs)
+    named = [folder for run in runs or () for folder in trials.each(run)]
+    opened = comparison.open_runs(named or newest.runs("diff", 2))
     found = comparison.compare(opened)
     if as_json:
         typer.echo(json.dumps(_spelt(found), indent=2, default=str))

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from anytrain._version import __version__
+from anytrain.core.text import safe_console
 
 _PACKAGES = (
     "numpy",
@@ -132,7 +133,7 @@ def _versions(torch: str) -> dict[str, str]:
 
 
 def _print(report: Report) -> None:
-    console = Console(highlight=False, emoji=False)
+    console = safe_console()
     _section(console, "System", [("os", report.system, ""), *_rows(report.versions)])
     backends = [
         (str(b["name"]), "found" if b["found"] else _absence(b), str(b["because"]))

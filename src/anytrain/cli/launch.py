@@ -43,6 +43,11 @@ DYNAMO = option("dynamo_backend", "Compile with torch.compile and this backend."
 RESTARTS = option("max_restarts", "How often to start again after a failure.")
 STALL = option("stall_timeout", "Seconds after which a frozen rank ends the job; 0: never.")
 STRATEGY = option("strategy", "spmd: one process, batches split over all devices (torch_xla).")
+RESUME = option(
+    "resume_from_checkpoint",
+    "Go on from this checkpoint; auto: from the newest whole one, or from the start.",
+    "--resume",
+)
 CONFIG = option("config_file", "YAML file with these options; HF Accelerate's work too.")
 
 
@@ -66,6 +71,7 @@ def launch(  # noqa: PLR0913  a command has one parameter for each option
     max_restarts: int | None = RESTARTS,
     stall_timeout: float | None = STALL,
     strategy: str | None = STRATEGY,
+    resume_from_checkpoint: str | None = RESUME,
     module: bool = flag("module", "Treat the script as a module, as python -m does.", "-m"),
     debug: bool = flag("debug", "Show every rank's traceback and torch's own logs."),
     config_file: str | None = CONFIG,
@@ -93,6 +99,7 @@ def launch(  # noqa: PLR0913  a command has one parameter for each option
         max_restarts=max_restarts,
         stall_timeout=stall_timeout,
         strategy=strategy,
+        resume_from_checkpoint=resume_from_checkpoint,
         module=module or None,
         debug=debug or None,
     )
@@ -134,7 +141,7 @@ def with_file(asked: LaunchOptions, path: str | None) -> LaunchOptions:
         return asked
     found = files.read(path)
     if found.ignored:
-        typer.echo(f"anytrain: {path}: not used here: {', '.join(found.ignored)}.", err=True)
+        typer.echo(f"anytrain: {path}: not used here: {found.not_used()}.", err=True)
     lower = found.options
     if asked.device() is not None:
         # A device on the command line replaces the file's, whatever that was called.

@@ -103,5 +103,5 @@ def _nothing(words: Sequence[str]) -> BadInput:
     return BadInput(
         "There is no script to trace.",
         why=f"`{' '.join(words)}` names none.",
-        fix="pass the path of a Python file, or -m and a module, and its own options behind it.",
+        fix="pass the path of a Python file, or -m and a module, and its own options after it.",
     )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +18,7 @@ from typer.core import TyperCommand, TyperGroup
 from anytrain._version import __version__
 from anytrain.core import environment
 from anytrain.core.errors import AnytrainError
+from anytrain.core.nearest import nearest
 
 # name: (where, what --help says). A Typer app there is a command with commands of its own.
 _COMMANDS = {
@@ -28,14 +31,14 @@ _COMMANDS = {
     "why": ("anytrain.cli.why:why", "Show where a run's time went, and what to do about it."),
     "report": (
         "anytrain.cli.report:report",
-        "Make one page of a run, with its curves, to look at or mail.",
+        "Make one page of a run, to look at or to mail.",
     ),
     "diff": ("anytrain.cli.diff:diff", "Show what differs between runs, and where curves part."),
     "watch": ("anytrain.cli.watch:watch", "Follow a run from another terminal, or in a browser."),
     "checkpoint": ("anytrain.cli.checkpoint:app", "List, show, verify and prune checkpoints."),
     "verify-resume": (
         "anytrain.cli.verify_resume:verify_resume",
-        "Kill your training at random and prove that it resumes exactly.",
+        "Kill a training at random, and prove that it resumes.",
     ),
     "preflight": (
         "anytrain.cli.preflight:preflight",
@@ -43,9 +46,20 @@ _COMMANDS = {
     ),
     "parity": (
         "anytrain.cli.parity:parity",
-        "Hold one step on this machine's device against the CPU in float32.",
+        "Hold one step on this device against the CPU in float32.",
     ),
     "bench": ("anytrain.cli.bench:app", "Train the same job with anytrain and its peers."),
+}
+
+
+# How newer typers speak of values, and how people do.
+_PLAINER = {
+    r"Input should be a valid integer, .*": "not a whole number.",
+    r"Input should be a valid number, .*": "not a number.",
+    r"Input should be greater than or equal to (\S+)": r"must be at least \1.",
+    r"Input should be less than or equal to (\S+)": r"must be at most \1.",
+    r"Value error, ": "",
+    r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)": r"Unexpected: \1.",
 }
 
 
@@ -66,13 +80,52 @@ class _Commands(TyperGroup):
         """Return the real command, loading its file."""
         if args and args[0] in _COMMANDS:
             return args[0], _load(args[0]), args[1:]
+        if args and args[0] and args[0][0] != "-":
+            near = "--" + args[0] if args[0] in ("help", "version") else nearest(args[0], _COMMANDS)
+            guess = f" Did you mean {near!r}?" if near else ""
+            ctx.fail(f"No such command {args[0]!r}.{guess}")
         return super().resolve_command(ctx, args)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Read what stands before the command's name."""
+        with _with_a_guess():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Read the command's own options, and run it."""
+        with _with_a_guess():
+            return super().invoke(ctx)
+
+
+@contextmanager
+def _with_a_guess() -> Iterator[None]:
+    """Say of an option that is not known which one was meant, and leave it at one."""
+    try:
+        yield
+    except Exception as error:
+        # typer has classes of errors of its own since 0.26, and click's before.
+        if type(error).__name__ == "NoSuchOption":
+            _name_one(error)
+        elif isinstance(getattr(error, "message", None), str):
+            for words, plain in _PLAINER.items():
+                error.message = re.sub(words, plain, error.message)  # type: ignore[attr-defined]
+        raise
+
+
+def _name_one(error: Any) -> None:
+    options = error.ctx.command.get_params(error.ctx) if error.ctx else ()
+    known = [name.lstrip("-") for each in options for name in each.opts if name[:2] == "--"]
+    near = nearest(error.option_name.lstrip("-").split("=")[0], known)
+    error.possibilities = None
+    error.message = f"No such option {error.option_name}."
+    if near:
+        error.message += f" Did you mean --{near}?"
 
 
 app = typer.Typer(
     name="anytrain",
     cls=_Commands,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},  # every command takes its parent's
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,

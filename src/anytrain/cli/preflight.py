@@ -30,11 +30,11 @@ PROCESSES = typer.Option(
     "--num-processes",
     "-n",
     min=1,
-    help="How many will train together: what fails in several processes alone is told too. "
+    help="How many processes will train together: what fails only in several is told too. "
     "Without it, as many as the launcher before the script starts, or one.",
     show_default=False,
 )
-QUICK = typer.Option(False, "--quick", help="Leave out the search for the largest batch.")
+QUICK = typer.Option(False, "--quick", help="Skip the search for the largest batch.")
 THOROUGH = typer.Option(
     False,
     "--thorough",
@@ -50,7 +50,9 @@ class Grave(StrEnum):
     warning = "warning"
 
 
-FAIL_ON = typer.Option(None, "--fail-on", help="Exit with 1 where something so grave is found.")
+FAIL_ON = typer.Option(
+    None, "--fail-on", help="Exit with status 1 if something at least this serious is found."
+)
 
 
 def preflight(  # noqa: PLR0913  a command has one parameter for each option
@@ -104,20 +106,19 @@ def check_command(command: list[str]) -> None:
         if not _is_module(command[1]):
             raise BadInput(
                 f"There is no module {command[1]}.",
-                why=f"Python finds none of that name, seen from {Path.cwd()}.",
+                why=f"Python finds no module of that name from {Path.cwd()}.",
                 fix="pass -m and the name of a module that is installed or in this folder.",
             )
     elif first.startswith("-") and first != "-m":
         raise BadInput(
             f"There is no option {first}.",
-            why="what stands before the script belongs to this command, which has none of that "
-            "name.",
-            fix="`--help` lists its options; the script's own stand behind the script.",
+            why="what comes before the script is for this command, which has no such option.",
+            fix="`--help` lists its options; the script's own come after the script.",
         )
     elif not Path(first).is_file():
         raise BadInput(
             f"There is no script {first}.",
-            why="-m needs the name of a module behind it."
+            why="-m needs the name of a module after it."
             if first == "-m"
             else f"no such file, seen from {Path.cwd()}.",
             fix="pass the path of a Python file, or -m and a module, and its own options behind "

@@ -13,7 +13,7 @@ from anytrain.cli.launch import flag, option
 SCRIPT = typer.Argument(help="Python file that trains, saves, and resumes when started again.")
 ARGS = typer.Argument(None, help="Its own options; {project} in them becomes its folder.")
 KILLS = typer.Option(3, "--kills", min=1, help="How often to kill it.")
-SEED = typer.Option(0, "--seed", help="What the moments are drawn from.")
+SEED = typer.Option(0, "--seed", help="Seed that the random moments of the kills are drawn from.")
 PROJECT = option("project_dir", "The folder where the script always saves, seen from here.")
 WORK = option("work_dir", "Where to run it; by default a temporary folder.")
 PROCESSES = option("num_processes", "Start it with `anytrain launch` in so many processes.", "-n")

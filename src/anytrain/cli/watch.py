@@ -14,13 +14,17 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from anytrain.cli import newest
 from anytrain.core.errors import BadInput
+from anytrain.core.records.life import no_record
 
 if TYPE_CHECKING:
     from anytrain.insight.report.watch import Clock, View, Wait
 
-RUN = typer.Argument(help="A run's output_dir; an Accelerator's project_dir.")
-ONCE = typer.Option(False, "--once", help="Print how the run stands now, and leave.")
+RUN = typer.Argument(
+    None, help="A run's output_dir; an Accelerator's project_dir. Default: the newest run below."
+)
+ONCE = typer.Option(False, "--once", help="Print how the run stands now, and exit.")
 WAIT = typer.Option(
     60.0, "--wait", min=0, help="Seconds to wait for a run that died to be started again."
 )
@@ -31,7 +35,7 @@ _WIDTH = 100
 
 
 def watch(
-    run: Path = RUN,
+    run: Path | None = RUN,
     once: bool = ONCE,
     wait: float = WAIT,
     web: bool = WEB,
@@ -41,10 +45,15 @@ def watch(
     """Follow a run by what it writes down: progress, loss, speed, time left, memory.
 
     The run is not touched: q or Ctrl-C leaves it alone. Before there is a record, it is waited
-    for. The exit status is 0 when the run ends well, goes on or you leave, and 1 when it failed or
-    was killed.
+    for; of a search, the newest trial is taken. The exit status is 0 when the run ends well, goes
+    on or you leave, and 1 when it failed or was killed.
     """
     _check_options(once, web, opens or port is not None)
+    from anytrain.insight.report import trials
+
+    run = newest.run("watch") if run is None else trials.newest(run, newest.say, "watch")
+    if run.is_file():  # no run will ever be written there
+        raise no_record(run, "")
     if once:
         _print_once(run)
         return
@@ -62,7 +71,7 @@ def _check_options(once: bool, web: bool, is_about_the_page: bool) -> None:
     if once and web:
         raise BadInput(
             "Cannot use --once with --web.",
-            why="--once prints how the run stands and leaves; a page stays until you leave.",
+            why="--once prints how the run stands and exits; a page is served until you stop it.",
             fix="leave one of them out; `anytrain report RUN` writes a page that stays as it is.",
         )
     if is_about_the_page and not web:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
+import reprlib
 import signal
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from anytrain.core.errors import BadInput
 from anytrain.core.plan import Choice, Wish, Wishes
@@ -32,6 +34,7 @@ _NAMES = {
     "downcast_bf16": ("ANYTRAIN_DOWNCAST_BF16", "ACCELERATE_DOWNCAST_BF16"),
     "stall_s": ("ANYTRAIN_STALL_S",),
     "strategy": ("ANYTRAIN_STRATEGY",),
+    "resume_from_checkpoint": ("ANYTRAIN_RESUME_FROM_CHECKPOINT",),
 }
 MPS_FALLBACK = "PYTORCH_ENABLE_MPS_FALLBACK"
 DOWNCAST = "XLA_DOWNCAST_BF16"
@@ -61,6 +64,8 @@ _OTHERS = (
     "SLURM_PROCID",
     "SLURM_NTASKS",
 )
+STOP_SIGNALS = tuple(n for n in ("SIGTERM", "SIGINT", "SIGHUP") if n in signal.Signals.__members__)
+"""Signals that save a run where nothing else is said: a request, Ctrl-C, a closed terminal."""
 _TRUE = ("1", "true", "yes", "on", "y", "t")
 _FALSE = ("", "0", "false", "no", "off", "n", "f")
 
@@ -86,7 +91,7 @@ class Environment:
     """The folder where a launcher of ours reads each rank's last sign of life."""
     debug: bool
     log_level: str | None
-    stop_signals: tuple[str, ...] = ("SIGTERM", "SIGINT")
+    stop_signals: tuple[str, ...] = STOP_SIGNALS
     """Signals that save the run between two steps and end it."""
 
 
@@ -101,6 +106,18 @@ def read(environ: Mapping[str, str] | None = None) -> Environment:
         log_level=env.get("ANYTRAIN_LOG_LEVEL") or env.get("ACCELERATE_LOG_LEVEL"),
         stop_signals=_stop_signals(env),
     )
+
+
+def resume_from(given: Any) -> Any:
+    """Return what a run is to go on from: what it was given, else what its surroundings ask for.
+
+    A folder, "auto", or yes or no; None where nobody asked.
+    """
+    asked = read().wishes.resume_from_checkpoint
+    value = asked.value if given is None and asked is not None else given
+    if isinstance(value, str) and value.lower() in (*_TRUE, *_FALSE):
+        return value.lower() in _TRUE
+    return value
 
 
 def variable(name: str) -> str | None:
@@ -216,13 +233,15 @@ def _wishes(env: Mapping[str, str]) -> Wishes:
 
 def _stop_signals(env: Mapping[str, str]) -> tuple[str, ...]:
     """Read ANYTRAIN_STOP_SIGNALS: SLURM sends SIGUSR1 where --signal asks for it."""
-    told = env.get("ANYTRAIN_STOP_SIGNALS", "SIGTERM,SIGINT")
+    told = env.get("ANYTRAIN_STOP_SIGNALS", ",".join(STOP_SIGNALS))
     names = tuple(name.strip().upper() for name in told.split(",") if name.strip())
-    unknown = [name for name in names if not hasattr(signal.Signals, name)]
+    known = set(signal.Signals.__members__) - {"SIGKILL", "SIGSTOP"}
+    unknown = [name for name in names if name not in known]
     if unknown:
         raise BadInput(
             f"Cannot stop on {', '.join(unknown)}.",
-            why="ANYTRAIN_STOP_SIGNALS holds names of signals, with commas between them.",
+            why="ANYTRAIN_STOP_SIGNALS holds names of signals that a process may answer, with "
+            "commas between them.",
             fix='set it to "SIGTERM,SIGINT,SIGUSR1", for example.',
         )
     return names
@@ -262,7 +281,7 @@ def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
         return int(env[name])
     except (KeyError, ValueError):
         raise BadInput(
-            f"Cannot read {name}={env.get(name)!r}.",
+            f"Cannot read {name}={reprlib.repr(env.get(name))}.",
             why="the launcher's variables must be whole numbers, and all there.",
             fix="start the job with `anytrain launch`, torchrun or srun, or unset them.",
         ) from None

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields
 
 from anytrain.core.errors import BadInput, Unsupported
 from anytrain.core.facts import Capabilities, Gain, JobFacts
+from anytrain.core.nearest import unknown
+from anytrain.core.sheet import Sheet
 
 PRECISIONS = ("no", "bf16", "fp16")
 _FREE_STEPS = ("your own loop", "default")
@@ -64,13 +66,14 @@ class Wishes:
     downcast_bf16: Wish | None = None
     stall_s: Wish | None = None
     strategy: Wish | None = None
+    resume_from_checkpoint: Wish | None = None
 
     def over(self, lower: Wishes) -> Wishes:
         """Return these wishes, with `lower`'s where these are silent."""
         return Wishes(*(getattr(self, f.name) or getattr(lower, f.name) for f in fields(self)))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class Plan:
     """Everything that was decided before the first step, each with its reason."""
 
@@ -99,6 +102,16 @@ class Plan:
     def reasons(self) -> Mapping[str, Choice]:
         """Return the choices by name, in the order they were made."""
         return {f.name: getattr(self, f.name) for f in fields(self)}
+
+    def _sheet(self) -> Sheet:
+        chosen = self.reasons().items()
+        return Sheet("Plan", [(name, choice.value, choice.because) for name, choice in chosen])
+
+    def __repr__(self) -> str:
+        return repr(self._sheet())
+
+    def _repr_html_(self) -> str:
+        return self._sheet()._repr_html_()
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +146,7 @@ def whole_number(asked: Wish | None, what: str, default: int) -> Choice:
         number = 0
     if number < 1:
         raise BadInput(
-            f"Cannot use {what}={asked.value}.",
+            f"Cannot use {what}={asked.value:.40}.",
             why=f"the {asked.source} must be a whole number of at least 1.",
             fix=f"pass {what}=1 or more.",
         )
@@ -150,21 +163,14 @@ def check_precision(asked: Wish | None) -> None:
             why="fp8 needs Transformer Engine, torchao or MS-AMP, and anytrain has no fp8 recipe.",
             fix='pass mixed_precision="bf16", which every device that has fp8 computes in.',
         )
-    raise BadInput(
-        f"Unknown mixed precision {asked}.",
-        why=f"known values are {', '.join(map(repr, PRECISIONS))} and 'auto'.",
-        fix='pass mixed_precision="no", "bf16", "fp16" or "auto".',
-    )
+    raise unknown("mixed precision", asked.value, (*PRECISIONS, "auto"), source=asked.source)
 
 
 def check_strategy(asked: Wish | None) -> None:
     """Refuse a strategy that nobody knows."""
     if asked is not None and asked.value not in STRATEGIES:
-        raise BadInput(
-            f"Unknown strategy {asked}.",
-            why=f"known values are {', '.join(map(repr, STRATEGIES))}.",
-            fix='pass "auto": several processes average their gradients (ddp).',
-        )
+        fix = 'pass "auto": several processes average their gradients (ddp).'
+        raise unknown("strategy", asked.value, STRATEGIES, source=asked.source, fix=fix)
 
 
 def resolve(wishes: Wishes, machine: Capabilities, job: JobFacts, world_size: int) -> Plan:
@@ -221,7 +227,7 @@ def _measured_precision(gain: Gain) -> Choice:
     told = f"bf16 is {gain.factor:.1f} times as fast as fp32 here, measured on {gain.day}"
     if gain.factor >= _ENOUGH:
         return Choice("bf16", f"auto: {told}")
-    return Choice("no", f"auto: {told}, too little for its rounding")
+    return Choice("no", f"auto: {told}, too small a gain to accept its rounding")
 
 
 def _impossible(precision: str, machine: Capabilities, why: str) -> BadInput:
@@ -273,11 +279,8 @@ def _step(wishes: Wishes, machine: Capabilities, job: JobFacts) -> Choice:
 
 def _asked_step(asked: Wish, machine: Capabilities) -> Choice:
     if asked.value not in STEPS:
-        raise BadInput(
-            f"Unknown step engine {asked}.",
-            why=f"known values are {', '.join(map(repr, STEPS))}.",
-            fix='pass "auto", which records the step where that can be.',
-        )
+        fix = 'pass "auto", which records the step where that can be.'
+        raise unknown("step engine", asked.value, STEPS, source=asked.source, fix=fix)
     if asked.value == "cuda_graph" and machine.backend != "cuda":
         raise BadInput(
             f"Cannot record steps as CUDA graphs on {machine.backend!r}.",

@@ -20,11 +20,11 @@ from itertools import count
 from types import FrameType
 from typing import Any
 
-from anytrain.core.environment import in_notebook
+from anytrain.core.environment import STOP_SIGNALS, in_notebook
 from anytrain.machine.parallel.world import World
-from anytrain.machine.processes import notes
+from anytrain.machine.processes import hangup, notes
 
-DEFAULT_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+DEFAULT_SIGNALS = tuple(signal.Signals[name] for name in STOP_SIGNALS)
 _POLL_S = 0.05
 _AGREE_S = 20.0
 _PATIENCE_S = 5.0
@@ -32,6 +32,7 @@ _ONE_WISH_S = 0.5
 """Signals of one kind within so long are one wish: a terminal's reaches the ranks, and their
 launcher passes its own on."""
 _generations = count()
+_armed: set[Interrupts] = set()
 
 
 class Interrupted(SystemExit):
@@ -59,6 +60,7 @@ class Interrupts:
         self._decided = threading.Event()
         self._done = threading.Event()
         self._before: dict[signal.Signals, Any] = {}
+        self._is_armed = False
         self._thread: threading.Thread | None = None
         self._forget()
 
@@ -67,6 +69,7 @@ class Interrupts:
         self._prefix = f"stop/{next(_generations)}"
         self._wanted: int | None = None
         self._first_of: dict[int, float] = {}
+        self._is_announced = False
         self._is_leaving = False
         self._passed = 0
         self._last: int | None = None
@@ -76,10 +79,14 @@ class Interrupts:
 
     def arm(self) -> None:
         """Take the signals, in the main thread alone; start to listen to the other ranks."""
-        if self._before or threading.current_thread() is not threading.main_thread():
+        if self._is_armed or threading.current_thread() is not threading.main_thread():
             return
         self._forget()
-        self._before = {number: signal.signal(number, self._note) for number in self._signals}
+        self._is_armed = True
+        # What is ignored stays ignored: whoever started this process with `nohup` meant it.
+        heard = [n for n in self._signals if signal.getsignal(n) is not signal.SIG_IGN]
+        self._before = {number: signal.signal(number, self._note) for number in heard}
+        _armed.add(self)
         # A thread that talks to the store must be gone before the interpreter is taken down.
         atexit.register(self.disarm)
         if self._world.size > 1:
@@ -94,13 +101,21 @@ class Interrupts:
             self._thread.join(_AGREE_S)
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._before.items():
-                if signal.getsignal(number) == self._note:
-                    signal.signal(number, handler)
-        self._before = {}
+                self._give_back(number, handler)
+        self._before, self._is_armed = {}, False
+        _armed.discard(self)
+
+    def _give_back(self, number: signal.Signals, handler: Any) -> None:
+        """Put a handler back; where a later run took the signal, that one puts it back."""
+        if signal.getsignal(number) == self._note:
+            signal.signal(number, handler)
+        for other in _armed:
+            if other._before.get(number) == self._note:
+                other._before[number] = handler
 
     def hand_back(self) -> None:
         """Give the signals back at a run's end; one that came too late for a step comes again."""
-        was_armed = bool(self._before)
+        was_armed = self._is_armed
         self.disarm()
         if was_armed and self._wanted is not None and not self._is_leaving:
             signal.raise_signal(self._wanted)
@@ -108,6 +123,7 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if notes.peer_died(self._beats):  # the launcher ends the survivors: nothing to save
             os._exit(128 + number)
+        hangup.let_go()
         # Only this process's own are counted: a peer's wish is no second Ctrl-C.
         now = time.monotonic()
         first = self._first_of.setdefault(number, now)
@@ -121,11 +137,18 @@ class Interrupts:
             self._wanted = number
             if self._is_walking():
                 notes.tell_saving(self._beats)
-            _say(f"anytrain: {signal.Signals(number).name}: saving after this step, then stopping.")
+            self._announce(number)
         if not self._is_walking():
             reminder = threading.Timer(_PATIENCE_S, self._remind, (number,))
             reminder.daemon = True
             reminder.start()
+
+    def _announce(self, number: int) -> None:
+        """Say once for all ranks what is going to happen."""
+        if self._world.rank == 0 and not self._is_announced:
+            self._is_announced = True
+            asked = f"asked to stop by {notes.asked_by(number)}"
+            _say(f"anytrain: {asked}: saving after this step, then stopping.")
 
     def _insist(self, number: int) -> None:
         """Stop at once for a second Ctrl-C, and for what comes again where no loop will see it."""
@@ -198,6 +221,7 @@ class Interrupts:
                         self._acknowledged = True
                         passed = self._passed
                     self._wanted = self._wanted or int(wanted)
+                    self._announce(self._wanted)
                     board.post(f"{self._prefix}/passed/{rank}", str(passed))
                 if rank == 0:
                     self._decide(last_key)

@@ -58,6 +58,11 @@ class Progress:
     """Epochs done."""
     batch: int = 0
     """Batches of the current epoch done."""
+    this_epoch: int | None = None
+    """The length of the current epoch, where that was begun with batches of another size."""
+    surplus: int | None = None
+    """By how much the steps are more than they would be in this layout from the beginning, where
+    the run was begun in another one; None where it was not."""
     left_at: float | None = None
     """Where the epoch before was left, if it was left early and no step has followed."""
 
@@ -66,11 +71,11 @@ class Progress:
         """Epochs done, with the share of the current one."""
         if self.left_at is not None:
             return self.left_at
-        return self.epoch + self.batch / self.batches_per_epoch
+        return self.epoch + self.batch / (self.this_epoch or self.batches_per_epoch)
 
     def end_epoch(self) -> None:
         """Stand before the next epoch."""
-        self.left_at = None
+        self.left_at = self.this_epoch = None
         self.epoch, self.batch = self.epoch + 1, 0
 
     def leave_epoch(self) -> None:
@@ -81,23 +86,12 @@ class Progress:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and the layout that it is counted in."""
-        names = ("step", "epoch", "batch", "batches_per_epoch", *_LAYOUT)
+        names = ("step", "epoch", "batch", "batches_per_epoch", "this_epoch", "surplus", *_LAYOUT)
         return {name: getattr(self, name) for name in names}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go to a saved position, counted in this run's layout."""
-        self.step, self.epoch, self.batch = state["step"], state["epoch"], self.batches_in(state)
 
     def is_laid_out_like(self, state: Mapping[str, Any]) -> bool:
         """Whether a saved position counts the same batches and steps."""
         return all(state[name] == getattr(self, name) for name in _LAYOUT)
-
-    def batches_in(self, state: Mapping[str, Any]) -> int:
-        """Return a saved position's batches as so many of this run's; a part of one is not done."""
-        done = int(state["batch"] * state["samples_per_batch"])
-        if state["batch"] >= state["batches_per_epoch"]:
-            return self.batches_per_epoch
-        return done // self.samples_per_batch
 
 
 class Job(Protocol):
@@ -210,6 +204,8 @@ class Predictions:
     losses: Collected | None = None
     loss: LossMean = field(default_factory=LossMean)
     num_rows: int = 0
+    own_rows: int | None = None
+    """How many rows of the batch under way count; None where nobody knows."""
 
 
 @dataclass(slots=True)
@@ -227,19 +223,26 @@ class Evaluation:
     """What is kept of the logits, from them and the labels; it sees the rows that count alone."""
     end_step: Callable[[], None] | None = None
     """Ends each batch's graph before anything of it is read; None where the device has none."""
+    keeps_repeats: bool = False
+    """Whether ranks predict whole batches, and what repeats give is cut off afterwards.
+
+    Somebody's own code may gather what it computes, and then all ranks' must have one shape.
+    """
 
 
 def evaluate(job: Evaluation) -> Predictions:
-    """Predict every sample once, batch by batch; nothing but what `keep` holds stays in memory."""
+    """Predict every sample once, batch by batch; nothing but what `keep` holds stays in memory.
+
+    A rank without a row of its own in the last round predicts too: the others may wait for it.
+    """
     keep, world = job.keep, job.world
     for batch in job.loader:
         is_last = bool(getattr(job.loader, "end_of_dataloader", False))
         rows = num_rows(batch)
         if is_last and rows is not None:
             batch, rows = _own(batch, rows, job)
-        loss = logits = labels = inputs = cut = None
-        if rows != 0:
-            loss, logits, labels, inputs, cut = _predicted(job, batch, rows)
+        keep.own_rows = rows
+        loss, logits, labels, inputs, cut = _predicted(job, batch, rows)
         losses = (
             loss.detach().mean().repeat(rows or 1) if keep.losses and loss is not None else None
         )
@@ -270,6 +273,8 @@ def _predicted(job: Evaluation, batch: Any, rows: int | None) -> tuple[Any, ...]
     for each of the batch's, the own ones are predicted alone.
     """
     loss, logits, labels, inputs = job.predict(batch)
+    if rows == 0 or job.keeps_repeats:
+        return *_cut_late(job, batch, rows, (loss, logits, labels, inputs)), None
     whole, found = num_rows(batch) or rows or 1, (logits, labels, inputs)
     has_more = rows is not None and rows < whole
     if has_more and not all(_has_rows(leaf, whole) for leaf in leaves(found)):
@@ -289,6 +294,23 @@ def _predicted(job: Evaluation, batch: Any, rows: int | None) -> tuple[Any, ...]
     return loss, logits, labels, inputs, rows if is_late else None
 
 
+def _cut_late(job: Evaluation, batch: Any, rows: int | None, found: tuple[Any, ...]) -> Any:
+    """Return what came of a whole batch, without its repeats; of one that has no other, nothing."""
+    loss, logits, labels, inputs = found
+    if job.end_step is not None:
+        job.end_step()
+    if logits is not None and job.reduce is not None:
+        logits = job.reduce(logits, labels)
+    if rows == 0:
+        return None, None, None, None
+    if loss is not None:
+        job.keep.loss.add(loss, rows or 1)
+    held = num_rows(batch)
+    if rows is None or held is None:
+        return loss, logits, labels, inputs
+    return loss, *take_rows((logits, labels, inputs), slice(0, rows), held)
+
+
 def _has_rows(leaf: Any, rows: int) -> bool:
     return leaf is None or (getattr(leaf, "ndim", 0) > 0 and len(leaf) == rows)
 
@@ -306,4 +328,5 @@ def _own(batch: Any, rows: int, job: Evaluation) -> tuple[Any, int]:
         if world.size > 1 and num_own < held:
             batch = shaper.hide(batch, num_own)
         return batch, num_own
-    return own_rows(batch, remainder, world.rank, rows)
+    cut, num_own = own_rows(batch, remainder, world.rank, rows)
+    return (batch if num_own == 0 or job.keeps_repeats else cut), num_own

@@ -81,7 +81,8 @@ def loss_of(outputs: Any, inputs: Any) -> torch.Tensor:
         "The model did not return a loss.",
         why=f"it returned {given}; it was given {taken}.",
         fix="give the data set a column with the labels under the name that the model's forward "
-        "has, return the loss first (or under 'loss'), or pass compute_loss_func.",
+        "has, as numbers (texts do not come into a batch), return the loss first (or under "
+        "'loss'), or pass compute_loss_func.",
     )
 
 

@@ -17,7 +17,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anytrain._version import __version__
+from anytrain.core import documents
 from anytrain.core.errors import BadInput
+from anytrain.core.records.lines import as_file
 
 RECORD = "run.json"
 # What a run writes. Only these are ever removed; a file by any other name is somebody else's.
@@ -72,8 +74,13 @@ class Way:
 def look(
     folder: Path, settings: Mapping[str, Any], *, overwrite: bool, resume: object = None
 ) -> Way:
-    """Return how a run with these settings may begin here, or refuse; changes nothing."""
-    if resume:
+    """Return how a run with these settings may begin here, or refuse; changes nothing.
+
+    With resume="auto" it goes on where there is a checkpoint, and begins as ever where there is
+    none.
+    """
+    is_auto = str(resume).lower() == "auto"
+    if resume and not (is_auto and not any(_matching(folder, ("checkpoint-[0-9]*",)))):
         return Way("resume")
     if not any(_matching(folder, _MARKS)):
         return Way("fresh")
@@ -124,7 +131,7 @@ def _matching(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
 def read(folder: Path) -> dict[str, Any] | None:
     """Return what the folder's run kept about itself, or None where there is nothing to read."""
     try:
-        record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        record = documents.from_json(as_file(folder / RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return record if isinstance(record, dict) else None

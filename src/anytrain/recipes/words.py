@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 from anytrain.core import environment
 from anytrain.core.errors import AnytrainError, Notice
+from anytrain.core.notices import as_a_line
 
 _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
@@ -34,7 +35,7 @@ def notices_as_lines() -> Iterator[None]:
             usual(message, category, filename, lineno, file, line)
         elif str(message) not in told and environment.read().place.rank == 0:
             told.add(str(message))
-            sys.stderr.write(f"anytrain: {message}\n")
+            sys.stderr.write(f"{as_a_line(message)}\n")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always", Notice)

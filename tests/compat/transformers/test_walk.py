@@ -13,6 +13,7 @@ import importlib
 import inspect
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from torch import nn
 from anytrain.compat import transformers as ours_room
 from anytrain.compat.refusal import Refusal
 from anytrain.compat.transformers import elsewhere
-from anytrain.core.errors import Unsupported
+from anytrain.core.errors import Notice, Unsupported
 from anytrain.doors.trainer.unlike import NEVER_CALLED
 
 OURS = "anytrain.compat.transformers"
@@ -270,6 +271,13 @@ class Tiny(nn.Module):
         return self.layer(x)
 
 
+def _asked(tree: ast.Module) -> Iterator[str]:
+    """Give the names of methods that a source asks objects for, but for those of `super()`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Call):
+            yield node.attr
+
+
 def test_every_method_of_hfs_trainer_is_called_here_or_may_not_be_overridden() -> None:
     tree = ast.parse(Path(str(importlib.util.find_spec("transformers.trainer").origin)).read_text())
     (kind,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Trainer")
@@ -277,6 +285,10 @@ def test_every_method_of_hfs_trainer_is_called_here_or_may_not_be_overridden() -
     assert len(methods) > 80
     assert not [m for m in methods - NEVER_CALLED if not hasattr(ours_room.Trainer, m)]
     assert not NEVER_CALLED - methods
+    # What neither calls is there to be called by scripts.
+    doors = Path(str(importlib.util.find_spec("anytrain.doors").origin)).parent
+    asked = {name for path in doors.rglob("*.py") for name in _asked(ast.parse(path.read_text()))}
+    assert not (methods & set(_asked(tree))) - NEVER_CALLED - asked
     with pytest.raises(Unsupported, match="overrides _inner_training_loop, to no effect") as caught:
 
         class Idle(ours_room.Trainer):
@@ -371,3 +383,22 @@ def test_what_an_instance_of_hfs_trainer_has_ours_has(tmp_path: Path) -> None:
 def test_a_star_brings_what_transformers_own_brings() -> None:
     assert set(transformers.__all__) <= set(ours_room.__all__)
     assert {"Trainer", "TrainingArguments", "AutoTokenizer"} <= set(ours_room.__all__)
+
+
+def test_a_function_put_into_a_module_of_hfs_is_named_at_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    args = ours_room.TrainingArguments(output_dir=str(tmp_path), max_steps=1, report_to="none")
+    rows = [{"x": torch.ones(1), "labels": torch.ones(1)}] * 8
+
+    class Own(ours_room.Trainer):
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **known: Any) -> Any:
+            return model(inputs["x"]).sum()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ours_room.trainer, "speed_metrics", print)
+        with pytest.warns(Notice, match=r"^transformers\.trainer\.speed_metrics was replaced"):
+            Own(Tiny(), args, train_dataset=rows).train()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", Notice)
+        Own(Tiny(), args, train_dataset=rows)._refuse_idle()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,8 @@ from anytrain import (
     set_seed,
     tqdm,
 )
-from anytrain.core.errors import AnytrainError
+from anytrain.core.errors import AnytrainError, NotFinite, Notice
+from launching import launch
 
 CONSTRUCTIONS: dict[str, dict[str, Any]] = {
     "unknown precision": {"mixed_precision": "int3"},
@@ -199,3 +201,124 @@ def test_mixed_precision_ends_where_native_amp_is_assigned() -> None:
     assert accelerator.plan.precision.because == "native_amp=False was assigned"
     accelerator.native_amp = True  # names no precision, and changes nothing, as in accelerate
     assert not accelerator.native_amp
+
+
+def test_a_run_that_skipped_every_update_ends_with_an_error(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, project_dir=str(tmp_path))
+    model = nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(Notice, match="An update was skipped"):
+        for _ in range(3):
+            accelerator.backward(model(torch.tensor([[float("nan")]])).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    with pytest.raises(NotFinite, match="all 3 updates of this run were skipped"):
+        accelerator.end_training()
+
+
+def test_a_loop_that_skips_every_update_does_not_go_on_to_its_end() -> None:
+    accelerator = Accelerator(cpu=True)
+    model = nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with (
+        pytest.warns(Notice, match="An update was skipped"),
+        pytest.raises(NotFinite, match="all 200 updates of this run were skipped"),
+    ):
+        for _ in range(1000):
+            accelerator.backward(model(torch.tensor([[float("nan")]])).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+def test_a_run_that_skipped_some_updates_ends_without_a_word(tmp_path: Path) -> None:
+    accelerator = Accelerator(cpu=True, project_dir=str(tmp_path))
+    model = nn.Linear(1, 1)
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.warns(Notice, match="An update was skipped"):
+        for value in (float("nan"), 1.0):
+            accelerator.backward(model(torch.tensor([[value]])).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.end_training()
+
+
+LOOP = """
+import sys
+import torch
+from torch import nn
+from torch.nn import functional
+from anytrain import Accelerator
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.places = nn.Embedding(50, 4), nn.Embedding(16, 4)
+        self.head = nn.Linear(4, 2)
+    def forward(self, input_ids, labels=None):
+        places = torch.arange(input_ids.shape[1])
+        logits = self.head((self.words(input_ids) + self.places(places)).mean(1))
+        return logits if labels is None else functional.cross_entropy(logits, labels)
+
+length, wrong, own_loss = int(sys.argv[1]), eval(sys.argv[2]), eval(sys.argv[3])
+rows = [{"input_ids": torch.full((length,), 1), "labels": n % 2} for n in range(24)]
+rows[13].update(wrong)
+accelerator = Accelerator(cpu=True)
+model = Words()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = torch.utils.data.DataLoader(
+    rows, batch_size=4, collate_fn=lambda found: torch.utils.data.default_collate(found)
+)
+model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+for batch in loader:
+    if own_loss:
+        loss = functional.cross_entropy(model(batch["input_ids"]), batch["labels"])
+    else:
+        loss = model(**batch)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+WRONG = {
+    "label": (6, "{'labels': 7}", False, "step 4: 'labels' of sample 13 is 7, and the model has 2"),
+    "label of a loss": (6, "{'labels': 7}", True, "step 4: 'labels' of sample 13 is 7, and the"),
+    "token": (
+        6,
+        "{'input_ids': torch.full((6,), 99)}",
+        False,
+        "step 4: 'input_ids' of sample 13 holds 99, and words (Embedding) has 50 rows (0 to 49)",
+    ),
+    "text": (20, "{}", True, "step 1: 'input_ids' of sample 0 has 20 positions, and places"),
+    "dtype": (6, "{'labels': 0.5}", False, "of samples 12, 13, 14, 15 (step 4)"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_loop_of_the_users_own_names_the_sample_that_it_failed_on(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    length, wrong, own_loss, told = WRONG[name]
+    monkeypatch.setattr(sys, "argv", ["loop.py", str(length), wrong, str(own_loss)])
+    with pytest.raises((IndexError, RuntimeError)) as caught:
+        exec(compile(LOOP, "loop.py", "exec"), {"__name__": "loop"})
+    sys.excepthook(caught.type, caught.value, caught.tb)
+    assert told in capsys.readouterr().err
+
+
+def test_ranks_of_a_loop_of_the_users_own_look_into_the_wrapped_model() -> None:
+    length, wrong, own_loss, told = WRONG["token"]
+    ended = launch(LOOP, 2, length, wrong, own_loss, check=False)
+    assert ended.returncode != 0
+    assert told.replace("step 4", "step 2") in ended.stderr, ended.stderr
+
+
+@pytest.mark.parametrize(("samples", "why"), [(0, "has no sample"), (3, "3 samples make no batch")])
+def test_a_loader_without_a_batch_is_told(samples: int, why: str) -> None:
+    data: list[Any] = [torch.ones(1)] * samples
+    loader = torch.utils.data.DataLoader(data, batch_size=4, drop_last=True)
+    with pytest.warns(Notice, match=why):
+        Accelerator(cpu=True).prepare(loader)
+
+
+def test_a_missing_loss_tells_of_the_labels() -> None:
+    with pytest.raises(TypeError, match="no 'labels'"):
+        backward_of(None)

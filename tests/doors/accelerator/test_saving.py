@@ -354,8 +354,8 @@ def test_a_model_that_the_disk_has_no_room_for_is_told(tmp_path: Path) -> None:
     import resource, signal, sys, torch
     from anytrain import Accelerator
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-    Accelerator(cpu=True).save_model(torch.nn.Linear(100, 100), sys.argv[1])
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    Accelerator(cpu=True).save_model(torch.nn.Linear(200, 200), sys.argv[1])
     """
     told = run_script(script, tmp_path / "model", check=False).stderr
     assert f"Cannot write {tmp_path}/model/model.safetensors." in told

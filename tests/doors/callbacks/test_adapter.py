@@ -243,7 +243,7 @@ def test_an_error_in_a_callback_names_the_callback_and_the_event() -> None:
 
     with pytest.raises(RuntimeError, match="no") as raised:
         made(Breaks).tell("epoch_end", ARGS, TrainerState())
-    assert raised.value.__notes__ == ["Raised by the callback Breaks, on epoch_end."]
+    assert str(raised.value) == "no\nRaised by the callback Breaks, on epoch_end."
 
 
 def test_saved_callbacks_come_back_in_their_places_with_their_counts() -> None:

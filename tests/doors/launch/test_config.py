@@ -95,6 +95,13 @@ def test_what_anytrain_does_not_do_is_refused_by_name(tmp_path, text):
 def test_harmless_keys_are_listed(tmp_path):
     found = read(tmp_path, "num_processes: 2\nenable_cpu_affinity: true\nsomething_new: 1\n")
     assert found.ignored == ["enable_cpu_affinity", "something_new"]
+    assert found.not_used() == "enable_cpu_affinity, something_new"
+
+
+def test_a_slip_of_the_keys_is_told_with_what_was_meant(tmp_path):
+    found = read(tmp_path, "num_proceses: 2\nmain_training_function: train\nrdzv_backend: c10d\n")
+    meant = "num_proceses (did you mean num_processes?)"
+    assert found.not_used() == f"main_training_function, {meant}, rdzv_backend"
 
 
 @pytest.mark.parametrize(
@@ -156,3 +163,22 @@ def test_a_file_is_not_replaced_without_being_asked(tmp_path):
 def test_a_folder_that_is_not_there_is_refused(tmp_path):
     with pytest.raises(BadInput, match="Cannot write"):
         config.write(LaunchOptions(), str(tmp_path / "no" / "own.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("num_processes: .inf", "Cannot read num_processes: inf"),
+        ("num_processes: .nan", "Cannot read num_processes: nan"),
+        ("num_machines: 2.5", "Cannot read num_machines: 2.5"),
+        ("main_process_port: " + "9" * 5000, "a number of more than 4300 digits"),
+        (f"num_processes: '{'9' * 5000}'", "Cannot read num_processes: '9999"),
+        ("gpu_ids: " + "[" * 5000, "nested too deeply"),
+    ],
+)
+def test_a_value_that_no_number_holds_is_refused_in_few_words(tmp_path, line, words):
+    path = tmp_path / "launch.yaml"
+    path.write_text(line)
+    with pytest.raises(BadInput, match=words) as told:
+        config.read(str(path))
+    assert len(str(told.value)) < 600

@@ -30,7 +30,8 @@ def test_the_signatures_are_those_people_know():
 
 def test_the_launchers_are_imported_without_torch():
     run_script(
-        "from anytrain import notebook_launcher; import sys; assert 'torch' not in sys.modules"
+        "from anytrain import notebook_launcher; import sys; assert 'torch' not in sys.modules",
+        fresh=True,
     )
 
 

@@ -12,9 +12,9 @@ import torch
 import yaml
 from torch import nn
 
-from anytrain.cli.report import write as write_report
 from anytrain.core.errors import HubError, Notice
 from anytrain.doors.callbacks import TrainerCallback
+from anytrain.doors.reading import write as write_report
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.trainer.card import card_tags
 from anytrain.doors.training_args import TrainingArguments

@@ -140,7 +140,7 @@ def test_gradients_that_were_left_behind_take_no_part(tmp_path: Path) -> None:
 
 
 def test_no_batch_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="not one batch"):
+    with pytest.raises(BadInput, match="there is no batch"):
         build(tmp_path, 3, num_train_epochs=1, dataloader_drop_last=True).train()
 
 

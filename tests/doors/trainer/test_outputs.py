@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,23 @@ def test_the_last_checkpoint_has_the_highest_step_not_the_last_name(tmp_path: Pa
     (tmp_path / "checkpoint-x").mkdir()
     (tmp_path / "checkpoint-2000").write_text("a file")
     assert outputs.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-1000")
+
+
+def test_the_last_checkpoint_is_the_one_that_was_saved_last(tmp_path: Path) -> None:
+    saved(tmp_path, 8, 20, 12)  # as where a run went on from step 8 once more
+    shutil.copytree(tmp_path / "checkpoint-12", tmp_path / "a-copy")
+    assert outputs.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-12")
+    assert outputs.last_checkpoint(tmp_path).path == tmp_path / "checkpoint-12"
+
+
+def test_another_trainers_checkpoints_count_where_there_is_none_of_ours(tmp_path: Path) -> None:
+    for step in (5, 10):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}/trainer_state.json").write_text("{}")
+    (tmp_path / "checkpoint-15").mkdir()
+    assert outputs.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
+    saved(tmp_path, 7)
+    assert outputs.get_last_checkpoint(tmp_path) == str(tmp_path / "checkpoint-7")
 
 
 def test_a_checkpoint_of_ours_without_a_manifest_is_passed_over(tmp_path: Path) -> None:

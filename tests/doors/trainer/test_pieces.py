@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -219,6 +219,52 @@ def test_code_put_on_a_trainer_that_would_never_run_is_refused(tmp_path: Path) -
     trainer.get_batch_samples = print
     with pytest.raises(Unsupported, match="This Trainer overrides get_batch_samples"):
         trainer.train()
+
+
+@pytest.mark.parametrize(
+    "name", ["get_batch_samples", "_get_num_items_in_batch", "_clip_grad_norm", "_run_epoch"]
+)
+def test_code_put_on_the_class_that_would_never_run_is_refused(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Trainer, name, print, raising=False)
+    with pytest.raises(Unsupported, match=f"This Trainer overrides {name}"):
+        made(Trainer, tmp_path).train()
+
+
+def test_code_of_another_base_that_would_never_run_is_refused() -> None:
+    class Mixed:
+        def _run_epoch(self) -> None: ...
+
+    with pytest.raises(Unsupported, match="overrides _run_epoch, to no effect"):
+        type("Mine", (Mixed, Trainer), {})
+
+
+def test_a_batch_and_a_rate_go_through_what_is_overridden_of_them(tmp_path: Path) -> None:
+    class Own(Trainer):
+        seen: ClassVar[list[Any]] = []
+
+        def _prepare_input(self, data: Any) -> Any:
+            self.seen.append(type(data))
+            return super()._prepare_input(data)
+
+        def _get_learning_rate(self) -> float:
+            return 7.0
+
+    trainer = made(Own, tmp_path, logging_steps=1)
+    trainer.train()
+    assert dict in trainer.seen and torch.Tensor in trainer.seen
+    rates = [entry["learning_rate"] for entry in trainer.state.log_history if "loss" in entry]
+    assert rates == [7.0] * 4
+
+
+def test_a_method_put_on_the_class_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = made(Trainer, tmp_path)
+    assert not trainer._is_own("_load_from_checkpoint")
+    monkeypatch.setattr(Trainer, "_load_from_checkpoint", print)
+    assert trainer._is_own("_load_from_checkpoint")
 
 
 def test_a_piece_of_the_loop_that_is_never_called_is_still_refused() -> None:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import errno
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from anytrain import Accelerator
 from anytrain.core.errors import CheckpointError, Notice
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer.saving import disk_errors
+from doors.trainer.lives import Signals
 from equivalence import twins
 from launching import launch
 
@@ -66,6 +70,26 @@ def test_a_best_model_that_could_not_be_saved_gives_way_to_the_best_that_was(
     kept = tmp_path / "cut" / f"checkpoint-{second}"
     assert ran.trainer.state.best_model_checkpoint == str(kept)
     assert losses(ran) == found
+
+
+@pytest.mark.parametrize("behind", [True, False])
+def test_a_checkpoint_of_a_branch_that_was_left_is_not_its_best(
+    tmp_path: Path, behind: bool
+) -> None:
+    given = {**GIVEN, "greater_is_better": False, "async_save": behind}
+    twins.train(twins.OURS, tmp_path, **given)
+    before = sorted(tmp_path.glob("checkpoint-*"))
+    full = FullDisk(set(range(9)), OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.warns(Notice, match=r"The best model, of step \d+, was not saved"):
+        ran = twins.train(
+            twins.OURS,
+            tmp_path,
+            **given,
+            resume=str(tmp_path / "checkpoint-3"),
+            processing_class=full,
+        )
+    assert ran.trainer.state.best_model_checkpoint == str(tmp_path / "checkpoint-3")
+    assert sorted(tmp_path.glob("checkpoint-*")) == before
 
 
 def test_retention_spares_the_best_that_was_saved(tmp_path: Path) -> None:
@@ -158,6 +182,66 @@ def test_an_end_that_is_in_no_checkpoint_is_told_while_it_can_be_saved(
     assert "No space left on device" in closing[0]
     ran.trainer.save_model(str(tmp_path / "elsewhere"))
     assert (tmp_path / "elsewhere" / "model.safetensors").is_file()
+
+
+def test_a_checkpoint_of_a_branch_that_was_left_is_not_said_to_be_saved(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    twins.train(twins.OURS, tmp_path, **SAVES)
+    full = FullDisk(set(range(9)), OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(SystemExit), pytest.warns(Notice, match="No room"):
+        twins.train(
+            twins.OURS,
+            tmp_path,
+            **SAVES,
+            resume=str(tmp_path / "checkpoint-4"),
+            processing_class=full,
+            callbacks=[Signals(8, signal.SIGTERM)],
+        )
+    told = capfd.readouterr().err
+    assert "could not be saved after step 8" in told
+    assert "saved " + str(tmp_path) not in told
+    with pytest.warns(Notice) as notices:
+        twins.train(
+            twins.OURS,
+            tmp_path,
+            **SAVES,
+            resume=str(tmp_path / "checkpoint-4"),
+            processing_class=full,
+        )
+    words = " ".join(str(one.message) for one in notices)
+    assert "what was learnt since checkpoint-4 is in no checkpoint" in words
+
+
+def test_a_saved_model_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = twins.regression()
+    model.save_pretrained = lambda folder, **known: (  # as transformers' models do
+        Path(folder, "config.json").write_text("{}"),
+        save_file(model.state_dict(), Path(folder, "model.safetensors")),
+    )
+    trainer = twins.build(
+        twins.OURS, tmp_path, model=model, processing_class=FullDisk(set(), OSError())
+    )
+    did: list[tuple[str, str]] = []
+    fsync, replace = os.fsync, os.replace
+
+    def sync(descriptor: int) -> None:
+        fsync(descriptor)
+        did.append(("sync", Path(os.readlink(f"/proc/self/fd/{descriptor}")).name))
+
+    def rename(source: Path, target: Path) -> None:
+        replace(source, target)
+        did.append(("rename", target.name))
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", rename)
+    trainer.save_model(str(tmp_path / "model"))
+    for name in ("config.json", "model.safetensors", "words.txt", "training_args.json"):
+        last = max(place for place, what in enumerate(did) if what == ("rename", name))
+        assert ("sync", name) in did[:last], name
+    assert did[-1] == ("sync", "model"), "the names are on the disk too"
 
 
 class Poisons(TrainerCallback):

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import BadInput, BadType, Unsupported, WrongOrder
+from anytrain.core.records import open_sweep
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.trainer.outputs import BestRun, HPSearchBackend
@@ -229,3 +230,64 @@ def test_other_backends_are_refused_by_name(tmp_path: Path, backend: str) -> Non
 def test_trials_do_not_run_at_once(tmp_path: Path) -> None:
     with pytest.raises(Unsupported, match="2 trials at once"):
         trainer(tmp_path).hyperparameter_search(rates, n_jobs=2)
+
+
+@pytest.mark.parametrize("kind", ["tensorboard", "jsonl"])
+def test_files_of_each_run_and_each_trial_have_a_folder_of_their_own(
+    tmp_path: Path, kind: str
+) -> None:
+    logs = tmp_path / "logs"
+    shared = {"report_to": kind, "logging_dir": str(logs), "max_steps": 1}
+    for name in ("one", "b/../two"):
+        trainer(tmp_path / "out", run_name=name, **shared).train()
+    searching = trainer(tmp_path / "out", run_name="found", **shared)
+    searching.hyperparameter_search(rates, n_trials=2)
+    folders = sorted(str(found.parent.relative_to(logs)) for found in logs.rglob("*metrics*.jsonl"))
+    if kind == "tensorboard":
+        trainer(tmp_path / "out", **shared).train()  # as in transformers
+        folders = sorted(str(f.parent.relative_to(logs)) for f in logs.rglob("*tfevents*"))
+        assert folders.pop(0) == "."
+    assert folders == ["b-..-two", "found/run-0", "found/run-1", "one"]
+
+
+def test_each_trial_says_where_it_is_and_is_kept_with_its_end(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    class Second(optuna.pruners.NopPruner):
+        def prune(self, study: optuna.Study, trial: Any) -> bool:
+            return bool(trial.number == 1)
+
+    def third_fails(trial: Any) -> nn.Module:
+        if trial is not None and trial.number == 2:
+            raise ZeroDivisionError
+        return Line()
+
+    made = trainer(tmp_path, model_init=third_fails, eval_strategy="epoch")
+    options = {"sampler": grid(learning_rate=[1e-4, 0.5, 0.25]), "catch": ZeroDivisionError}
+    made.hyperparameter_search(rates_of_three, n_trials=3, pruner=Second(), **options)
+    lines = [each for each in capfd.readouterr().err.splitlines() if "anytrain: trial" in each]
+    assert [line.partition(":  ")[0].split(": learning_rate ")[0] for line in lines] == [
+        f"anytrain: trial {n} in {tmp_path}/run-{n}" for n in range(3)
+    ]
+    sweep = open_sweep(tmp_path)
+    assert sweep is not None and sweep.best is not None
+    assert [found.state for found in sweep.trials] == ["complete", "pruned", "failed"]
+    assert sweep.best.folder == tmp_path / "run-0"
+    assert {found.parameters["learning_rate"] for found in sweep.trials} == {1e-4, 0.5, 0.25}
+
+
+def rates_of_three(trial: Any) -> dict[str, Any]:
+    return {"learning_rate": trial.suggest_categorical("learning_rate", [1e-4, 0.5, 0.25])}
+
+
+def test_a_search_that_goes_on_keeps_the_trials_of_before(tmp_path: Path) -> None:
+    storage = optuna.storages.InMemoryStorage()
+    stored = {"storage": storage, "study_name": "one", "load_if_exists": True}
+    for _ in range(2):
+        trainer(tmp_path).hyperparameter_search(rates, n_trials=1, **stored)
+    sweep = open_sweep(tmp_path)
+    assert sweep is not None
+    assert [found.folder.name for found in sweep.recorded()] == ["run-0", "run-1"]
+    trainer(tmp_path).hyperparameter_search(rates, n_trials=1)
+    again = open_sweep(tmp_path)
+    assert again is not None and len(again.trials) == 1

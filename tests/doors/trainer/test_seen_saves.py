@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 
+from anytrain.core.errors import Notice
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
+from anytrain.engine.checkpoint import saving
 
 
 class Point(nn.Module):
@@ -22,7 +26,7 @@ class Point(nn.Module):
         self.at = nn.Parameter(torch.zeros(()))
 
     def forward(self, labels: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"loss": ((self.at - labels) ** 2).mean()}
+        return {"loss": ((self.at - labels) ** 2).mean(), "at": self.at.expand(len(labels))}
 
 
 class Adds(TrainerCallback):
@@ -153,3 +157,93 @@ def test_a_subclass_goes_on_with_a_whole_checkpoint(tmp_path: Path) -> None:
     After(Point(), arguments, train_dataset=[{"labels": float(i)} for i in range(32)]).train()
     assert (tmp_path / "checkpoint-2" / "after.txt").is_file()
     assert (tmp_path / "checkpoint-4" / "after.txt").is_file()
+
+
+class Looks(TrainerCallback):
+    """Hold the first save's commit up for a step, and note what is said to be the best."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.trainer: Trainer | None = None
+        self.may_commit = threading.Event()
+        self.named: dict[int, str | None] = {}
+        commit = saving._commit
+
+        def held_up(*given: Any) -> Any:
+            assert self.may_commit.wait(60)
+            return commit(*given)
+
+        monkeypatch.setattr(saving, "_commit", held_up)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        self.named[state.global_step] = state.best_model_checkpoint
+        if state.global_step == 2:
+            self.may_commit.set()
+            assert self.trainer is not None
+            self.trainer._between.writer._wait()
+
+
+def test_a_best_checkpoint_is_named_once_it_is_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scores, looks = iter([0.9, 0.5, 0.4, 0.3]), Looks(monkeypatch)
+    told = TrainingArguments(
+        output_dir=str(tmp_path),
+        max_steps=4,
+        eval_strategy="steps",
+        eval_steps=1,
+        save_strategy="best",
+        metric_for_best_model="score",
+        report_to="none",
+    )
+    data = [{"labels": float(i)} for i in range(32)]
+    looks.trainer = Trainer(
+        Point(),
+        told,
+        train_dataset=data,
+        eval_dataset=data,
+        compute_metrics=lambda prediction: {"score": next(scores)},
+        callbacks=[looks],
+    )
+    looks.trainer.train()
+    best = str(tmp_path / "checkpoint-1")
+    assert looks.named == {1: None, 2: None, 3: best, 4: best}
+    saved = json.loads((tmp_path / "checkpoint-1" / "trainer_state.json").read_text())
+    assert saved["best_model_checkpoint"] == best
+
+
+class Notes(TrainerCallback):
+    """Note each save that is told."""
+
+    def __init__(self) -> None:
+        self.told: list[int] = []
+
+    def on_save(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+        self.told.append(state.global_step)
+
+
+@pytest.mark.parametrize("behind", [True, False], ids=["behind the loop", "waited for"])
+def test_no_callback_is_told_of_a_save_that_failed(tmp_path: Path, behind: bool) -> None:
+    (tmp_path / "checkpoint-2").write_text("in the way")
+    notes, made = Notes(), trainer(tmp_path)
+    made.args.async_save = behind
+    made.remove_callback(Adds)
+    made.add_callback(notes)
+    with pytest.warns(Notice, match="checkpoint-2"):
+        made.train()
+    assert notes.told == [4]
+    assert made.state.global_step == 4
+
+
+def test_a_save_that_is_waited_for_is_committed_before_the_next_step(tmp_path: Path) -> None:
+    there: dict[int, bool] = {}
+
+    class Begins(TrainerCallback):
+        def on_step_begin(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+            there[state.global_step] = (tmp_path / "checkpoint-2" / "manifest.json").is_file()
+
+    made = trainer(tmp_path)
+    made.args.async_save = False
+    made.remove_callback(Adds)
+    made.add_callback(Begins)
+    made.train()
+    assert there == {0: False, 1: False, 2: True, 3: True}

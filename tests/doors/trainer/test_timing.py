@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from anytrain.core import clock, records
 from anytrain.doors.trainer import Trainer, timing
+from anytrain.insight.report import why
 from anytrain.insight.report.why import judge, shares
 from equivalence import twins
 
@@ -54,6 +55,7 @@ def build(tmp_path: Path, **given: Any) -> Any:
 def test_what_slows_a_training_down_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
+    monkeypatch.setattr(why, "_WORTH_S", 0.0)  # of a run that takes half a second
     monkeypatch.setattr(clock, "_runs", [None])  # not the first: the process's age is no part of it
     trainer = build(tmp_path, **SLOW[slow])
     num_steps = trainer.train().global_step
@@ -113,6 +115,7 @@ def test_a_remark_is_made_of_a_run_that_was_long_enough(
     build(tmp_path, disable_tqdm=False, **SLOW["data"]).train()
     assert "time went to" not in capsys.readouterr().out
     monkeypatch.setattr(timing, "_WORTH_A_REMARK_S", 0.0)
+    monkeypatch.setattr(why, "_WORTH_S", 0.0)
     build(tmp_path, disable_tqdm=False, **SLOW["data"]).train()
     told = capsys.readouterr().out
     assert "time went to" in told

@@ -55,7 +55,7 @@ def test_a_training_without_a_batch_is_refused_or_told(tmp_path: Path) -> None:
     few = build(
         tmp_path, train_dataset=rows, dataloader_drop_last=True, per_device_train_batch_size=4
     )
-    with pytest.raises(BadInput, match="not one batch"):
+    with pytest.raises(BadInput, match="there is no batch"):
         few.train()
     with pytest.warns(Notice, match="Nothing was trained: .* 5 steps before the end"):
         build(tmp_path, train_dataset=twins.Stream([]), max_steps=5).train()

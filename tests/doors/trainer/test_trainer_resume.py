@@ -115,7 +115,7 @@ def test_two_lives_are_one_bit_for_bit(tmp_path: Path, wish: dict[str, Any]) -> 
 
 @pytest.mark.parametrize("kind", [twins.Stream, twins.SizedStream])
 def test_two_lives_on_a_stream_are_one(tmp_path: Path, kind: Any) -> None:
-    with pytest.warns(Notice, match="batches again to get back to where the stream was"):
+    with pytest.warns(Notice, match="samples again to get back to where the stream was"):
         lives = two_lives(tmp_path, 7, train_dataset=kind(twins.points(22)), max_steps=9)
     assert_one_life(*lives)
 
@@ -186,10 +186,16 @@ def test_a_named_checkpoint_is_gone_on_from(tmp_path: Path) -> None:
     assert_one_life(*two_lives(tmp_path, 10, resume=str(folder)))
 
 
-def test_a_finished_training_that_is_resumed_trains_no_more(tmp_path: Path) -> None:
+def test_a_finished_training_that_is_resumed_says_so_and_trains_no_more(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     given = {"model": twins.regression, "train_dataset": twins.points(22), "save_strategy": "steps"}
     once = twins.train(twins.OURS, tmp_path, **given)
+    assert "nothing left to do" not in capfd.readouterr().err
     again = twins.train(twins.OURS, tmp_path, resume=True, **given)
+    step, (told,) = once.output.global_step, capfd.readouterr().err.splitlines()
+    assert f"nothing left to do: the run is at its end, step {step} of {step}." in told
+    assert "pass num_train_epochs above" in told
     assert again.output.global_step == once.output.global_step
     assert "on_step_end" not in [event[0] for event in again.events]
     for name, weight in once.weights.items():

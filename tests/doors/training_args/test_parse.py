@@ -278,6 +278,62 @@ def test_the_command_line_beats_files_of_arguments(
     assert (data.share, data.max_seq_length) == (0.3, 128)
 
 
+@dataclass
+class Start:
+    name: str
+    rate: float = 0.1
+
+
+@pytest.mark.parametrize("kind", ["json", "yaml", "yml"])
+def test_the_command_line_wins_over_a_file_that_comes_first(kind: str, tmp_path: Path) -> None:
+    file = tmp_path / f"run.{kind}"
+    file.write_text('{"name": "bert", "learning_rate": 1e-4, "seed": 7, "extra": 3}')
+    parser = HfArgumentParser((Start, TrainingArguments))
+    parser.add_argument("--extra", type=int, required=True)
+    words = [str(file), "--learning_rate", "1e-3", "--output_dir", str(tmp_path)]
+    model, args, rest = parser.parse_args_into_dataclasses(words)
+    assert (model, args.learning_rate, args.seed, rest.extra) == (Start("bert"), 1e-3, 7, 3)
+    assert args.is_told("seed")
+    assert args.is_told("learning_rate")
+    assert not args.is_told("bf16")
+    with pytest.raises(SystemExit):  # what the file does not hold is still asked for
+        parser.parse_args_into_dataclasses(["--learning_rate", "1e-3"])
+
+
+def test_a_named_file_wins_over_the_script_s_own_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.args").write_text("--share 0.1 --max_seq_length 1")
+    (tmp_path / "run.json").write_text('{"share": 0.2}')
+    monkeypatch.setattr(sys, "argv", [str(tmp_path / "train.py"), str(tmp_path / "run.json")])
+    (data,) = HfArgumentParser(Data).parse_args_into_dataclasses()
+    assert (data.share, data.max_seq_length) == (0.2, 1)
+
+
+def test_a_file_s_wrong_name_or_place_is_told(tmp_path: Path) -> None:
+    parser = HfArgumentParser(Data)
+    file = tmp_path / "run.yaml"
+    with pytest.raises(BadInput, match="no such file"):
+        parser.parse_args_into_dataclasses([str(file)])
+    file.write_text("shar: 0.2\n")
+    with pytest.raises(BadInput, match="shar") as told:
+        parser.parse_args_into_dataclasses([str(file), "--share", "1"])
+    assert "did you mean share?" in told.value.fix
+    with pytest.raises(BadInput, match="comes first"):
+        parser.parse_args_into_dataclasses(["--share", "1", str(file)])
+
+
+def test_a_word_that_may_be_the_caller_s_own_is_no_file_of_arguments(tmp_path: Path) -> None:
+    *_, remaining = HfArgumentParser(Data).parse_args_into_dataclasses(
+        ["rows.json"], return_remaining_strings=True
+    )
+    assert remaining == ["rows.json"]
+    parser = HfArgumentParser(Data)
+    parser.add_argument("rows")
+    *_, rest = parser.parse_args_into_dataclasses(["rows.json"])
+    assert rest.rows == "rows.json"
+
+
 def test_a_dataclass_whose_types_cannot_be_read_is_refused_by_name() -> None:
     @dataclass
     class Local:

@@ -11,6 +11,7 @@ from anytrain.engine.prepared.cursor import Accumulation, Cursor
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.step.guard import ScaledGuard
 from anytrain.machine.parallel.world import Solo
+from anytrain.machine.strategies.solo import norm
 
 
 def test_gradients_that_are_not_scaled_back_are_left_out() -> None:
@@ -21,7 +22,7 @@ def test_gradients_that_are_not_scaled_back_are_left_out() -> None:
     head = torch.optim.SGD(model[1].parameters(), lr=0.1)
     optimizer = PreparedOptimizer(head, Cursor(Accumulation()), guard, Solo())
     body = tuple(model[0].parameters())
-    clip = Clip(optimizer, model, 1.0, untrained=body, sees_all=True, can_read=False)
+    clip = Clip(optimizer, model, 1.0, norm, untrained=body, sees_all=True, can_read=False)
     loss = model(torch.ones(3, 4)).square().mean()
     true = torch.autograd.grad(loss, list(model[1].parameters()), retain_graph=True)
     scale(loss).backward()

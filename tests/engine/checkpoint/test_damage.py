@@ -32,18 +32,15 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 FILES = [
     "manifest.json",
-    "counters.json",
     "model-00001-of-00002.safetensors",
     "model-00002-of-00002.safetensors",
     "model.safetensors.index.json",
-    "optimizer.json",
     "optimizer-00001-of-00003.safetensors",
     "optimizer-00002-of-00003.safetensors",
     "optimizer-00003-of-00003.safetensors",
-    "rng-rank0.json",
-    "rng-rank0-00001-of-00002.safetensors",
-    "rng-rank0-00002-of-00002.safetensors",
-    "scheduler.json",
+    "state-00001-of-00002.safetensors",
+    "state-00002-of-00002.safetensors",
+    "state.json",
 ]
 
 
@@ -117,14 +114,14 @@ def test_every_single_bit_of_a_manifest_counts(two: Path, tmp_path: Path) -> Non
 
 def test_every_damaged_file_is_listed_not_only_the_first(two: Path, tmp_path: Path) -> None:
     root = _copy(two, tmp_path)
-    (root / "new" / "optimizer.json").unlink()
-    _flip(root / "new" / "scheduler.json", 3)
+    (root / "new" / "model.safetensors.index.json").unlink()
+    _flip(root / "new" / "state.json", 3)
     problems = catalog.verify(root / "new")
     assert [(p.file, p.why.split(":")[0]) for p in problems] == [
-        ("optimizer.json", "it is missing"),
-        ("scheduler.json", "its bytes changed"),
+        ("model.safetensors.index.json", "it is missing"),
+        ("state.json", "its bytes changed"),
     ]
-    with pytest.raises(CheckpointError, match="10 of its 12 files match"):
+    with pytest.raises(CheckpointError, match="7 of its 9 files match"):
         load(root / "new")
 
 
@@ -156,12 +153,12 @@ def test_a_checkpoint_may_be_moved_and_renamed(two: Path, tmp_path: Path) -> Non
 def _signed(folder: Path, contents: dict[str, object]) -> None:
     """Write a manifest with a right checksum, as somebody who knows the format could."""
     contents.pop("blake2b", None)
-    digest = manifest._digest(contents)
-    (folder / MANIFEST).write_bytes(manifest._dump({**contents, "blake2b": digest}))
+    body = manifest._dump(contents)
+    (folder / MANIFEST).write_bytes(manifest._signed(body, manifest._checksum(body)))
 
 
 BAD_NAMES = [
-    "../old/optimizer.json",
+    "../old/state.json",
     "/etc/hostname",
     "a/../../x",
     "..",
@@ -174,7 +171,7 @@ BAD_NAMES = [
     "a\0b",
     "manifest.json",
     "MANIFEST.json",
-    "Optimizer.json",
+    "State.json",
 ]
 
 
@@ -184,7 +181,7 @@ def test_a_manifest_cannot_name_what_is_outside_its_folder(
 ) -> None:
     root = _copy(two, tmp_path)
     contents = json.loads((root / "new" / MANIFEST).read_bytes())
-    contents["files"][name] = contents["files"]["optimizer.json"]
+    contents["files"][name] = contents["files"]["state.json"]
     _signed(root / "new", contents)
     with pytest.raises(Damaged):
         manifest.read(root / "new")
@@ -195,7 +192,7 @@ def test_a_manifest_cannot_name_what_is_outside_its_folder(
     ("key", "value"),
     [
         ("kind", "something else"),
-        ("format", 2),
+        ("format", 3),
         ("step", "many"),
         ("step", None),
         ("created_ns", []),
@@ -205,7 +202,8 @@ def test_a_manifest_cannot_name_what_is_outside_its_folder(
         ("files", {"x": {"bytes": True, "blake2b": "0" * 64}}),
         ("models", [{"tensors": ["elsewhere.safetensors"]}]),
         ("parts", {"optimizer": {"document": "../x.json", "tensors": []}}),
-        ("rank_parts", {"rng": "rng-rank0.json"}),
+        ("rank_parts", {"rng": "state.json"}),
+        ("parts", {"x": {"document": "state.json", "tensors": [], "key": 3}}),
         ("metrics", {"loss": {}}),
     ],
 )
@@ -242,7 +240,7 @@ def test_a_pickle_planted_in_any_file_never_runs(
     contents = manifest.read(folder)
     (folder / file).write_bytes(pickle.dumps(Payload(marker)))
     if resigned and file != MANIFEST:
-        fooled = {**contents.files, file: files.adopt_file(folder, file)}
+        fooled = {**contents.files, file: files.fingerprint(folder, file)}
         (folder / MANIFEST).write_bytes(manifest.to_bytes(replace(contents, files=fooled)))
     try:
         loaded = load(folder)

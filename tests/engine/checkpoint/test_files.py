@@ -23,7 +23,7 @@ def test_chunks_of_any_size_make_one_file_with_its_fingerprint(
     assert (tmp_path / "x").read_bytes() == whole
     assert found == Fingerprint(len(whole), hashlib.blake2b(whole, digest_size=32).hexdigest())
     assert files.read_checked(tmp_path, "x", found) == whole
-    assert files.adopt_file(tmp_path, "x") == found
+    assert files.fingerprint(tmp_path, "x") == found
     files.check_file(tmp_path, "x", found)
 
 
@@ -75,7 +75,7 @@ def _planted(tmp_path: Path) -> Path:
 )
 def test_a_file_is_read_only_from_inside_its_folder(tmp_path: Path, name: str, why: str) -> None:
     folder = _planted(tmp_path)
-    expected = files.adopt_file(tmp_path, "secret")
+    expected = files.fingerprint(tmp_path, "secret")
     for look in (files.read_checked, files.check_file, files.check_size):
         with pytest.raises(Damaged, match=why):
             look(folder, name, expected)

@@ -73,7 +73,7 @@ said["newest"] = newest.path.name
 loaded = store.load(newest, world=world)
 said["rng"] = loaded.rank_part("rng", rank)["rank"]
 if rank == 0:
-    os.truncate(root / "hooked" / "rng-rank1.safetensors", 3)
+    os.truncate(root / "hooked" / "state-rank1.safetensors", 3)
 world.barrier("damage done")
 try:
     store.load("hooked", world=world)
@@ -99,7 +99,7 @@ def test_two_ranks_save_together(tmp_path: Path) -> None:
     assert [words["unequal"][0] for words in said] == ["CheckpointError"] * 2
     assert [words["newest"] for words in said] == ["behind", "behind"]
     assert [words["rng"] for words in said] == [0, 1]
-    assert all("rng-rank1.safetensors" in words["damaged"] for words in said)
+    assert all("state-rank1.safetensors" in words["damaged"] for words in said)
 
     assert sorted(p.name for p in root.iterdir()) == ["behind", "hooked", "plain"]
     assert hidden(root) == []

@@ -56,7 +56,7 @@ def test_the_best_is_never_one_that_is_not_a_number(tmp_path: Path) -> None:
 
 def test_a_damaged_one_neither_counts_nor_goes(tmp_path: Path) -> None:
     store = filled(tmp_path, FIVE)
-    (tmp_path / "step-5" / "x.json").write_text("")
+    (tmp_path / "step-5" / "state.json").write_text("")
     (tmp_path / "step-3" / "manifest.json").write_text("")
     going = [entry.name for entry in doomed(store.entries(), Retention(keep_last=2))]
     assert going == ["step-1"]
@@ -65,7 +65,7 @@ def test_a_damaged_one_neither_counts_nor_goes(tmp_path: Path) -> None:
 def test_pruning_spares_the_newest_whose_every_byte_checks(tmp_path: Path) -> None:
     filled(tmp_path, FIVE)
     for name in ("step-5", "step-4"):  # the right size, and the wrong bytes
-        (tmp_path / name / "x.json").write_bytes(b"7\n")
+        (tmp_path / name / "state.json").write_bytes(b'{"x":7}\n')
     going = [entry.name for entry in prunable(tmp_path, Retention(keep_last=1))]
     assert going == ["step-1", "step-2", "step-4"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import random
 import socket
@@ -105,7 +107,7 @@ def test_a_part_that_is_missing_is_an_error_that_names_those_there_are(tmp_path:
         loaded.part("ema")
     with pytest.raises(CheckpointError, match="no model 1"):
         loaded.model(1)
-    with pytest.raises(CheckpointError, match="written by 1 ranks"):
+    with pytest.raises(CheckpointError, match="written by 1 rank,"):
         loaded.rank_part("rng", 1)
     with pytest.raises(CheckpointError, match="its ranks hold rng"):
         loaded.rank_part("position", 0)
@@ -205,10 +207,21 @@ def test_a_part_whose_name_is_no_file_name_is_refused(tmp_path: Path, parts: Any
         Store(tmp_path).save("x", Snapshot(step=1, parts=parts))
 
 
-@pytest.mark.parametrize("parts", [{"manifest": 1}, {"a": 1, "A": 2}, {"model": torch.ones(1)}])
+LARGE = torch.ones(1 << 20)
+
+
+@pytest.mark.parametrize(
+    "parts", [{"a": LARGE, "A": LARGE}, {"model": LARGE}, {"state": LARGE, "b": torch.ones(1)}]
+)
 def test_two_parts_that_would_share_a_file_are_refused(tmp_path: Path, parts: Any) -> None:
     with pytest.raises(BadInput, match="would be written to"):
         Store(tmp_path).save("x", Snapshot(step=1, models=[nn.Linear(1, 1)], parts=parts))
+
+
+def test_two_parts_of_one_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="would be written to 'rng-rank0'"):
+        parts = {"parts": {"rng-rank0": 1}, "rank_parts": {"rng": 2}}
+        Store(tmp_path).save("x", Snapshot(step=1, **parts))
 
 
 # Poison.
@@ -252,7 +265,7 @@ def test_infinities_where_they_belong_are_saved(tmp_path: Path) -> None:
 def test_the_parts_that_must_be_finite_can_be_named(tmp_path: Path) -> None:
     poisoned = {"ema": {"w": torch.tensor([torch.nan])}, "optimizer": torch.tensor([torch.inf])}
     snapshot = Snapshot(step=1, parts=poisoned, finite=["ema"])
-    assert "w (in ema.safetensors)" in failed(Store(tmp_path).save("x", snapshot)).why
+    assert "ema/w (in state.safetensors)" in failed(Store(tmp_path).save("x", snapshot)).why
     saved(Store(tmp_path).save("x", Snapshot(step=1, parts=poisoned, finite=[])))
 
 
@@ -401,3 +414,42 @@ def test_a_checkpoint_stranded_between_two_renames_is_found_and_put_back(tmp_pat
     saved(store.save("other", small_run().snapshot(5)))
     assert not stranded.exists()
     assert fingerprint(store.load("same")) == whole
+
+
+def test_a_checkpoint_of_the_first_format_is_read_to_the_bit(tmp_path: Path) -> None:
+    """Each of its parts has files of its own."""
+
+    class Own(nn.Linear):
+        def set_extra_state(self, state: dict[str, int]) -> None:
+            self.calls = state["calls"]
+
+        def get_extra_state(self) -> dict[str, int]:
+            return {"calls": 0}
+
+    kept = json.loads(Path(__file__).with_name("format_1.json").read_text())
+    for name, text in kept.items():
+        (tmp_path / name).write_bytes(base64.b64decode(text))
+    loaded, model = load(tmp_path), Own(2, 2)
+    assert (loaded.step, loaded.metrics["loss"]) == (5, 0.5)
+    loaded.load_model(model)
+    torch.manual_seed(0)
+    assert torch.equal(model.weight, nn.Linear(2, 2).weight)
+    assert model.calls == 3
+    state = loaded.part("optimizer")
+    assert torch.equal(state["state"][0]["exp_avg"], torch.arange(4.0))
+    assert state["lr"] == (0.1, None)
+    assert loaded.part("counters") == {"seen": 7}
+    assert torch.equal(loaded.rank_part("rng", 0)["torch"], torch.arange(3))
+
+
+def test_a_small_run_is_a_few_files(tmp_path: Path) -> None:
+    """Each costs a wait for the disk."""
+    saved = Store(tmp_path).save("a", small_run().snapshot(1))
+    assert isinstance(saved, Saved)
+    assert sorted(path.name for path in saved.path.iterdir()) == [
+        "manifest.json",
+        "model.safetensors",
+        "optimizer.safetensors",
+        "state.json",
+        "state.safetensors",
+    ]

@@ -71,6 +71,28 @@ def test_what_was_left_is_waited_for_before_its_memory_is_free() -> None:
     assert len(arrived) == 3
 
 
+def test_a_lost_device_says_nothing_where_a_walk_is_left() -> None:
+    class Lost:
+        def send(self, tensor: torch.Tensor) -> torch.Tensor:
+            return tensor
+
+        def sent(self) -> Callable[[], None]:
+            def arrive() -> None:
+                raise RuntimeError("CUDA error: device-side assert triggered")
+
+            return arrive
+
+    placement = Placement(Fake(), HOST)
+    placement._lane = Lost()
+    walk = Ahead(iter([torch.ones(1)] * 9), placement, Ledger())
+    walk.fill()
+    with pytest.raises(IndexError, match="the cause"):
+        try:
+            raise IndexError("the cause")
+        finally:
+            walk.close()
+
+
 def test_a_tokenizers_batch_keeps_its_class_and_what_it_holds_besides() -> None:
     class Encoding(UserDict):  # type: ignore[type-arg]
         def to(self, device: torch.device) -> Encoding:
@@ -129,7 +151,7 @@ class Plain(Dataset):  # type: ignore[type-arg]
         return torch.stack([torch.rand(()), torch.tensor(float(index))])
 
 
-@pytest.mark.filterwarnings("ignore:Reading . batches again")
+@pytest.mark.filterwarnings("ignore:Reading .* samples again")
 @pytest.mark.parametrize("stop", [1, 2, 4, 5, 6])
 @pytest.mark.parametrize("kind", [Drawing, Counted, Plain])
 def test_a_walk_that_was_cut_short_goes_on_as_if_it_had_not_been(

@@ -145,8 +145,15 @@ def test_what_makes_no_tensor_is_named(features: list[Any]) -> None:
         collate(features)
 
 
+@pytest.mark.parametrize("odd", ["yes", None])
+def test_a_text_or_nothing_among_numbers_is_named(odd: Any) -> None:
+    with pytest.raises(BadInput, match=f"'labels': number 2 of the .* has {odd!r} there") as caught:
+        collate([{"labels": 1}, {"labels": odd}])
+    assert "the first sample has a value of type int" in str(caught.value)
+
+
 def test_a_sample_that_lacks_a_key_is_named() -> None:
-    with pytest.raises(BadInput, match="'y': sample 1 of the batch does not have it"):
+    with pytest.raises(BadInput, match="'y': number 2 of the batch's samples does not have"):
         collate([{"x": 1, "y": 2}, {"x": 1}])
 
 
@@ -155,12 +162,12 @@ def test_a_sample_that_lacks_a_key_is_named() -> None:
 def test_a_sample_that_is_none_is_named(sample: Any, place: int) -> None:
     rows = [sample, sample]
     rows[place] = None
-    with pytest.raises(BadInput, match=f"sample {place} of the batch's 2 is None"):
+    with pytest.raises(BadInput, match=f"number {place + 1} of the batch's 2 samples is"):
         collate(rows)
 
 
 def test_a_sample_of_another_kind_is_named() -> None:
-    with pytest.raises(BadInput, match="'x': sample 1 of the batch is no dict but of type int"):
+    with pytest.raises(BadInput, match="'x': number 2 of the batch's samples is no dict but"):
         collate([{"x": 1}, 3])
 
 

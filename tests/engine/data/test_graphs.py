@@ -73,7 +73,7 @@ def test_a_small_batch_in_the_middle_is_no_last_one() -> None:
     seen = LoaderShapes(quiet(lambda: 0))
     for _ in range(3):
         seen.sees(texts(32, 64))
-    with pytest.warns(Notice, match="is 5x64, was 32x64.*Give every batch as many rows"):
+    with pytest.warns(Notice, match="is 5x64, was 32x64.*Give every batch the same number of rows"):
         seen.sees(texts(5, 64))
     seen.done()
 
@@ -169,7 +169,7 @@ def test_the_line_goes_where_the_bars_let_it(monkeypatch: pytest.MonkeyPatch) ->
     while not stream.getvalue() and time.monotonic() < deadline:
         time.sleep(0.01)
     graphs.end()
-    assert re.match(r"compiling graph 1, \d s so far\n", stream.getvalue())
+    assert re.match(r"anytrain: compiling graph 1, \d s so far\n", stream.getvalue())
 
 
 def test_only_the_main_rank_speaks() -> None:

@@ -109,7 +109,7 @@ def test_the_sample_that_cannot_be_loaded_is_named() -> None:
     loader = Accelerator(cpu=True).prepare(DataLoader(Broken(), batch_size=2))
     with pytest.raises(ValueError, match="no such picture") as raised:
         list(loader)
-    assert raised.value.__notes__ == ["Raised by the data set, for sample 3."]
+    assert str(raised.value) == "no such picture\nRaised by the data set, for sample 3."
 
 
 class RunsDry:

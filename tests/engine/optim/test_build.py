@@ -175,7 +175,8 @@ def test_a_removed_name_says_what_took_its_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"), [("adamw_toch", "'adamw_torch' is the nearest"), ("zzz", "optimizers are")]
+    ("name", "says"),
+    [("adamw_toch", "did you mean optim='adamw_torch'"), ("zzz", "optimizers are")],
 )
 def test_an_unknown_name_is_refused(name: str, says: str) -> None:
     with pytest.raises(BadInput, match=says):

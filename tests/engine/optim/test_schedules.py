@@ -82,6 +82,18 @@ def test_a_schedule_has_the_rates_of_transformers(
     assert got == [pytest.approx(rates, rel=1e-14, abs=1e-17) for rates in expected]
 
 
+@pytest.mark.parametrize(("name", "options"), [case for case in CASES if case[0] != "constant"])
+def test_a_schedule_holds_its_options_under_the_names_of_transformers(
+    name: str, options: dict[str, Any]
+) -> None:
+    made = ours(name, 4, options)
+    theirs = transformers.get_scheduler(
+        name, optimizer(), 4, LENGTH, scheduler_specific_kwargs=options
+    )
+    assert made.lr_lambdas[0].args == theirs.lr_lambdas[0].args
+    assert made.lr_lambdas[0].keywords == theirs.lr_lambdas[0].keywords
+
+
 def test_stages_can_be_given_one_by_one() -> None:
     options = {"num_decay_steps": 5, "num_stable_steps": 7}
     with warnings.catch_warnings():
@@ -178,7 +190,7 @@ def test_warm_up_below_one_is_a_share_of_training() -> None:
         ("reduce_lr_on_plateau", {"min_lr": "low"}, "min_lr='low'"),
         ("reduce_lr_on_plateau", {"min_lr": [0.1]}, "cannot take its options"),
         ("greedy", {"mode": "up"}, "mode='up'"),
-        ("coseno", {}, "'cosine' is the nearest"),
+        ("coseno", {}, "did you mean lr_scheduler_type='cosine'"),
         ("zigzag", {}, "the schedules are linear"),
     ],
 )

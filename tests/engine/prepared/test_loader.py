@@ -130,7 +130,7 @@ def test_a_stream_is_fast_forwarded() -> None:
     place = loader.state_dict()
     fresh = Accelerator(cpu=True).prepare(DataLoader(Stream(), batch_size=2))
     fresh.load_state_dict(place)
-    with pytest.warns(Notice, match="Reading 2 batches again"):
+    with pytest.warns(Notice, match="Reading 4 samples again"):
         assert [batch.tolist() for batch in fresh] == [[4, 5], [6, 7], [8, 9]]
     skipped = accelerator.skip_first_batches(DataLoader(Stream(), batch_size=2), 3)
     assert [batch.tolist() for batch in skipped] == [[6, 7], [8, 9]]

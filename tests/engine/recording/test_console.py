@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import os
 import re
 import sys
@@ -16,6 +17,7 @@ import pytest
 
 from anytrain.core.errors import Notice
 from anytrain.engine.recording import console as consoles
+from anytrain.engine.recording.chart import chart
 from anytrain.engine.recording.console import (
     Course,
     Guarded,
@@ -316,6 +318,16 @@ def test_a_print_never_meets_what_went_wrong_with_the_bars() -> None:
         assert out.getvalue().endswith("a line\nanother\n")
 
 
+def test_the_summary_of_a_resumed_run_says_what_its_time_is_of() -> None:
+    told = dict(
+        Summary(
+            steps=9, max_steps=9, epochs=None, seconds=1.0, samples_per_second=8.0, since=4
+        ).rows()
+    )
+    assert told["time since step 4"] and told["samples/s since step 4"]
+    assert "time" not in told and "samples/s" not in told
+
+
 def test_a_narrow_terminal_gets_the_summary_as_lines() -> None:
     stream = io.StringIO()
     terminal = Terminal(stream, width=30)
@@ -412,6 +424,38 @@ def test_a_notebook_gets_one_output_with_a_table_like_hfs() -> None:
     ]
     assert "F1 &lt;b&gt;" in last["text/html"] and "<progress" not in last["text/html"]
     assert "runs/mrpc/checkpoint-40" in last["text/html"]
+
+
+def test_curves_of_losses_and_figures_stand_below_the_notebook_bar_and_stay() -> None:
+    page, clock = Page(), Clock()
+    bar = NotebookBar(page.show, clock)
+    bar.begin(Course(total=4, evaluates=True))
+    assert "<svg" not in page.shown[0][-1]["text/html"]
+    for step in range(1, 5):
+        bar.note(Entry(step, None, {"loss": 4.0 - step}))
+        found = {"eval_loss": 0.5, "eval_f1_<b>": math.nan if step == 1 else step / 4}
+        bar.note(Entry(step, None, found, is_evaluation=True))
+    bar.end(SUMMARY)
+    shown = [each["text/html"] for each in page.shown[0]]
+    counts = [each.count("<svg") for each in shown]
+    assert counts == sorted(counts)
+    assert counts[-1] == 2
+    assert shown[-1].count("<polyline") == 3
+    assert "training</span>" not in shown[-1]
+    assert "</span> training 0<" in shown[-1]
+    assert "</span> validation 0.5<" in shown[-1]
+    assert "<b>F1 &lt;b&gt;</b>" in shown[-1]
+    assert "nan" not in shown[-1].partition("<table")[0]
+    assert "<svg" not in "".join(each["text/plain"] for each in page.shown[0])
+
+
+def test_a_curve_of_one_value_or_of_huge_ones_is_drawn() -> None:
+    flat = chart("Loss", {"training": [(1, 2.0), (2, 2.0)]})
+    huge = chart("Loss", {"training": [(1, -1.7e308), (2, 1.7e308)]})
+    for drawn in (flat, huge):
+        (points,) = re.findall('points="([^"]*)"', drawn)
+        assert all(math.isfinite(float(value)) for value in re.split("[ ,]", points))
+    assert chart("Loss", {"training": [(1, 2.0)]}) == ""
 
 
 def test_a_notebook_without_evaluations_lists_the_training_loss() -> None:

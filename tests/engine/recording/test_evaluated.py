@@ -54,7 +54,7 @@ def test_the_most_confidently_wrong_come_first() -> None:
 def test_what_is_no_number_is_wrong_and_counted() -> None:
     found = figures(classes([0, 1, 1], [0, 0, 1], [0.9, NAN, NAN], num=2))
     assert found["num_undecided"] == 2
-    assert found["note"] == "Samples whose score is no number count as wrong: 2."
+    assert found["note"] == "Samples whose score is not a number count as wrong: 2."
     assert found["confusion"] == [[1, 0], [0, 0]]
     assert found["per_class"][1] == {"precision": 0.0, "recall": 0.0, "f1": 0.0, "support": 2}
     assert [each["confidence"] for each in found["worst"]] == [None, None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -63,12 +64,64 @@ def test_what_is_told_of_a_table() -> None:
     assert describe(rows(3))["columns"] == ["text", "x", "y"]
 
 
-def test_a_data_set_of_the_library_has_its_own() -> None:
+def test_a_table_of_the_library_is_told_by_its_rows_wherever_they_lie(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
-    made = datasets.Dataset.from_dict({"x": [1, 2], "y": ["a", "b"]})
+    rows = {"x": [[1, 2], [3]], "y": ["a", "b"], "z": [{"u": [0.5], "v": "w"}] * 2}
+    made = datasets.Dataset.from_dict(rows)
+    made.save_to_disk(str(tmp_path / "kept"))
+    again = datasets.load_from_disk(str(tmp_path / "kept"))
+    mapped = made.map(lambda row: row, load_from_cache_file=False, new_fingerprint="another")
+    turned = made.select([1, 0]).select([1, 0])
     found = describe(made)
-    assert (found["fingerprint"], found["columns"]) == (made._fingerprint, ["x", "y"])
+    assert found["columns"] == ["x", "y", "z"] and found["fingerprint"]
+    for same in (again, mapped, turned, made.with_format("torch")):
+        assert describe(same) == found
+    for name, value in (("x", [[1, 2], [4]]), ("z", [{"u": [0.5], "v": "w"}, {"u": [], "v": "w"}])):
+        changed = datasets.Dataset.from_dict({**rows, name: value})
+        assert describe(changed)["fingerprint"] != found["fingerprint"]
     assert describe(made.select([0]))["fingerprint"] != found["fingerprint"]
+
+
+class Kept(Dataset[Any]):
+    """Rows that were made, or read from a file of an earlier run; it notes which."""
+
+    def __init__(self, rows: Any, **notes: Any) -> None:
+        self.rows, self.scale = rows, 2.0
+        for name, value in notes.items():
+            setattr(self, name, value)
+
+    @property
+    def source(self) -> Any:
+        return self.rows
+
+    def _row(self, index: int) -> Any:
+        raise AssertionError(f"{self.source[index] * self.scale} was asked for")
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._row(index)
+
+
+def test_what_a_data_set_notes_beside_its_rows_is_no_content(tmp_path: Path) -> None:
+    values = np.arange(90.0)
+    np.save(tmp_path / "rows.npy", values)
+    fresh = Kept(values, was_cached=False, took=3.5, path=None)
+    cached = Kept(np.load(tmp_path / "rows.npy", mmap_mode="r"), was_cached=True, path="rows.npy")
+    assert describe(fresh) == describe(cached)
+    assert describe(fresh)["fingerprint"]
+    cached.scale = 3.0
+    assert describe(fresh)["fingerprint"] != describe(cached)["fingerprint"]
+
+
+def test_a_data_set_that_could_read_any_attribute_is_told_by_all_of_them() -> None:
+    class Any_(Kept):
+        def __getitem__(self, index: int) -> Any:
+            return getattr(self, f"part{index}")
+
+    one, other = Any_([1], part0=1), Any_([1], part0=2)
+    assert describe(one)["fingerprint"] != describe(other)["fingerprint"]
 
 
 def test_a_stream_is_not_touched() -> None:
@@ -96,6 +149,7 @@ def test_no_random_state_moves() -> None:
 def test_much_data_takes_no_time() -> None:
     tokens = list(range(512))
     many = Untouchable([{"input_ids": tokens, "more": dict.fromkeys(range(50), tokens)}] * 100_000)
+    many.data[0]["by_name"] = {f"{n}": n for n in range(200_000)}
     took = []
     for _ in range(5):
         began = time.perf_counter()

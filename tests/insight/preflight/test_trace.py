@@ -89,7 +89,8 @@ ABORTS = """
     print("my last words", flush=True)
     os.abort()
 """
-SCRIPTS = {"trainer": TRAINER, "loop": LOOP, "fails": FAILS, "aborts": ABORTS}
+WRONG_LABEL = TRAINER.replace("n % 2", "7").replace("if scale > 0:", "if not hidden.ndim:")
+SCRIPTS = {"trainer": TRAINER, "label": WRONG_LABEL, "loop": LOOP, "fails": FAILS, "aborts": ABORTS}
 
 
 @pytest.fixture(scope="module")
@@ -181,6 +182,12 @@ def test_a_script_that_fails_says_where_and_why(traces):
     assert trace.failure_place is not None
     assert trace.failure_place.file == str(folder / "train.py")
     assert trace.failure_place.line == line_of(FAILS, "x + torch.ones")
+
+
+def test_a_label_beyond_the_classes_is_named_though_no_batch_has_values(traces):
+    trace, _ = traces["label"]
+    assert "Cannot compute step 1: 'labels' of sample" in trace.failure
+    assert "is 7, and the model has 2 classes (0 to 1)" in trace.failure
 
 
 def test_a_script_that_ends_the_process_is_a_failure_that_is_explained(traces):

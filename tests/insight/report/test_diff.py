@@ -50,6 +50,7 @@ def test_an_equal_pair_is_the_same_in_everything_recorded(runs: dict[str, Path])
     assert {pair["said"] for curve in told["curves"] for pair in curve["pairs"]} == {
         "equal to the bit at all 48 shared steps",
         "equal to the bit at all 3 shared steps",
+        "set beforehand: the same at all 48 shared steps",
     }
     assert all(figure["difference"] == [0.0, 0.0] for figure in told["figures"])
 

@@ -80,7 +80,20 @@ def test_a_value_that_is_not_finite_in_one_run_parts_at_once(odd: float) -> None
 def test_few_points_tell_a_difference_and_no_more() -> None:
     found = part({1: 0.5, 2: 0.4, 3: 0.3}, {1: 0.5, 2: 0.9, 3: 0.8})
     assert (found.same_until, found.differ_from, found.parts_at) == (1, 2, None)
-    assert "3 shared steps are too few to tell noise" in found.line()
+    assert found.line() == "equal to the bit up to step 1; 3 shared steps are too few to say more"
+    assert part({1: 0.5}, {1: 0.6}).line().endswith("; 1 shared step is too few to say more")
+    assert part({1: 0.5}, {1: 0.5}).line() == "equal to the bit at the one shared step"
+
+
+def test_a_value_that_is_set_parts_at_its_first_difference_but_for_rounding() -> None:
+    one = {step: 1e-3 / (1 + step) for step in range(50)}
+    rounded = {step: value * (1 + 1e-12) for step, value in one.items()}
+    assert part(one, rounded, "learning_rate").line() == (
+        "set beforehand: the same at all 50 shared steps"
+    )
+    warmer = {step: value * (2 if step == 7 else 1) for step, value in one.items()}
+    assert part(one, warmer, "learning_rate").parts_at == 7
+    assert part(one, warmer, "loss").parts_at is None
 
 
 def test_only_steps_that_both_logged_are_compared() -> None:

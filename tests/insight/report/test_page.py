@@ -196,7 +196,7 @@ def test_a_run_that_has_hardly_begun_has_a_report(tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "lo')
     text = page(open_run(tmp_path))
     assert "How the run ended is not known" in text
-    assert "No figure was logged twice yet." in text
+    assert "No figure has been logged more than once yet." in text
 
 
 def test_a_killed_run_is_known_up_to_its_last_line(tmp_path: Path) -> None:
@@ -214,7 +214,7 @@ def test_a_killed_run_is_known_up_to_its_last_line(tmp_path: Path) -> None:
 def test_arguments_that_were_chosen_come_first(run_folder: Path) -> None:
     given = {"learning_rate": 5e-5, "seed": 42, "warmup_ratio": 0.0}
     text = page(open_run(run_folder), given)
-    chosen, _, rest = text.partition("The 1 that are as by default")
+    chosen, _, rest = text.partition("1 argument at the default")
     assert "learning_rate" in chosen.partition('id="arguments"')[2]
     assert "<code>3e-05</code>" in chosen
     assert "warmup_ratio" in rest
@@ -350,13 +350,24 @@ def test_the_commands_work_in_their_order(run_folder: Path) -> None:
         "pip install torch==2.13.0",
         "python train.py --name news",
     ]
-    assert "Of torch the build was 2.13.0+cpu." in text
+    assert "The build of torch was 2.13.0+cpu." in text
 
 
 def test_memory_that_is_not_there_is_not_told(run_folder: Path) -> None:
     text = changed_start(run_folder, hardware={"memory_bytes": 2**30, "device_memory_bytes": 0})
     assert "1.00 GiB" in text
     assert "device_memory_bytes" not in text
+
+
+def test_one_of_anything_is_told_in_the_singular(run_folder: Path) -> None:
+    path = run_folder / "timesheet.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    for line in lines:
+        line |= {"shapes": ["4x8"], "graphs": 1} if "seconds" in line else {}
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    text = page(open_run(run_folder))
+    assert "Batches came in 1 shape: 4x8." in text
+    assert "1 graph was compiled." in text
 
 
 def test_a_start_that_no_curve_can_mark_is_told_in_words(run_folder: Path) -> None:

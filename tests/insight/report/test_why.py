@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from anytrain.core.records import Life
+from anytrain.core.records import Life, counted, together
 from anytrain.insight.report.why import Finding, judge, tell
 
 
@@ -58,7 +58,7 @@ def test_what_dominates_is_named_with_a_remedy(
 
 def test_a_remedy_knows_what_was_set() -> None:
     slow = {"data": 50.0, "step": 50.0}
-    assert "4 workers do not keep up" in found(slow, workers=4).remedy
+    assert "4 workers cannot keep up" in found(slow, workers=4).remedy
     saving = {"save": 50.0, "step": 50.0}
     assert "async_save" in found(saving, settings={"async_save": False}).remedy
     often = {"async_save": True, "save_strategy": "steps", "save_steps": 5}
@@ -106,11 +106,40 @@ def test_a_step_that_gets_no_processor_says_so() -> None:
 
 
 def test_nothing_is_said_where_nothing_stands_out() -> None:
-    told = tell(life({"data": 2.0, "step": 98.0, "wait": 1.0}, {"shapes": "buckets"}))
+    told = tell([life({"data": 2.0, "step": 98.0, "wait": 1.0}, {"shapes": "buckets"})])
     assert told["finding"] is None
     assert told["steps"] == 10
     assert told["samples_per_second"] == pytest.approx(320 / 101)
     assert sum(told["shares"].values()) == pytest.approx(1)
+
+
+def test_a_moment_is_not_worth_a_word_whatever_its_share() -> None:
+    assert judge(life({"start": 2.0, "other": 0.2, "step": 0.4}, {"precision": "no"})) is None
+    assert judge(life({"start": 2.0, "other": 1.2, "step": 0.8})) is not None
+
+
+def test_a_run_that_was_resumed_is_told_over_all_its_starts() -> None:
+    clocks = {"time": 1100.0, "cpu_seconds": 30.0}
+    first = life({"data": 30.0, "step": 10.0}, hidden=1.0, peak_bytes=5, shapes=["4x8"], **clocks)
+    second = life({"step": 60.0}, hidden=2.0, peak_bytes=3, shapes=["4x8", "4x9"], **clocks)
+    for each in (first, second):
+        each.began |= {"time": 1000.0, "cpu_seconds": 10.0}
+    told = tell([first, second])
+    assert (told["starts"], told["steps"], told["step"]) == (2, 20, 20)
+    assert told["shares"] == {"data": 0.3, "step": 0.7}
+    assert (told["wall_seconds"], told["hidden_seconds"], told["peak_bytes"]) == (100, 3, 5)
+    assert told["samples_per_second"] == 20 * 32 / 100
+    assert told["shapes"] == ["4x8", "4x9"]
+    assert told["finding"]["name"] == "data"
+    one = together([first, second])
+    assert (one.passed("time"), one.passed("cpu_seconds")) == (200, 40)
+
+
+def test_a_run_from_step_0_is_another_than_those_before_it() -> None:
+    old, fresh, resumed = life({"step": 1.0}), life({"step": 1.0}), life({"step": 1.0})
+    fresh.began["step"] = 0
+    assert counted([old, fresh, resumed]) == [fresh, resumed]
+    assert counted([old, resumed]) == [old, resumed]
 
 
 def test_shapes_that_came_late_are_the_steps_trouble_where_each_is_compiled() -> None:
@@ -120,4 +149,33 @@ def test_shapes_that_came_late_are_the_steps_trouble_where_each_is_compiled() ->
     assert "9 graphs in all" in finding.remedy
     few = {"graphs": 3, "late_shapes": {}, "shapes": ["4x64"]}
     assert judge(life({"step": 90.0, "data": 1.0}, {"device": "xla:0"}, **few)) is None
-    assert tell(life({"step": 90.0}, {"device": "xla:0"}, **few))["graphs"] == 3
+    assert tell([life({"step": 90.0}, {"device": "xla:0"}, **few)])["graphs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"seconds": {"data": 50.0, "step": 50.0}, "workers": 1}, "1 worker cannot keep up"),
+        ({"seconds": {"data": 50.0, "step": 50.0}, "cores": 1}, "With 1 core, a worker"),
+        (
+            {
+                "seconds": {"evaluate": 50.0, "step": 50.0},
+                "settings": {"eval_strategy": "steps", "eval_steps": 1},
+            },
+            "less often than every step (",
+        ),
+        (
+            {
+                "seconds": {"save": 50.0, "step": 50.0},
+                "settings": {"async_save": True, "save_strategy": "steps", "save_steps": 1},
+            },
+            "with a save every step:",
+        ),
+    ],
+)
+def test_one_of_anything_is_told_in_the_singular(given: dict[str, Any], words: str) -> None:
+    cores, seconds = given.pop("cores", None), given.pop("seconds")
+    told = life(seconds, **given)
+    told.began["num_cores"] = cores or 8
+    finding = judge(told)
+    assert finding is not None and words in finding.remedy

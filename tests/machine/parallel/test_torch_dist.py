@@ -97,7 +97,46 @@ def test_srun_ranks_meet_and_a_survivor_names_the_loss_itself():
     assert out == "[0, 1] gloo\n"
     assert [rank.returncode for rank in ranks] == [1, -signal.SIGKILL]
     assert len(err.splitlines()) == 3
-    assert "Rank 0 of 2 lost a peer at step 6 (barrier 'the end')." in err
+    lost = f"rank 1 (pid {ranks[1].pid})"
+    assert f"Rank 0 of 2 lost {lost} at step 6 (barrier 'the end')." in err
+    assert "why: rank 1 has ended; when it last spoke, it was " in err
+
+
+BARE = """
+import os, signal, time
+from anytrain.machine.processes import last_words
+last_words.PATIENCE_S = 2.0
+ranks = []
+for rank in range(4):
+    ranks.append(os.fork())
+    if ranks[-1] == 0:
+        break
+else:
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+    print(*codes, ranks[2], flush=True)
+    os._exit(0)
+os.environ.update(RANK=str(rank), WORLD_SIZE="4")
+import torch
+from anytrain.core import environment
+from anytrain.machine.parallel import torch_dist
+world = torch_dist.join(environment.read().place, "gloo", torch.device("cpu"))
+world.mark(6, "training")
+while not all(world._watch.heard(r) for r in range(1, 4)) and rank == 0:
+    time.sleep(0.01)
+world.barrier("all have spoken")
+if rank == 2:
+    os.kill(os.getpid(), signal.SIGKILL)
+world.barrier("the end")
+"""
+
+
+def test_a_rank_that_was_killed_is_named_without_a_launcher():
+    env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ran = run_script(BARE, env=env)
+    *codes, killed = map(int, ran.stdout.split())
+    assert codes == [1, 1, -signal.SIGKILL, 1]
+    for rank in (0, 1, 3):
+        assert f"Rank {rank} of 4 lost rank 2 (pid {killed}) at step 6" in ran.stderr
 
 
 TORCHRUN = """
@@ -127,7 +166,7 @@ def test_a_group_that_the_script_made_is_used_and_can_be_joined_again():
 
 
 def test_an_unknown_compression_is_refused():
-    from anytrain.machine.parallel import ddp
+    from anytrain.machine.strategies import ddp
 
     with pytest.raises(BadInput, match="Unknown comm_hook 'zip'"):
         ddp.compress(torch.nn.Identity(), {"comm_hook": "zip"})

@@ -113,7 +113,7 @@ if __name__ == "__main__":
 
 
 def test_a_rank_is_watched_from_its_first_import_and_its_workers_are_not(tmp_path):
-    run_script(WORKER, env={"ANYTRAIN_BEATS": str(tmp_path), "RANK": "5"})
+    run_script(WORKER, env={"ANYTRAIN_BEATS": str(tmp_path), "RANK": "5"}, fresh=True)
     assert [rank for rank, _ in faults.processes(tmp_path)] == [5]
 
 

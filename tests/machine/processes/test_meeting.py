@@ -51,3 +51,10 @@ def test_ranks_that_cannot_know_where_to_meet_are_told_so(launcher, env):
 def test_rank_zero_holds_the_store_unless_an_agent_does():
     assert store_holder({}) == 0
     assert store_holder({"TORCHELASTIC_USE_AGENT_STORE": "True"}) is None
+
+
+@pytest.mark.parametrize("port", ["65536", "9" * 5000, "-1", "²"])
+def test_a_port_that_there_is_not_is_refused_in_few_words(port):
+    with pytest.raises(BadInput, match="Cannot read MASTER_PORT=") as told:
+        meeting_point("torchrun", {"MASTER_ADDR": "here", "MASTER_PORT": port})
+    assert len(str(told.value)) < 300

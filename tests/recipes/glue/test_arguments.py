@@ -58,6 +58,30 @@ def test_a_single_file_holds_the_options(tmp_path: Path, kind: str) -> None:
     assert (job.data.task_name, job.training.learning_rate) == ("rte", 1e-4)
 
 
+def test_a_file_comes_first_and_the_command_line_wins(tmp_path: Path) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model_name_or_path: bert\ntask_name: rte\ndo_train: true\nseed: 3\n")
+    job = parse([str(path), "--learning_rate", "1e-3", "--task_name", "cola"])
+    assert (job.data.task_name, job.training.learning_rate) == ("cola", 1e-3)
+    assert (job.training.seed, job.training.do_train) == (3, True)
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--batch_size", "--per_device_train_batch_size"),
+        ("--lr", "--learning_rate"),
+        ("--epochs", "--num_train_epochs"),
+        ("--max_length", "--max_seq_length"),
+        ("--dataset", "--dataset_name"),
+    ],
+)
+def test_the_argument_that_was_meant_is_named(given: str, meant: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as told:
+        _parse(tmp_path, *MODEL, "--task_name", "rte", given, "3")
+    assert meant in str(told.value)
+
+
 @pytest.mark.parametrize(
     "chosen", ["--bf16", "--fp16", "--precision no", "--bf16 False", "--fp16 false"]
 )

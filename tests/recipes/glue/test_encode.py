@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from anytrain.core.errors import BadInput, Notice
 from anytrain.engine.data.alike import unlike
+from anytrain.engine.recording.fingerprint import describe
 from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length, token_cache
 from anytrain.recipes.glue.labels import Labels
 from anytrain.recipes.glue.table import Table
@@ -119,6 +120,10 @@ def test_a_second_run_takes_the_rows_from_the_disk(
         assert {k: np.asarray(v).tolist() for k, v in one.items()} == {
             k: np.asarray(v).tolist() for k, v in other.items()
         }
+    assert describe(first) == describe(again), "a record says that the data are the same"
+    other_label = run()
+    other_label.labels[0] = 1 - other_label.labels[0]
+    assert describe(first)["fingerprint"] not in (None, describe(other_label)["fingerprint"])
     # What would come out otherwise is not taken; what the user wants anew is not either.
     assert not run(count=5).was_kept
     assert not run(length=8).was_kept

@@ -55,6 +55,8 @@ def test_labels_may_be_written_as_words_or_as_numbers() -> None:
 def test_texts_beside_the_label_are_read_in_the_order_of_the_file() -> None:
     assert columns_of(_table(label=[1], text=["a"]), None) == Columns("text", None, "label")
     assert columns_of(_table(q=["a"], a=["b"], label=[1], c=["d"]), None).second == "a"
+    assert columns_of(_table(id=[7], text=["a"], label=[1]), None) == Columns("text", None, "label")
+    assert columns_of(_table(idx=["a"]), None).first == "idx"
     pair = columns_of(_table(id=["a"], sentence2=["b"], sentence1=["c"]), None)
     assert pair == Columns("sentence1", "sentence2", None)
 

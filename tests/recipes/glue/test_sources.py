@@ -10,6 +10,7 @@ import pytest
 from anytrain.core.errors import BadInput
 from anytrain.recipes.glue import sources
 from anytrain.recipes.glue.arguments import Job, parse
+from anytrain.recipes.glue.job import check
 from launching import run_command
 from tiny_bert import pairs, write_rows
 
@@ -32,6 +33,14 @@ def test_files_are_used_with_the_columns_and_sets_of_a_task(tmp_path: Path) -> N
         str(tmp_path / "test.tsv"),
         str(tmp_path / "test_mismatched.tsv"),
     ]
+
+
+def test_pairs_to_learn_from_and_single_texts_to_evaluate_are_refused(tmp_path: Path) -> None:
+    train = write_rows(tmp_path / "train.csv", pairs(4))
+    dev = write_rows(tmp_path / "dev.csv", [{"sentence": "a", "label": 1}] * 2)
+    words = ("--train_file", train, "--validation_file", dev, "--do_train", "--do_eval")
+    with pytest.raises(BadInput, match=r"sentence1 and sentence2 in the one, and sentence in"):
+        check(_job(tmp_path, *words))
 
 
 def test_a_folder_of_csv_files_is_a_data_set(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -24,7 +23,7 @@ from anytrain.compat.accelerate.utils.imports import (
     is_bitsandbytes_multi_backend_available as is_bitsandbytes_multi_backend_available,
     is_xpu_available as is_xpu_available,
 )
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
 from anytrain.doors.accelerator import facade, options
 from anytrain.doors.accelerator.states import run_is_over
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
@@ -190,10 +189,9 @@ class Accelerator(facade.Accelerator):
     ) -> Iterator[None]:
         """Let ranks run out of batches at different times inside the block."""
         if self.distributed_type not in _JOINABLE:
-            warnings.warn(
+            give_notice(
                 f"Joining uneven inputs is only supported for multi-GPU and multi-CPU runs; on "
                 f"{self.distributed_type} it does nothing.",
-                Notice,
                 stacklevel=3,
             )
             yield

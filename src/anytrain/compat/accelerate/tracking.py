@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
 from anytrain.compat.accelerate import refused
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 from anytrain.doors.accelerator.states import live_session
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.trackers.general import GeneralTracker
@@ -63,9 +63,8 @@ def register_tracker_class(tracker_class: Any) -> None:
         )
     name = getattr(tracker_class, "name", None)
     if LOGGER_TYPE_TO_CLASS.get(str(name), tracker_class) is not tracker_class:
-        warnings.warn(
+        give_notice(
             f"{name!r} now means {tracker_class.__name__}; it was another tracker's name.",
-            Notice,
             stacklevel=2,
         )
     trackers.register(tracker_class)

@@ -7,9 +7,11 @@ HF's has imported itself is found by `import_lines`.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
 from anytrain.compat.refusal import Family, Refusal, placeholder
@@ -90,6 +92,7 @@ def of(module: str) -> Callable[[str], Any]:
     """Return a module's `__getattr__`, for the names that are not anytrain's."""
     home = module.rpartition(".")[2]
     known, not_done = passed(home), refused(home)
+    sys.modules[module].__class__ = _Heard
 
     def lookup(name: str) -> Any:
         if name in known:
@@ -103,6 +106,27 @@ def of(module: str) -> Callable[[str], Any]:
         return import_lines.find(home, name)
 
     return lookup
+
+
+class _Heard(ModuleType):
+    """A module that notes what a script puts in the place of its functions."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        from anytrain.doors.trainer.unlike import REPLACED
+
+        told = f"{self.__name__.removeprefix('anytrain.compat.')}.{name}"
+        before = REPLACED.get(told, getattr(self, name, value))
+        super().__setattr__(name, value)
+        if callable(before) and before is not value:
+            REPLACED[told] = before
+        else:
+            REPLACED.pop(told, None)
+
+    def __delattr__(self, name: str) -> None:
+        from anytrain.doors.trainer.unlike import REPLACED
+
+        super().__delattr__(name)
+        REPLACED.pop(f"{self.__name__.removeprefix('anytrain.compat.')}.{name}", None)
 
 
 @cache

@@ -1,10 +1,12 @@
 """The record that a run keeps of itself in its folder: what is in it, and how it is read back.
 
-`open_run(folder)` gives all of it; `read(folder)` the lives alone. Every file may be missing, cut
-off in its last line by a kill, or of an older version: reading tells what is there.
+`open_run(folder)` gives all of it; `read(folder)` the lives alone; `open_sweep(folder)` the trials
+of a search. Every file may be missing, cut off in its last line by a kill, or of an older version:
+reading tells what is there.
 """
 
-from anytrain.core.records.life import TIMESHEET, Life, read
+from anytrain.core.records.history import BACKWARD, LOGGED, is_unasked
+from anytrain.core.records.life import TIMESHEET, Life, counted, read, together
 from anytrain.core.records.run import (
     EVALUATION,
     EVENTS,
@@ -13,19 +15,31 @@ from anytrain.core.records.run import (
     RUN,
     Run,
     evaluation_name,
+    is_run,
     open_run,
 )
+from anytrain.core.records.sweep import SWEEP, Sweep, Trial, open_sweep
 
 __all__ = [
+    "BACKWARD",
     "EVALUATION",
     "EVENTS",
     "FORMAT",
+    "LOGGED",
     "METRICS",
     "RUN",
+    "SWEEP",
     "TIMESHEET",
     "Life",
     "Run",
+    "Sweep",
+    "Trial",
+    "counted",
     "evaluation_name",
+    "is_run",
+    "is_unasked",
     "open_run",
+    "open_sweep",
     "read",
+    "together",
 ]

@@ -3,6 +3,10 @@
 Each life begins with a marker `{"step": N, "event": "begin", "prelude": P}`: it goes on from
 step N, so what earlier lives wrote beyond N never happened to it. From step 0 nothing earlier
 counts. The last P entries before the marker are its own: figures of the model before training.
+
+A loop of the user's own logs at steps of its own counting, such as batches. The losses that are
+taken from its `backward` are at updates, and a life that goes on says for each kind from where:
+`{"step": N, "event": "begin", "of": "log"}`, or "backward".
 """
 
 from __future__ import annotations
@@ -14,6 +18,10 @@ from anytrain.core.records.lines import with_floats
 
 ASIDE = "evaluation"
 """The event of an entry that a later process has added: it belongs to no step."""
+BACKWARD = "backward"
+"""The event of a loss that was taken from `backward`, and of which markers are of these."""
+LOGGED = "log"
+"""What markers are of that are of all other entries."""
 
 
 def add_entries(history: list[dict[str, Any]], entries: Iterable[dict[str, Any]]) -> bool:
@@ -33,14 +41,28 @@ def step_of(entry: dict[str, Any]) -> float | None:
     return step if isinstance(step, int | float) and not isinstance(step, bool) else None
 
 
+def without_unasked(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the history as it is shown: where the user logs a loss, that is the curve."""
+    shown = [entry for entry in history if entry.get("event") != ASIDE]
+    logged = [entry for entry in shown if not is_unasked(entry)]
+    return logged if any("loss" in entry for entry in logged) else shown
+
+
+def is_unasked(entry: dict[str, Any]) -> bool:
+    """Whether it is a loss that was taken from `backward`: its step is an update."""
+    return entry.get("event") == BACKWARD
+
+
 def _begin(history: list[dict[str, Any]], marker: dict[str, Any]) -> bool:
-    first, prelude = step_of(marker) or 0, marker.get("prelude", 0)
-    num_own = min(prelude, len(history)) if isinstance(prelude, int) and prelude > 0 else 0
-    own = [_taken(entry, first) for entry in history[len(history) - num_own :]]
-    kept = _up_to(history[: len(history) - num_own], first) if first > 0 else []
-    has_dropped = len(kept) + len(own) < len(history)
-    history[:] = [*kept, *own]
-    return has_dropped
+    first, prelude, of = step_of(marker) or 0, marker.get("prelude", 0), marker.get("of")
+    concerned = [entry for entry in history if of is None or is_unasked(entry) == (of == BACKWARD)]
+    num_own = min(prelude, len(concerned)) if isinstance(prelude, int) and prelude > 0 else 0
+    earlier, own = concerned[: len(concerned) - num_own], concerned[len(concerned) - num_own :]
+    kept = _up_to(earlier, first) if first > 0 else []
+    left = {id(entry) for entry in concerned} - {id(entry) for entry in [*kept, *own]}
+    taken = {id(entry): _taken(entry, first) for entry in own}
+    history[:] = [taken.get(id(entry), entry) for entry in history if id(entry) not in left]
+    return bool(left)
 
 
 def _taken(entry: dict[str, Any], step: float) -> dict[str, Any]:

@@ -10,13 +10,13 @@ from __future__ import annotations
 import math
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from anytrain.core.errors import BadInput
-from anytrain.core.records.lines import Appended
+from anytrain.core.records.lines import Appended, as_file
 
 TIMESHEET = "timesheet.jsonl"
 
@@ -41,10 +41,19 @@ class Life:
         return {str(k): known for k, s in found.items() if (known := number(s)) is not None}
 
     @property
+    def end_step(self) -> int:
+        """The step that it is known to have come to."""
+        return _whole(self.last.get("step"), _whole(self.began.get("step"), 0))
+
+    @property
     def num_steps(self) -> int:
         """Optimizer steps of this life."""
-        first = _whole(self.began.get("step"), 0)
-        return _whole(self.last.get("step"), first) - first
+        return self.end_step - _whole(self.began.get("step"), 0)
+
+    def passed(self, name: str) -> float:
+        """Return how much a clock that its lines tell went on in it; 0 where they do not."""
+        first, last = number(self.began.get(name)), number(self.last.get(name))
+        return 0.0 if first is None or last is None else last - first
 
     @property
     def state(self) -> str:
@@ -75,14 +84,14 @@ class Life:
 def read(folder: str | os.PathLike[str]) -> list[Life]:
     """Return the lives of the run in a folder, the oldest first; refuse a folder without any."""
     path = Path(folder) / TIMESHEET
-    if not path.is_file():
+    if not as_file(path).exists():
         raise no_record(folder, f"it holds no {TIMESHEET}, which a run writes from its first step")
     lives: list[Life] = []
     add_lines(lives, Appended(path).new()[1])
     if not lives or not lives[-1].last:
         raise BadInput(
             f"The record in {path} says nothing yet.",
-            why="no step has been taken, or the file is damaged.",
+            why="no step has been taken yet, or the file is damaged.",
             fix="wait for the run's first seconds of training, or pass another folder.",
         )
     return lives
@@ -101,12 +110,47 @@ def add_lines(lives: list[Life], entries: Iterable[dict[str, Any]]) -> None:
             lives[-1].times.append(entry)
 
 
+def counted(lives: Sequence[Life]) -> list[Life]:
+    """Return the lives that a run's history is made of: the newest, and those it goes on from.
+
+    A life that began at step 0 makes all before it another story.
+    """
+    fresh = [n for n, life in enumerate(lives) if not number(life.began.get("step"))]
+    return list(lives[fresh[-1] if fresh else 0 :])
+
+
+def together(lives: Sequence[Life]) -> Life:
+    """Return lives of one run as if they were one: what adds up added, all else the newest's."""
+    newest = lives[-1]
+    if len(lives) == 1:
+        return newest
+    seconds: dict[str, float] = {}
+    for life in lives:
+        for name, spent in life.seconds.items():
+            seconds[name] = seconds.get(name, 0.0) + spent
+    last = {**newest.last, "seconds": seconds}
+    began = {**newest.began, "step": newest.end_step - sum(life.num_steps for life in lives)}
+    for name in ("time", "cpu_seconds"):
+        if (end := number(last.get(name))) is not None:
+            began[name] = end - sum(life.passed(name) for life in lives)
+    hidden = [number(life.last.get("hidden")) or 0.0 for life in lives]
+    peaks = [number(life.last.get("peak_bytes")) for life in lives]
+    shapes = [shape for life in lives for shape in _list(life.last.get("shapes"))]
+    last |= {
+        "hidden": sum(hidden),
+        "peak_bytes": max((peak for peak in peaks if peak is not None), default=None),
+        "shapes": list(dict.fromkeys(map(str, shapes))) or newest.last.get("shapes"),
+    }
+    return Life(began, last, [moved for life in lives for moved in life.revisions])
+
+
 def no_record(folder: str | os.PathLike[str], lacks: str) -> BadInput:
     """Return the refusal of a folder that holds no record."""
-    is_there = Path(folder).is_dir()
+    path = Path(folder)
+    other = f"{path} is a file" if path.is_file() else f"there is no such folder: {path}"
     return BadInput(
-        f"There is no record of a run in {os.fspath(folder)}.",
-        why=f"{lacks}." if is_there else f"there is no such folder: {Path(folder)}.",
+        f"There is no record of a run in {path}.",
+        why=f"{lacks if path.is_dir() else other}.",
         fix="pass the output_dir of a Trainer or of `anytrain glue`, or the project_dir of an "
         "Accelerator.",
     )
@@ -131,6 +175,10 @@ def _is_alive(began: dict[str, Any]) -> bool:
         return process.create_time() <= float(began.get("time", 0.0))
     except (psutil.Error, ValueError, TypeError, OverflowError):
         return False
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _object(value: Any) -> dict[str, Any]:

@@ -4,10 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 from pathlib import Path
 from typing import Any
 
+from anytrain.core.errors import NotAFile
+
 _FLOATS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+}
+
+
+def as_file(path: Path) -> Path:
+    """Return the path of a file, or of nothing; refuse what else has the name, unopened."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return path  # whoever opens it hears why
+    if stat.S_ISREG(mode):
+        return path
+    raise NotAFile(
+        f"Cannot open {path}.",
+        why=f"it is {_KINDS.get(stat.S_IFMT(mode), 'something else')}, and not a file.",
+        fix="remove it, or give it another name.",
+    )
 
 
 class Appended:
@@ -25,7 +52,7 @@ class Appended:
     def new(self) -> tuple[bool, list[dict[str, Any]]]:
         """Return whether the file is another one than before, and what it says that is new."""
         try:
-            with self.path.open("rb") as file:
+            with as_file(self.path).open("rb") as file:
                 status = os.fstat(file.fileno())
                 which = (status.st_dev, status.st_ino)
                 is_other = self._file is not None and which != self._file
@@ -33,6 +60,8 @@ class Appended:
                 self._file, self._offset = which, 0 if is_other else self._offset
                 file.seek(self._offset)
                 found = file.read()
+        except NotAFile:
+            raise
         except OSError:
             is_gone, self._file, self._offset = self._file is not None, None, 0
             return is_gone, []
@@ -57,11 +86,13 @@ class Replaced:
     def look(self) -> bool:
         """Read the file if it is another one than before; return whether it was."""
         try:
-            status = self.path.stat()
+            status = as_file(self.path).stat()
             seen = (status.st_ino, status.st_mtime_ns, status.st_size)
             if seen == self._seen:
                 return False
             self.value = parse(self.path.read_bytes())
+        except NotAFile:
+            raise
         except OSError:
             was_there, self._seen, self.value = self._seen is not None, None, {}
             return was_there

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.records.history import ASIDE, add_entries
+from anytrain.core.records.history import add_entries, without_unasked
 from anytrain.core.records.life import TIMESHEET, Life, add_lines, no_record, number, standing
 from anytrain.core.records.lines import Appended, Replaced
 
@@ -26,6 +26,11 @@ def evaluation_name(split: str | None = None) -> str:
 def open_run(folder: str | os.PathLike[str]) -> Run:
     """Return the record of the run in a folder; refuse a folder that holds none."""
     return Run(folder)
+
+
+def is_run(folder: str | os.PathLike[str]) -> bool:
+    """Whether a folder holds the record of a run."""
+    return any(_files(Path(folder)))
 
 
 class Run:
@@ -101,7 +106,7 @@ class Run:
             self._history.clear()
         add_entries(self._history, entries)
         if is_other or entries:
-            self.metrics[:] = [entry for entry in self._history if entry.get("event") != ASIDE]
+            self.metrics[:] = without_unasked(self._history)
         return is_other or bool(entries)
 
     def _read_events(self) -> bool:
@@ -139,7 +144,7 @@ class Run:
 
 def _files(folder: Path) -> list[Path]:
     named = [folder / name for name in (TIMESHEET, METRICS, RUN, EVENTS, EVALUATION)]
-    return [path for path in (*named, *folder.glob("evaluation-*.json")) if path.is_file()]
+    return [path for path in (*named, *folder.glob("evaluation-*.json")) if path.exists()]
 
 
 def _later(events: list[dict[str, Any]], since: float) -> list[dict[str, Any]]:

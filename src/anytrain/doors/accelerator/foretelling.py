@@ -47,6 +47,16 @@ class Foretelling:
         report, or ask it for `as_json()` or `as_html()`. A quick one does not look for the
         largest batch, a thorough one looks for it with bf16 and activation checkpointing, too.
         `num_processes` says how many will train together; without it, as many as do now.
+
+        Args:
+            step_fn: `f(batch)`, which takes one whole step.
+            batch: A batch, as the loader gives it.
+            targets: Devices and their memory, such as "mps:16GB" or ["cuda:24GB",
+                "tpu:v5e"]. None: this machine's device.
+            num_processes: How many processes will train together. None: as many as now.
+            quick: Skip the search for the largest batch.
+            thorough: Search for the largest batch with bf16 and activation checkpointing
+                too.
         """
         if not self._run.models or not self._run.optimizers:
             raise WrongOrder(
@@ -70,6 +80,7 @@ def _taken(accelerator: Accelerator, step_fn: Callable[[Any], Any], batch: Any) 
     """Take so many steps on the claimed device, in the copy that is watched."""
     run, watch = accelerator._run, watching()
     assert watch is not None
+    run.losses = None  # what is traced is no loss
     session, setting = run.session, watch.setting
     _move(run, watch, None if setting is None else setting.precision)
     made = sized(batch, setting)

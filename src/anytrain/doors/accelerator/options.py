@@ -145,7 +145,21 @@ class KwargsHandler:
 
 @dataclass
 class DataLoaderConfiguration:
-    """How `prepare` treats data loaders."""
+    """How `prepare` treats data loaders.
+
+    Args:
+        split_batches: With several processes: cut each batch into one part for each, instead
+            of giving each process whole batches.
+        dispatch_batches: Whether the main process reads for all and hands their parts out. None:
+            where the data is a stream (IterableDataset).
+        even_batches: Whether the last round is filled with samples from the start, so that all
+            processes take equally many batches. `gather_for_metrics` leaves them out again.
+        use_seedable_sampler: Whether the shuffled order is a function of seed and epoch alone.
+        data_seed: The seed of that order. None: torch's.
+        non_blocking: Whether batches travel to the device while the host goes on.
+        use_stateful_dataloader: Taken as HF has it: a prepared loader always knows its
+            position.
+    """
 
     split_batches: bool = False
     dispatch_batches: bool | None = None
@@ -158,7 +172,15 @@ class DataLoaderConfiguration:
 
 @dataclass
 class GradientAccumulationPlugin(KwargsHandler):
-    """How many batches make one update."""
+    """How many batches make one update.
+
+    Args:
+        num_steps: Batches that make one update. None: 1, or what the launch says.
+        adjust_scheduler: Whether torch's count of a schedule's steps goes on between updates.
+        sync_with_dataloader: Whether an update is due at the end of a loader, too.
+        sync_each_batch: Whether gradients are averaged over the processes at each batch: less
+            memory, more traffic.
+    """
 
     num_steps: int | None = None
     adjust_scheduler: bool = True
@@ -168,7 +190,17 @@ class GradientAccumulationPlugin(KwargsHandler):
 
 @dataclass
 class ProjectConfiguration:
-    """Where a run keeps its files."""
+    """Where a run keeps its files.
+
+    Args:
+        project_dir: The run's folder.
+        logging_dir: Where trackers write. None: the run's folder.
+        automatic_checkpoint_naming: Whether `save_state()` numbers checkpoints in
+            project_dir/checkpoints.
+        total_limit: How many of those stay. None: all.
+        iteration: The number of the next one.
+        save_on_each_node: Whether `save` writes on each machine.
+    """
 
     project_dir: str | None = None
     logging_dir: str | None = None
@@ -178,7 +210,11 @@ class ProjectConfiguration:
     save_on_each_node: bool = False
 
     def set_directories(self, project_dir: str | os.PathLike[str] | None = None) -> None:
-        """Set the project's folder, and the logs' where none was given."""
+        """Set the project's folder, and the logs' where none was given.
+
+        Args:
+            project_dir: The run's folder.
+        """
         self.project_dir = None if project_dir is None else os.fspath(project_dir)
         if self.logging_dir is None:
             self.logging_dir = self.project_dir
@@ -195,7 +231,12 @@ class ProjectConfiguration:
 
 @dataclass
 class AutocastKwargs(KwargsHandler):
-    """Options of torch.autocast."""
+    """Options of torch.autocast.
+
+    Args:
+        enabled: Whether to compute in the run's precision.
+        cache_enabled: Whether rounded weights are kept inside the block. None: as torch does.
+    """
 
     enabled: bool = True
     cache_enabled: bool | None = None
@@ -203,7 +244,22 @@ class AutocastKwargs(KwargsHandler):
 
 @dataclass
 class DistributedDataParallelKwargs(KwargsHandler):
-    """Options of DistributedDataParallel."""
+    """Options of DistributedDataParallel.
+
+    Args:
+        dim: Taken as torch has it; 0.
+        broadcast_buffers: Whether the main process's buffers go to all before each forward.
+        bucket_cap_mb: Megabytes of gradients that travel together.
+        find_unused_parameters: Whether to look for parameters without a gradient at each step.
+        check_reduction: Taken as torch has it.
+        gradient_as_bucket_view: Whether gradients are views of what travels, which saves their
+            memory.
+        static_graph: Whether the same parameters are used in the same way at each step.
+        comm_hook: How gradients are packed while they travel: "no", "fp16", "bf16",
+            "power_sgd" or "batched_power_sgd".
+        comm_wrapper: A rounding around that: "no", "fp16" or "bf16".
+        comm_state_option: Options of PowerSGD.
+    """
 
     dim: int = 0
     broadcast_buffers: bool = True
@@ -219,7 +275,15 @@ class DistributedDataParallelKwargs(KwargsHandler):
 
 @dataclass
 class GradScalerKwargs(KwargsHandler):
-    """Options of fp16's loss scale."""
+    """Options of fp16's loss scale.
+
+    Args:
+        init_scale: The scale to begin with.
+        growth_factor: What it is multiplied by after steps that were finite.
+        backoff_factor: What it is multiplied by after one that was not.
+        growth_interval: How many finite steps it takes to grow.
+        enabled: Whether losses are scaled.
+    """
 
     init_scale: float = 65536.0
     growth_factor: float = 2.0
@@ -230,7 +294,14 @@ class GradScalerKwargs(KwargsHandler):
 
 @dataclass
 class InitProcessGroupKwargs(KwargsHandler):
-    """How the ranks find each other; `backend` None is the device's own transport."""
+    """How the ranks find each other; `backend` None is the device's own transport.
+
+    Args:
+        backend: The transport: nccl, gloo. None: the device's own.
+        init_method: Where they meet, as torch.distributed has it. None: what the launcher
+            says.
+        timeout: How long a rank waits for the others. None: torch's 30 minutes.
+    """
 
     backend: str | None = None
     init_method: str | None = None
@@ -240,14 +311,23 @@ class InitProcessGroupKwargs(KwargsHandler):
         if self.timeout is not None and self.timeout.total_seconds() <= 0:
             raise BadInput(
                 f"Cannot wait {self.timeout} for the other ranks.",
-                why="a timeout must be longer than nothing.",
+                why="a timeout must be longer than zero.",
                 fix="pass timeout=timedelta(minutes=30).",
             )
 
 
 @dataclass
 class TorchDynamoPlugin(KwargsHandler):
-    """Options of torch.compile."""
+    """Options of torch.compile.
+
+    Args:
+        backend: The compiler: "inductor".
+        mode: torch.compile's mode.
+        fullgraph: Whether a model must compile in one piece.
+        dynamic: Whether shapes may change without compiling again. None: torch finds out.
+        options: The compiler's options.
+        disable: Whether not to compile after all.
+    """
 
     backend: DynamoBackend | str | None = None
     mode: str | None = None
@@ -285,7 +365,7 @@ def sort_handlers(handlers: list[Any] | None) -> dict[type, Any]:
         if kind in found:
             raise BadInput(
                 f"Cannot take two {kind.__name__} in kwargs_handlers.",
-                why="which of the two should count is not said.",
+                why="only one of the two can count.",
                 fix="pass one.",
             )
         found[kind] = handler

@@ -95,7 +95,12 @@ class ProcessView:
         self._session.world.barrier(f"wait_for_everyone() in {_caller()}")
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print once per machine."""
+        """Print once per machine.
+
+        Args:
+            *args: What print takes.
+            **kwargs: What print takes: sep, end, file, flush.
+        """
         if self.is_local_main_process:
             print(*args, **kwargs)  # noqa: T201 -- printing is what was asked for
 
@@ -124,31 +129,60 @@ class ProcessView:
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """Give the block this process's part of a list, tuple, dict, tensor or dataset."""
+        """Give the block this process's part of a list, tuple, dict, tensor or dataset.
+
+        Args:
+            inputs: A list, tuple, dict of lists, tensor or data set. One thing, such as a
+                text, goes to every process.
+            apply_padding: Whether shorter parts repeat their last item, so that all are
+                equally long, as `gather` wants them.
+        """
         world = self._session.world
         yield split(inputs, world.size, world.rank, pad=apply_padding)
 
     def on_main_process(self, function: F | None = None) -> Any:
-        """Decorate a function to run on the job's main process alone."""
+        """Decorate a function to run on the job's main process alone.
+
+        Args:
+            function: The function. None where the decorator is written with parentheses.
+        """
         return self._only(lambda: self.is_main_process, function)
 
     def on_local_main_process(self, function: F | None = None) -> Any:
-        """Decorate a function to run on each machine's main process alone."""
+        """Decorate a function to run on each machine's main process alone.
+
+        Args:
+            function: The function. None where the decorator is written with parentheses.
+        """
         return self._only(lambda: self.is_local_main_process, function)
 
     def on_last_process(self, function: F | None = None) -> Any:
-        """Decorate a function to run on the job's last process alone."""
+        """Decorate a function to run on the job's last process alone.
+
+        Args:
+            function: The function. None where the decorator is written with parentheses.
+        """
         return self._only(lambda: self.is_last_process, function)
 
     def on_process(self, function: F | None = None, process_index: int | None = None) -> Any:
-        """Decorate a function to run on the process of the given rank alone."""
+        """Decorate a function to run on the process of the given rank alone.
+
+        Args:
+            function: The function. None where the decorator is written with parentheses.
+            process_index: The rank, from 0.
+        """
         rank = self._known_rank(process_index, "process_index", self.num_processes)
         return self._only(lambda: self.process_index == rank, function)
 
     def on_local_process(
         self, function: F | None = None, local_process_index: int | None = None
     ) -> Any:
-        """Decorate a function to run on the process of the given rank of its machine alone."""
+        """Decorate a function to run on the process of the given rank of its machine alone.
+
+        Args:
+            function: The function. None where the decorator is written with parentheses.
+            local_process_index: The rank on its machine, from 0.
+        """
         size = self._session.world.local_size
         rank = self._known_rank(local_process_index, "local_process_index", size)
         return self._only(lambda: self.local_process_index == rank, function)
@@ -169,7 +203,7 @@ class ProcessView:
         if rank is None or rank < 0:
             raise BadInput(
                 f"Cannot run on {what}={rank}.",
-                why="which process should run the function is not said.",
+                why="the call does not say which process is to run the function.",
                 fix=f"pass {what}= a rank from 0 to {size - 1}.",
             )
         return rank

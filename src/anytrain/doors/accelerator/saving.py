@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import warnings
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,20 +15,25 @@ from typing import Any
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
-from anytrain.core.errors import BadInput, BadType, CheckpointError, Notice
+from anytrain.core import environment, records
+from anytrain.core.errors import BadInput, BadType, CheckpointError, NotFinite
+from anytrain.core.notices import give_notice
 from anytrain.doors.accelerator.options import DataLoaderConfiguration, ProjectConfiguration
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot, timing
 from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals
-from anytrain.engine.assemble.run import Run
+from anytrain.engine.assemble.run import Run, num_skipped
 from anytrain.engine.checkpoint import foreign
 from anytrain.engine.checkpoint.export import export_model, export_object
 from anytrain.engine.checkpoint.foreign import looks_foreign
 from anytrain.engine.recording import origin
+from anytrain.engine.recording.losses import Losses
 from anytrain.engine.recording.record import Record
 from anytrain.insight.preflight.watching import skips_save, watching
 
 Place = str | os.PathLike[str]
+_FIRST_OVERFLOWS = 32
+"""Updates in which fp16's loss scale may come down from where it starts to where it fits."""
 
 
 class Saving:
@@ -44,6 +48,8 @@ class Saving:
     """Whether the script has asked for a checkpoint to go on from."""
     _restored: int | None
     """The updates of the checkpoint that was loaded; None where none was."""
+    _has_curve: bool
+    """Whether losses that nobody logged were written."""
     _told_alone: bool
     """Whether it was said that the main process saves alone."""
     _project: tuple[str | None, dict[str, Any]]
@@ -68,6 +74,15 @@ class Saving:
         checkpoint stays, and training goes on. The main process's folder counts for all. Where
         only the main process calls this, it saves by itself, and other ranks' random numbers are
         not in the checkpoint.
+
+        Args:
+            output_dir: The checkpoint's folder. None: the next number in
+                project_dir/checkpoints, with automatic_checkpoint_naming.
+            safe_serialization: Taken as HF has it: checkpoints are safetensors and JSON in
+                either case.
+            blocking: Whether to return only once the checkpoint is whole on the disk.
+            **save_model_func_kwargs: Refused by name: no checkpoint is written by a
+                function that would read them.
         """
         _refuse_unknown("save_state", save_model_func_kwargs)
         if skips_save():
@@ -102,11 +117,10 @@ class Saving:
             return str(output_dir or "")
         if not self._told_alone:
             self._told_alone = True
-            warnings.warn(
+            give_notice(
                 f"save_state() was called on the main process alone ({absent}). It saves by "
                 "itself; the other ranks' random numbers (dropout) are drawn anew after a resume. "
                 "Call it on every process for an exact one.",
-                Notice,
                 stacklevel=3,
             )
         store, name = self._store_for(output_dir, saving=True)
@@ -122,6 +136,27 @@ class Saving:
     def finish_saving(self) -> None:
         """Wait until a save behind the loop is committed, and tell if it failed."""
         self._between.finish()
+
+    def _refuse_idle(self, *, is_over: bool) -> None:
+        """Fail where not one update of this run happened: at its end, or so many into it.
+
+        In between, only what the host has decided itself is read: nobody waits for a device.
+        """
+        found, optimizers = self._run.session, self._run.optimizers
+        num_updates = found.cursor.updates - (self._restored or 0)
+        few = _FIRST_OVERFLOWS if found.precision.scale is not None else 0
+        if num_updates <= few:
+            return
+        if not is_over and any(each.guard.decides_on_device for each in optimizers):
+            return
+        if num_updates <= num_skipped(optimizers):
+            raise NotFinite(
+                f"Nothing was learnt: all {num_updates} updates of this run were skipped.",
+                why="the gradient of each held a NaN or an infinity, and such an update changes "
+                "nothing.",
+                fix="look at the loss and at the data, lower the learning rate, or clip the "
+                "gradients.",
+            )
 
     def _writer_for(self, store: checkpoint.Store) -> checkpoint.Writer:
         """Return the writer for a folder; the next save reuses the memory of the last."""
@@ -143,12 +178,24 @@ class Saving:
     ) -> None:
         """Put a saved run back; without a folder, the newest whole checkpoint of the project.
 
+        "auto" is the newest whole one too, and does nothing where there is none.
         Tensors go where the objects they belong to are, so `map_location` has nothing to decide;
         nothing is unpickled, so neither have `load_kwargs`, which HF hands to torch.load.
         With `strict=False` a model may miss weights or find ones it has no place for.
+
+        Args:
+            input_dir: The checkpoint's folder; "auto" as above. None: the newest whole one
+                of the project.
+            load_kwargs: Taken as HF has it; there is nothing for it to do.
+            strict: Whether a model's names must match.
+            map_location: Taken as HF has it; there is nothing for it to do.
+            **load_model_func_kwargs: Refused by name, as in save_state.
         """
         _refuse_unknown("load_state", load_model_func_kwargs)
-        self._load(input_dir, strict, map_location)
+        if str(input_dir).lower() != "auto":
+            self._load(input_dir, strict, map_location)
+        elif not self._load_newest(strict, map_location):
+            return
         for loader in self._run.loaders:
             loader.end_restored_epoch()  # as scripts that count epochs themselves expect
 
@@ -198,23 +245,46 @@ class Saving:
         """Whether this process is the one of its machine to write a file."""
         return self._run.session.world.local_rank == 0
 
-    def resume(self) -> bool:
+    def resume(self, resume_from_checkpoint: Place | bool | None = None) -> bool:
         """Load the project's newest whole checkpoint; return whether there was one.
 
         It may have a number, or a name that `save_state()` was given right in the project folder.
+        A folder is loaded instead of it, True asks for one that is there, and False is no. Left
+        out, ANYTRAIN_RESUME_FROM_CHECKPOINT says so (`anytrain launch --resume_from_checkpoint`).
+
+        Args:
+            resume_from_checkpoint: A folder; "auto" or None: the newest where there is
+                one; True: the newest, which must be there; False: nothing is loaded.
         """
         self._looked_back = True
+        asked = environment.resume_from(resume_from_checkpoint)
+        word = "auto" if asked is None else str(asked).lower()
+        if word == "false":
+            return False
+        if word in ("auto", "true", "latest"):
+            return self._load_newest(must_be_there=word != "auto")
+        self._load(asked)
+        return True
+
+    def _load_newest(
+        self,
+        strict: bool = True,
+        map_location: str | None = None,
+        *,
+        must_be_there: bool = False,
+    ) -> bool:
         store, _ = self._store_for(None, saving=False)
         world = self._run.session.world
         numbered = store.newest_whole(world=world)
         named = checkpoint.Store(store.root.parent).newest_whole(world=world)
         if named.created_ns > numbered.created_ns:
-            self._load(named.path)
+            self._load(named.path, strict, map_location)
             return True
-        if numbered.path is None:
+        if numbered.path is None and not must_be_there:
+            self._looked_back = True
             _tell_damage(numbered)
         else:
-            self._load()
+            self._load(None, strict, map_location)
         if numbered.passed_over and self.project_configuration.automatic_checkpoint_naming:
             self._take_free_number()  # what is damaged stays, and is not written over
         return numbered.path is not None
@@ -225,7 +295,7 @@ class Saving:
         self._save_hooks, self._load_hooks = OrderedDict(), OrderedDict()
         self._between = BetweenSteps()
         self._record, self._restored, self._project = None, None, (None, {})
-        self._looked_back = self._told_alone = False
+        self._looked_back = self._told_alone = self._has_curve = False
         if self.project_configuration.project_dir is not None and watching() is None:
             found = self._run.session
             self._between.interrupts = stop_on_signals(found, self._save_interrupted)
@@ -240,6 +310,8 @@ class Saving:
                 is_main=found.world.rank == 0,
                 step=lambda: found.cursor.updates,
             )
+            curve = Losses(self._record, found.world, found.cursor, self._begin_curve)
+            self._run.losses = self._between.losses = curve
             self._between.opening = self._begin_start
             found.cursor.stops = self._between
 
@@ -247,8 +319,28 @@ class Saving:
         """Write down that a run starts, and what is known of it."""
         if self._record is None or watching() is not None:
             return
+        if environment.resume_from(None) and not self._looked_back:
+            give_notice(
+                "The run was told to go on from a checkpoint, and begins anew: the script does not "
+                "call resume() after prepare().",
+                stacklevel=2,
+            )
+        if self._run.optimizers and self._run.session.world.rank == 0:
+            self._between.claim(Path(self.project_configuration.project_dir or "").absolute())
         self._record.begin(self._start_facts, self._project[0], step=None)
-        atexit.register(_end, weakref.ref(self._record))
+        atexit.register(_end, weakref.ref(self._between))
+
+    def _begin_curve(self) -> None:
+        """Begin the history of the losses that nobody logs, once."""
+        record, before = self._record, self._restored
+        if record is None or self._has_curve:
+            return
+        self._has_curve = True
+        if before is not None:
+            record.journal.go_on(before, of=records.BACKWARD)
+        elif not record.journal.has_begun:
+            record.journal.begin(0)
+        record.count_from(before or 0)
 
     def _start_facts(self) -> dict[str, Any]:
         run = self._run
@@ -296,18 +388,31 @@ class Saving:
         config.iteration = self._run.session.world.broadcast_object(free)
 
     def register_for_checkpointing(self, *objects: Any) -> None:
-        """Save and restore these too: anything with state_dict() and load_state_dict()."""
+        """Save and restore these too: anything with state_dict() and load_state_dict().
+
+        Args:
+            *objects: The objects, in the same order in each start.
+        """
         snapshot.check_registered(objects)
         self._registered.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(models, weights, output_dir)` before each save."""
+        """Call `hook(models, weights, output_dir)` before each save.
+
+        Args:
+            hook: The function. `weights` holds each model's state dict, in the order of
+                `models`; what it takes out of that list it saves itself.
+        """
         handle = RemovableHandle(self._save_hooks)
         self._save_hooks[handle.id] = hook
         return handle
 
     def register_load_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:
-        """Call `hook(models, input_dir)` before each load."""
+        """Call `hook(models, input_dir)` before each load.
+
+        Args:
+            hook: The function. A model that it takes out of `models` it loads itself.
+        """
         handle = RemovableHandle(self._load_hooks)
         self._load_hooks[handle.id] = hook
         return handle
@@ -319,7 +424,14 @@ class Saving:
         max_shard_size: int | str = "10GB",
         safe_serialization: bool = True,
     ) -> None:
-        """Write the model's weights alone, in shards, from the main process."""
+        """Write the model's weights alone, in shards, from the main process.
+
+        Args:
+            model: The model, prepared or not.
+            save_directory: The folder.
+            max_shard_size: The largest size of one file: bytes, or text such as "5GB".
+            safe_serialization: Whether to write safetensors; False writes torch's pickles.
+        """
         if Path(save_directory).is_file():
             raise BadInput(
                 f"Cannot save a model to {os.fspath(save_directory)}.",
@@ -337,7 +449,14 @@ class Saving:
             )
 
     def save(self, obj: Any, f: Place, safe_serialization: bool = False) -> None:
-        """Write an object from the main process (from each machine's, if so configured)."""
+        """Write an object from the main process (from each machine's, if so configured).
+
+        Args:
+            obj: Anything that torch.save takes.
+            f: The file.
+            safe_serialization: Whether to write safetensors; `obj` is then a dict of
+                tensors.
+        """
         if skips_save():
             return
         world = self._run.session.world
@@ -387,13 +506,14 @@ class Saving:
 
 def _tell_damage(found: checkpoint.Newest) -> None:
     for damage in found.passed_over:
-        warnings.warn(f"Passed over a damaged checkpoint: {damage}", Notice, stacklevel=4)
+        give_notice(f"Passed over a damaged checkpoint: {damage}", stacklevel=4)
 
 
-def _end(record: weakref.ref[Record]) -> None:
-    found = record()
+def _end(between: weakref.ref[BetweenSteps]) -> None:
+    found = between()
     if found is not None:
-        found.end()
+        found.close()
+        found.let_go()
 
 
 def _refuse_unknown(call: str, options: dict[str, Any]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anytrain.core.errors import WrongOrder
+from anytrain.core.records import LOGGED
 from anytrain.doors.accelerator.processes import ProcessView
 from anytrain.doors.accelerator.settings import Settings
 from anytrain.engine.assemble.between import BetweenSteps
@@ -31,7 +32,14 @@ class Tracking(ProcessView, Settings):
         config: dict[str, Any] | None = None,
         init_kwargs: dict[str, Any] | None = None,
     ) -> None:
-        """Start the trackers of `log_with`."""
+        """Start the trackers of `log_with`.
+
+        Args:
+            project_name: The project's name in each tracker.
+            config: Settings to write down with the run: numbers and text by name.
+            init_kwargs: Options for single trackers, by their names: {"wandb": {"entity":
+                "us"}}.
+        """
         self._project = (project_name, dict(config or {}))
         self._trackers = trackers.Trackers(
             self._log_with,
@@ -50,6 +58,10 @@ class Tracking(ProcessView, Settings):
         """Return a running tracker, or the library's own object below it.
 
         Where nothing is to be tracked it is one that records nothing.
+
+        Args:
+            name: The tracker's name: "tensorboard".
+            unwrap: Whether to return the library's own object.
         """
         if self._trackers is None and not self._log_with:
             return GeneralTracker(_blank=True)
@@ -70,8 +82,17 @@ class Tracking(ProcessView, Settings):
         """Log to every running tracker and to the run's folder, from the main process.
 
         Where there is a project_dir, `metrics.jsonl` in it holds what was logged, trackers or not;
-        without `step` it is at the update that the training has come to.
+        without `step` it is at the update that the training has come to. A "loss" among the values
+        is the curve that is shown; without one it is what went through `backward`.
+
+        Args:
+            values: Numbers by name; tensors with one value are read.
+            step: The step that they are of. None: the update that the training has come
+                to.
+            log_kwargs: Options for single trackers, by their names.
         """
+        if self._run.losses is not None and "loss" in values:
+            self._run.losses.leave_to_user()
         if self._record is not None and self.is_main_process and watching() is None:
             with self._record.harmless():
                 self._between.open()
@@ -88,7 +109,10 @@ class Tracking(ProcessView, Settings):
         updates = self._run.session.cursor.updates
         at = updates if step is None else step
         if not record.journal.has_begun and updates > (self._restored or 0):
-            record.journal.begin(0 if self._restored is None else max(at - 1, 0))
+            if self._restored is None:
+                record.journal.begin(0)
+            else:
+                record.journal.go_on(max(at - 1, 0), of=LOGGED)
             record.count_from(self._restored or 0)
         epoch = values.get("epoch")
         record.log(at, epoch if isinstance(epoch, int | float) else None, values)

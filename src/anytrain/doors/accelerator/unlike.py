@@ -29,11 +29,21 @@ class UnlikeAccelerate:
     data_parallel_shard_rank = 0
 
     def deepspeed_ulysses_dl_adapter(self, dl: Any, model: Any) -> Any:
-        """Refuse: there is no DeepSpeed here."""
+        """Refuse: there is no DeepSpeed here.
+
+        Args:
+            dl: Not used.
+            model: Not used.
+        """
         raise refuse("deepspeed_plugin", "deepspeed_ulysses_dl_adapter")
 
     def lomo_backward(self, loss: Any, learning_rate: float) -> None:
-        """Refuse: LOMO's update cannot be guarded."""
+        """Refuse: LOMO's update cannot be guarded.
+
+        Args:
+            loss: Not used.
+            learning_rate: Not used.
+        """
         raise refuse("lomo", "lomo_backward")
 
     def maybe_context_parallel(
@@ -42,9 +52,19 @@ class UnlikeAccelerate:
         buffer_seq_dims: list[int] | None = None,
         no_restore_buffers: set[Any] | None = None,
     ) -> AbstractContextManager[None]:
-        """Do nothing: sequences are not split over processes."""
+        """Do nothing: sequences are not split over processes.
+
+        Args:
+            buffers: Not used.
+            buffer_seq_dims: Not used.
+            no_restore_buffers: Not used.
+        """
         return nullcontext()
 
     def verify_device_map(self, model: nn.Module) -> bool:
-        """Whether the model was spread over several devices by its loader."""
+        """Whether the model was spread over several devices by its loader.
+
+        Args:
+            model: The model.
+        """
         return any(holds_device_map(module) for module in model.modules())

@@ -8,13 +8,13 @@ event that nobody overrides costs next to nothing.
 from __future__ import annotations
 
 import operator
-import warnings
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from anytrain.core.errors import BadInput, BadType, Notice
+from anytrain.core.errors import BadInput, BadType, add_to_message
 from anytrain.core.events import EVENT_KINDS, INSIDE_A_STEP, Event, EventKind, Request
+from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks.calls import EventCalls
 from anytrain.doors.callbacks.control import CLEARED_BY, TrainerControl, ask, standing
 from anytrain.doors.callbacks.flow import DefaultFlowCallback
@@ -54,11 +54,10 @@ class Callbacks(EventCalls):
         for callback in callbacks:
             self.add_callback(callback)
         if not any(isinstance(callback, DefaultFlowCallback) for callback in self.callbacks):
-            warnings.warn(
+            give_notice(
                 "There is no DefaultFlowCallback among the callbacks "
                 f"({', '.join(self.callback_list.split()) or 'none'}): nothing logs, evaluates, "
                 "saves or ends the training but what they ask for.",
-                Notice,
                 stacklevel=3,
             )
 
@@ -98,7 +97,9 @@ class Callbacks(EventCalls):
                     continue
                 result = getattr(listener.callback, listener.method)(args, state, control, **known)
             except Exception as error:
-                error.add_note(f"Raised by the callback {_name(listener.callback)}, on {kind}.")
+                add_to_message(
+                    error, f"Raised by the callback {_name(listener.callback)}, on {kind}."
+                )
                 raise
             if result is not None:
                 control = _checked(result, listener)
@@ -126,9 +127,8 @@ class Callbacks(EventCalls):
                 fix="inherit from TrainerCallback, and override the events you care for.",
             )
         if type(made) in [type(other) for other in self.callbacks]:
-            warnings.warn(
+            give_notice(
                 f"There is a {type(made).__name__} among the callbacks already; both are told.",
-                Notice,
                 stacklevel=3,
             )
         self.callbacks.append(made)
@@ -178,8 +178,12 @@ class Callbacks(EventCalls):
 
     def exported(self) -> dict[str, Any]:
         """Return what callbacks and control want saved, as `TrainerState` keeps it."""
+        return exported(self.stateful())
+
+    def stateful(self) -> list[Any]:
+        """Return the callbacks, and the control object, whose state travels in a checkpoint."""
         everyone = [*self.callbacks, self.control]
-        return exported(one for one in everyone if isinstance(one, ExportableState))
+        return [one for one in everyone if isinstance(one, ExportableState)]
 
     def restore(self, stored: Mapping[str, Any]) -> None:
         """Put callbacks of the same class names back into the states that were saved.
@@ -196,10 +200,9 @@ class Callbacks(EventCalls):
         if control:
             self.control = type(self.control).from_state(control[0])
         if absent:
-            warnings.warn(
+            give_notice(
                 f"The checkpoint holds the state of {', '.join(sorted(absent))}, which this run "
                 "does not use; it was left out.",
-                Notice,
                 stacklevel=3,
             )
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks.control import TrainerControl
 from anytrain.doors.callbacks.hf import ExportableState, TrainerCallback
 from anytrain.doors.callbacks.state import TrainerState
@@ -78,10 +78,9 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
                 fix='set eval_strategy="epoch", or "steps".',
             )
         if not args.load_best_model_at_end:
-            warnings.warn(
+            give_notice(
                 "Early stopping ends the training at a model that is worse than the best one; "
                 "set load_best_model_at_end=True to get the best one back.",
-                Notice,
                 stacklevel=2,
             )
 
@@ -123,9 +122,8 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
             self._missed_at = step
             return
         self._missed_at = -1
-        warnings.warn(
+        give_notice(
             f"Early stopping looks for {name!r}, which no evaluation has given (the last gave "
             f"{', '.join(metrics) or 'nothing'}). It stops nothing until one does.",
-            Notice,
             stacklevel=2,
         )

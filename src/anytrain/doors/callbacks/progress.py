@@ -6,6 +6,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,8 @@ class PrinterCallback(TrainerCallback):
             return
         logs.pop("total_flos", None)
         shown = {name: f"{v:.4g}" if isinstance(v, float) else v for name, v in logs.items()}
-        sys.stdout.write(f"{shown}\n")
+        with suppress(OSError):  # a terminal that is closed must not end the run before it saves
+            sys.stdout.write(f"{shown}\n")
 
 
 class ProgressCallback(TrainerCallback):
@@ -56,6 +58,7 @@ class ProgressCallback(TrainerCallback):
         self._num_predicted = 0
         self._is_training = False
         self._began = 0.0
+        self._began_at = 0
         self._facts: Facts | None = None
 
     def on_train_begin(
@@ -71,6 +74,7 @@ class ProgressCallback(TrainerCallback):
             return
         self.close()
         self._is_training, self._began = True, time.monotonic()
+        self._began_at = state.global_step
         self._facts = facts
         told = {} if facts is None else facts()
         self._shown().begin(
@@ -81,6 +85,7 @@ class ProgressCallback(TrainerCallback):
                 evaluates=args.eval_strategy != "no",
                 memory=None if facts is None else lambda: facts().get("device_memory", {}),
                 shares=told.get("shares"),
+                spent_in="time of this start" if state.global_step else "time",
             )
         )
 
@@ -136,7 +141,7 @@ class ProgressCallback(TrainerCallback):
     ) -> None:
         """Show what came of the training."""
         if self._console is not None and self._is_training:
-            summary = summarize(args, state, time.monotonic() - self._began)
+            summary = summarize(args, state, time.monotonic() - self._began, self._began_at)
             told = {} if self._facts is None else self._facts()
             remark = told.get("remark", lambda: None)()
             self._console.end(replace(summary, remark=remark, compiled=told.get("compiled")))
@@ -170,7 +175,7 @@ class ProgressCallback(TrainerCallback):
         return value
 
 
-def summarize(args: Any, state: TrainerState, seconds: float) -> Summary:
+def summarize(args: Any, state: TrainerState, seconds: float, since: int = 0) -> Summary:
     """Return what the state's history tells of a training that is over."""
     losses = [(e["loss"], e.get("step", 0)) for e in state.log_history if "loss" in e]
     finite = [(loss, step) for loss, step in losses if math.isfinite(loss)]
@@ -193,6 +198,7 @@ def summarize(args: Any, state: TrainerState, seconds: float) -> Summary:
         best=best,
         best_checkpoint=state.best_model_checkpoint,
         results=str(args.output_dir) if args.output_dir else None,
+        since=since,
     )
 
 

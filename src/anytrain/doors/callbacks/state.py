@@ -12,7 +12,46 @@ from pathlib import Path
 from typing import Any, Self
 
 from anytrain.core.errors import BadType, CheckpointError
+from anytrain.core.records.lines import as_file
 from anytrain.doors.callbacks.hf import ExportableState
+from anytrain.engine.checkpoint.kinds import (
+    Anything,
+    Each,
+    Either,
+    Flag,
+    Maybe,
+    Misfit,
+    Named,
+    Number,
+    Text,
+    Whole,
+    check,
+)
+
+_CALLBACK = {"args?": Named(Anything()), "attributes?": Named(Anything())}
+FIELDS = {
+    "epoch?": Maybe(Number(least=0)),
+    "global_step?": Whole(),
+    "max_steps?": Whole(-1),
+    "logging_steps?": Maybe(Number()),
+    "eval_steps?": Maybe(Number()),
+    "save_steps?": Maybe(Number()),
+    "train_batch_size?": Maybe(Whole(1)),
+    "num_train_epochs?": Number(),
+    "num_input_tokens_seen?": Number(least=0),
+    "total_flos?": Number(least=0),
+    "log_history?": Maybe(Each(Named(Anything()))),
+    "best_metric?": Maybe(Number(finite=False)),
+    "best_global_step?": Maybe(Whole()),
+    "best_model_checkpoint?": Maybe(Text()),
+    "is_local_process_zero?": Flag(),
+    "is_world_process_zero?": Flag(),
+    "is_hyper_param_search?": Flag(),
+    "trial_name?": Maybe(Text()),
+    "trial_params?": Maybe(Named(Anything())),
+    "stateful_callbacks?": Maybe(Named(Either(Each(_CALLBACK), _CALLBACK))),
+}
+"""What a saved state holds, in a checkpoint and in `trainer_state.json`."""
 
 
 @dataclass
@@ -66,12 +105,13 @@ class TrainerState:
     @classmethod
     def load_from_json(cls, json_path: str | os.PathLike[str]) -> Self:
         """Read a state, also one that another version wrote: what it knows more is left out."""
-        text = Path(json_path).read_text(encoding="utf-8")
+        data = as_file(Path(json_path)).read_bytes()
         try:
-            found = json.loads(text)
+            found = json.loads(data)
+            check(found, FIELDS)
             known = {field.name for field in dataclasses.fields(cls)}
             return cls(**{name: value for name, value in found.items() if name in known})
-        except (ValueError, AttributeError) as error:
+        except (ValueError, RecursionError, Misfit) as error:
             raise CheckpointError(
                 f"Cannot read {json_path}.",
                 why=f"it does not hold a training state: {error}.",

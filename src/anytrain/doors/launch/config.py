@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from anytrain.core import documents
 from anytrain.core.errors import BadInput, Unsupported
+from anytrain.core.nearest import nearest
 from anytrain.doors.launch.options import LaunchOptions
 
 _INTS = (
@@ -57,6 +60,16 @@ class ReadConfig:
 
     options: LaunchOptions
     ignored: list[str]
+
+    def not_used(self) -> str:
+        """Return the keys that nothing listens to, with what may have been meant by each."""
+        return ", ".join(map(_with_a_guess, self.ignored))
+
+
+def _with_a_guess(key: str) -> str:
+    # Only a slip of the keys is one: HF's files hold keys of their own.
+    near = nearest(key, (f.name for f in fields(LaunchOptions)), alike=0.85)
+    return f"{key} (did you mean {near}?)" if near else key
 
 
 def read(path: str) -> ReadConfig:
@@ -119,8 +132,8 @@ def _distributed_type(options: LaunchOptions) -> str:
 
 def _load(path: str) -> Mapping[Any, Any]:
     try:
-        content = yaml.safe_load(Path(path).read_text())
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        content = documents.from_yaml(Path(path).read_text())
+    except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or " ".join(str(error).split())
         raise BadInput(
             f"Cannot read the config file {path}.",
@@ -157,12 +170,12 @@ def _understand(key: str, value: Any, path: str) -> dict[str, Any] | None:
 
 def _int(key: str, value: Any, path: str) -> int:
     try:
-        if isinstance(value, bool):
+        if isinstance(value, bool) or (isinstance(value, float) and value % 1):
             raise ValueError
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise BadInput(
-            f"Cannot read {key}: {value!r} in {path}.",
+            f"Cannot read {key}: {reprlib.repr(value)} in {path}.",
             why="it must be a whole number.",
             fix=f"write `{key}: 1`, or remove the line.",
         ) from None
@@ -215,7 +228,7 @@ def _stall(value: Any, path: str) -> dict[str, Any]:
         return {"stall_timeout": float(value)}
     except (TypeError, ValueError):
         raise BadInput(
-            f"Cannot read stall_timeout: {value!r} in {path}.",
+            f"Cannot read stall_timeout: {reprlib.repr(value)} in {path}.",
             why="it must be a number of seconds.",
             fix="write `stall_timeout: 60`, or 0 to wait on.",
         ) from None

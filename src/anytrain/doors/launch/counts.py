@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass
 
 from anytrain.core import environment
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import BadInput
 from anytrain.core.facts import Found
+from anytrain.core.notices import give_notice
 from anytrain.core.plan import Wish, Wishes, check_downcast
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
@@ -68,10 +68,9 @@ def _needs_spmd(backend: Backend) -> bool:
 
 def _tell_unused(backend: Backend) -> None:
     if _needs_spmd(backend):
-        warnings.warn(
+        give_notice(
             "One process starts and trains on one device: a TPU v2 or v3 chip is two, which one "
             "process holds. Pass --strategy spmd to split each batch over all devices.",
-            Notice,
             stacklevel=3,
         )
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +13,7 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.plan import Wish, Wishes
 from anytrain.doors.launch.options import DEFAULT_PORT, LaunchOptions, check, check_port
-from anytrain.machine.processes import crashes, leash, notes, pulse, supervise
+from anytrain.machine.processes import crashes, folder, hangup, leash, notes, pulse, supervise
 from anytrain.machine.processes.crashes import Ending
 
 if TYPE_CHECKING:
@@ -40,25 +38,34 @@ def launch(options: LaunchOptions, script: str, args: Sequence[str]) -> int:
     if options.main_process_port and not options.machine_rank:
         check_port(options.main_process_port, "--main_process_port")
     _set_before_torch(options)
-    # From here on torch is loaded: everything that needs no device was refused above.
+    try:
+        with supervise.hearing_signals(list):
+            command, num_processes = _prepared(options, script, args)
+    except supervise.Stopped as stop:
+        _say(f"Stopped by {notes.asked_by(stop.signum)} before a process was started.")
+        return 128 + stop.signum
+    with folder.held() as beats:
+        os.environ["ANYTRAIN_BEATS"] = beats
+        if num_processes * options.machines == 1:
+            return _run_one(command, beats, options.max_restarts or 0)
+        return _run_many(command, beats, num_processes, options)
+
+
+def _prepared(options: LaunchOptions, script: str, args: Sequence[str]) -> tuple[list[str], int]:
+    """Return what each process runs, and how many of them this machine is to have."""
+    # From here on torch is loaded: everything that needs no device was refused before.
     from anytrain.doors.launch.counts import choose, threads
 
     wishes = options.wishes().over(environment.read().wishes)
     asked = None if options.num_processes is None else options.num_processes // options.machines
     crowd = choose(wishes, asked)
     _tell_children(options, wishes, crowd)
+    if crowd.num_processes * options.machines > 1:
+        import anytrain.machine.parallel.agent  # noqa: F401  it takes its time, too
     os.environ.update(threads(crowd.num_processes, options.num_cpu_threads_per_process))
     command = [sys.executable, "-u", *(["-m"] if options.module else []), script, *args]
     # Whatever the ranks are doing, importing torch or not ours at all, they end with this process.
-    command = leash.tied(command)
-    beats = tempfile.mkdtemp(prefix="anytrain-")
-    os.environ["ANYTRAIN_BEATS"] = beats
-    try:
-        if crowd.num_processes * options.machines == 1:
-            return _run_one(command, beats, options.max_restarts or 0)
-        return _run_many(command, beats, crowd.num_processes, options)
-    finally:
-        shutil.rmtree(beats, ignore_errors=True)
+    return leash.tied(command), crowd.num_processes
 
 
 def _check_script(script: str, module: bool) -> None:
@@ -66,6 +73,12 @@ def _check_script(script: str, module: bool) -> None:
         raise BadInput(
             f"There is no script {script}.",
             why=f"no such file, seen from {os.getcwd()}.",
+            fix="pass the path of a Python file, or --module with a module's name.",
+        )
+    if not module and os.path.isdir(script) and not os.path.exists(f"{script}/__main__.py"):
+        raise BadInput(
+            f"{script} is no script.",
+            why="it is a folder, and there is no __main__.py in it.",
             fix="pass the path of a Python file, or --module with a module's name.",
         )
 
@@ -120,7 +133,8 @@ def _run_one(command: list[str], beats: str, max_restarts: int) -> int:
 def _stop(members: list[supervise.Process], beats: str, signum: int) -> int:
     # Asked twice, `end` kills everything before it passes the second request on.
     with contextlib.suppress(supervise.Stopped):
-        supervise.end(members, signum, supervise.GRACE_S)
+        asked = supervise.passed_on(signum)
+        supervise.end(members, asked, supervise.GRACE_S, beats=beats)
     return _say_stopped(beats, 1, signum)
 
 
@@ -143,7 +157,8 @@ def _run_many(command: list[str], beats: str, num_processes: int, options: Launc
         beats=beats,
         num_machines=machines,
         machine_rank=options.machine_rank or 0,
-        address=options.main_process_ip or "127.0.0.1",
+        # Alone, a machine needs no address that others could reach.
+        address=(options.main_process_ip if machines > 1 else None) or "127.0.0.1",
         port=port if port is not None else (0 if machines == 1 else DEFAULT_PORT),
         max_restarts=options.max_restarts or 0,
         on_restart=on_restart,
@@ -171,14 +186,35 @@ def _say_restart(endings: list[Ending], size: int, before: crashes.MemoryMarks, 
 
 def _say_stopped(beats: str, size: int, signum: int) -> int:
     last = [beat for rank in range(size) if (beat := pulse.read_beat(beats, rank)) is not None]
-    where = "".join(f" Rank {beat.rank} was {beat.where()}." for beat in last[:4])
-    how = f"Stopped by {signal.Signals(signum).name}"
-    if supervise.has_cut_short():
+    how = f"Stopped by {notes.asked_by(signum)}"
+    if supervise.cut_short() - {beat.pid for beat in last if _has_saved(beats, beat.rank)}:
         how += ", and killed before it had ended by itself: what was not saved is lost"
-    _say(f"{how}.{where}")
+    _say(f"{how}.{_where(last, size) or ' No step was begun.'}")
     return 128 + signum
 
 
+def _has_saved(beats: str, rank: int) -> bool:
+    note = notes.read(beats, rank)
+    return note is not None and note.kind == "preempted"
+
+
+def _where(last: Sequence[pulse.Beat], size: int) -> str:
+    """Say where the ranks were, those at one place together."""
+    places: dict[str, list[int]] = {}
+    for beat in last:
+        places.setdefault(beat.where(), []).append(beat.rank)
+    said = ""
+    for place, ranks in list(places.items())[:4]:
+        if len(ranks) == size:
+            who = "All ranks were" if size > 1 else "The script was"
+        else:
+            shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+            who = f"Rank {shown} was" if len(ranks) == 1 else f"Ranks {shown} were"
+        said += f" {who} {place}."
+    return said
+
+
 def _say(text: str) -> None:
+    hangup.let_go()  # a launcher whose terminal is gone ends with the signal's code all the same
     sys.stderr.write(f"anytrain: {text}\n")
     sys.stderr.flush()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from anytrain.core.errors import Notice, Unsupported, WrongOrder
+from anytrain.core.errors import Unsupported, WrongOrder
+from anytrain.core.notices import give_notice
 
 _FRESH = "leave start_method out: fresh processes need no untouched notebook. Or restart the kernel"
 
@@ -35,11 +35,10 @@ def check(function: Callable[..., Any], args: tuple[Any, ...], backend: str) -> 
     import torch
 
     if backend == "cpu" and torch.get_num_threads() > 1:
-        warnings.warn(
+        give_notice(
             "Forked processes compute with one thread each: the threads of this process "
             f"({torch.get_num_threads()}) do not come along, and OpenMP would wait for them. "
             "Fresh processes share the cores.",
-            Notice,
             stacklevel=3,
         )
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import numbers
 import os
-import warnings
+import reprlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from anytrain.core import environment
-from anytrain.core.errors import BadInput, BadType, Notice, Unsupported, WrongOrder
+from anytrain.core.errors import BadInput, BadType, Unsupported, WrongOrder
+from anytrain.core.notices import give_notice
 from anytrain.core.plan import Wish, Wishes, check_precision, wish
 from anytrain.doors.launch import forking
 from anytrain.doors.launch.options import DEFAULT_PORT, claimed_port, free_port
@@ -58,6 +59,32 @@ def notebook_launcher(
     `start_method="fork"` copies this process instead, if it has touched no device; each copy
     computes with one thread. `timeout` is how many seconds the call may take. `return_all` gives
     a list of what each process of this machine returned. Tensors come back on the CPU.
+
+    Args:
+        function: The function to call, defined in the notebook or in a module.
+        args: What it is called with: a tuple, also for one thing: `(model,)`.
+        num_processes: How many processes this machine starts. None: one for each GPU or TPU
+            device; on a CPU, one.
+        mixed_precision: "no", "bf16", "fp16" or "auto": what an Accelerator in the function
+            takes where it is told nothing else.
+        use_port: The port where the processes meet; "0" is a free one, and the default becomes
+            one where there is one machine.
+        master_addr: The address of machine 0.
+        node_rank: This machine's number, from 0.
+        num_nodes: How many machines take part; each calls notebook_launcher.
+        rdzv_backend: "static". "c10d" is taken for one machine, where it makes no difference.
+        rdzv_endpoint: Address and port in one, host:port, in place of `master_addr` and
+            `use_port`.
+        rdzv_conf: Changes nothing here, and a notice says so.
+        rdzv_id: Changes nothing here, and a notice says so.
+        max_restarts: How often a failed call is made again, with all processes.
+        monitor_interval: Seconds between two looks at the processes.
+        log_line_prefix_template: What each line of output begins with; ${rank}, ${local_rank}
+            and ${role_name} are filled in.
+        start_method: "spawn", which is the default, or "fork", below.
+        timeout: Seconds that the whole call may take. None: as long as it takes.
+        downcast_bf16: On TPUs: let float32 be bfloat16 in the compiler.
+        return_all: Whether to return a list with the value of each process of this machine.
     """
     mixed_precision = str(mixed_precision or "no").lower()
     _check_function(function)
@@ -66,7 +93,7 @@ def notebook_launcher(
     _check_watch(max_restarts, monitor_interval)
     args = _check_args(args)
     if rdzv_conf or rdzv_id != "none":
-        warnings.warn(_UNREAD, Notice, stacklevel=2)
+        give_notice(_UNREAD, stacklevel=2)
     from anytrain.doors.launch.counts import choose, threads
 
     # "no" is the argument's default: it must not silence what the environment says.
@@ -116,7 +143,13 @@ def notebook_launcher(
 def debug_launcher(
     function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2
 ) -> Any:
-    """Call the function in `num_processes` CPU processes, to test it without a device."""
+    """Call the function in `num_processes` CPU processes, to test it without a device.
+
+    Args:
+        function: The function to call.
+        args: What it is called with: a tuple, also for one thing.
+        num_processes: How many processes.
+    """
     _check("no", num_processes, 0, 1, "static")
     args = _check_args(args)
     wishes = Wishes(device=Wish("cpu", "debug_launcher"))
@@ -208,7 +241,7 @@ def _check_watch(max_restarts: int, monitor_interval: float) -> None:
     if not 0 < monitor_interval < math.inf:
         raise BadInput(
             f"Cannot use monitor_interval={monitor_interval}.",
-            why="it is the number of seconds between two looks at the processes.",
+            why="it is the number of seconds between two checks of the processes.",
             fix="pass a positive number, or leave it out for 0.1.",
         )
 
@@ -238,9 +271,10 @@ def _meeting_point(endpoint: str, address: str, port: str | int) -> tuple[str, i
     if endpoint:
         given = "rdzv_endpoint"
         address, _, port = endpoint.rpartition(":")
-    if not address or not str(port).isdecimal() or int(port) > 65535:
+    digits = str(port)
+    if not address or not digits.isdecimal() or len(digits) > 5 or int(digits) > 65535:
         raise BadInput(
-            f"Cannot use {given}={endpoint or port!r}.",
+            f"Cannot use {given}={reprlib.repr(endpoint or port)}.",
             why="a port is a number from 0 to 65535."
             if not endpoint
             else "it is an address and a port, a number up to 65535, with a colon between them.",

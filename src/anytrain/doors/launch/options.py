@@ -46,6 +46,7 @@ class LaunchOptions:
     max_restarts: int | None = None
     stall_timeout: float | None = None
     strategy: str | None = None
+    resume_from_checkpoint: str | None = None
     module: bool | None = None
     debug: bool | None = None
 
@@ -82,6 +83,7 @@ class LaunchOptions:
             downcast_bf16=wish(self.downcast_bf16, source),
             stall_s=wish(self.stall_timeout, source),
             strategy=wish(self.strategy, source),
+            resume_from_checkpoint=wish(self.resume_from_checkpoint, source),
         )
 
     def gpus(self) -> list[str] | None:
@@ -128,7 +130,7 @@ def free_port() -> int:
             return int(probe.getsockname()[1])
     raise BadInput(
         "Found no port where the ranks could meet.",
-        why="this machine lets no program listen.",
+        why="no program may listen on a port of this machine.",
         fix="pass use_port with one that is free.",
     )
 
@@ -157,7 +159,7 @@ def _check_numbers(options: LaunchOptions) -> None:
     for least, names in ((1, _AT_LEAST_ONE), (0, _AT_LEAST_ZERO)):
         for name in names:
             value = getattr(options, name)
-            if value is not None and value < least:
+            if value is not None and not value >= least:  # NaN is neither
                 raise BadInput(
                     f"Cannot use --{name} {value}.",
                     why=f"it must be at least {least}.",

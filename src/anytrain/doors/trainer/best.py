@@ -8,19 +8,22 @@ from __future__ import annotations
 
 import math
 import re
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
 
-from anytrain.core.errors import BadType, CheckpointError, Notice
+from anytrain.core.errors import BadType, CheckpointError
+from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.doors.trainer.search import Search
 from anytrain.engine import checkpoint
+from anytrain.engine.assemble.between import BetweenSteps
 from anytrain.engine.checkpoint import claims
+from anytrain.engine.checkpoint.manifest import MANIFEST
 from anytrain.engine.checkpoint.retention import is_runs_own
 
 _STEP = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
@@ -32,6 +35,13 @@ class Best(Search):
     model: nn.Module
     _trial: Any
     _happened: Callable[..., None]
+    _untold_best: dict[str, Any] | None = None
+    """A best checkpoint that is being written."""
+    _coming_best: str | None = None
+    """The best checkpoint while it is written behind the loop, and the state names another."""
+    _left: Mapping[Path, tuple[int, int]] = MappingProxyType({})
+    """Checkpoints of a branch that was left: of later steps than this run began with."""
+    _between: BetweenSteps
     _load_weights: Callable[[str], None]
 
     def _best_metric_name(self) -> str | None:
@@ -59,18 +69,51 @@ class Best(Search):
 
         def find() -> str | None:
             best = root / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
-            if best.name == coming or best.is_dir():  # it may be older than its evaluation
+            if best.name == coming or self._is_of_this_run(best):  # older than its evaluation, too
                 return str(best)
             known = state.best_model_checkpoint
-            return known if known is None or Path(known).is_dir() else self._best_saved(root)
+            is_held = known is None or self._is_of_this_run(Path(known))
+            return known if is_held else self._best_saved(root)
 
+        self._tell_best()
+        self._coming_best = None
         before = state.best_model_checkpoint
         best = state.best_model_checkpoint = world.broadcast_object(
             find() if world.rank == 0 else None
         )
         if best is not None and best != before:
-            name = self._best_metric_name()
-            self._happened("best", path=best, metric=name, value=state.best_metric)
+            name, value = self._best_metric_name(), state.best_metric
+            self._untold_best = {"path": best, "metric": name, "value": value}
+            self._untold_best["step"] = state.global_step
+            self._tell_best()
+
+    def _leave_branch(self, root: Path) -> None:
+        """Note the checkpoints of steps that this run, which began earlier, has yet to do."""
+        found = ((path, _STEP.fullmatch(path.name)) for path in root.glob("*-*") if path.is_dir())
+        here = self.state.global_step
+        self._left = {path: _mark(path) for path, step in found if step and int(step[1]) > here}
+
+    def _is_of_this_run(self, path: Path) -> bool:
+        """Whether a checkpoint is there, and none that a run left which took another way."""
+        return path.is_dir() and self._left.get(path) != _mark(path)
+
+    def _hold_back_best(self, path: Path, before: str | None) -> None:
+        """Name the earlier best again while the new one, saved already in the state, is written."""
+        if self.state.best_model_checkpoint == str(path):
+            self._coming_best = str(path)
+            self.state.best_model_checkpoint = before
+
+    def _tell_best(self) -> None:
+        """Name a new best checkpoint, and write it down, once it is committed."""
+        coming, untold = self._coming_best, self._untold_best
+        if coming is not None:
+            if self._between.saved != Path(coming):
+                return
+            self.state.best_model_checkpoint = coming
+            self._coming_best = None
+        if untold is not None and Path(untold["path"]).is_dir():
+            self._untold_best = None
+            self._happened("best", **untold)
 
     def _best_saved(self, root: Path) -> str | None:
         """Return the best of the checkpoints there are, by their steps' evaluations."""
@@ -81,7 +124,7 @@ class Best(Search):
         found: list[tuple[float, str]] = []
         for entry in checkpoint.Store(root).entries():
             step = _STEP.fullmatch(entry.name)
-            if step is None or entry.manifest is None:
+            if step is None or entry.manifest is None or not self._is_of_this_run(entry.path):
                 continue
             value = logged.get(int(step[1]), entry.manifest.metrics.get(name or ""))
             if isinstance(value, (int, float)) and not math.isnan(value):
@@ -93,10 +136,12 @@ class Best(Search):
 
     def _end_with_best(self) -> None:
         """Once the last save is over, load the best model and keep the best alone, as asked."""
-        self._settle_best(Path(self._get_output_dir(self._trial)))
+        root = Path(self._get_output_dir(self._trial))
+        self._settle_best(root)
         if self.args.load_best_model_at_end:
             self._load_best_model()
-        self._remove_all_but_best()
+        if self.args.save_total_limit == 1 and self.args.should_save:
+            self._remove_all_but_best(root)
 
     def _load_best_model(self) -> None:
         """Put the best checkpoint's weights into the model, as load_best_model_at_end asks."""
@@ -127,17 +172,22 @@ class Best(Search):
             return f"every {name} was NaN"
         return "nothing was evaluated"
 
-    def _remove_all_but_best(self) -> None:
-        """With save_total_limit=1 the best alone stays at the end."""
+    def _remove_all_but_best(self, root: Path) -> None:
+        """Keep the best alone; where it lies in another run's folder, keep what is here."""
         best = self.state.best_model_checkpoint
-        if best is None or self.args.save_total_limit != 1 or not self.args.should_save:
+        if best is None or Path(best).resolve().parent != root.resolve():
             return
-        for entry in Path(best).parent.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
-            is_other = entry != Path(best) and is_runs_own(entry)
-            if is_other and (entry / "manifest.json").exists():
+        for entry in root.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
+            is_other = entry.name != Path(best).name and is_runs_own(entry)
+            if is_other and (entry / MANIFEST).exists():
                 with suppress(OSError):
-                    claims.remove(entry)
+                    claims.remove(root, entry.name)
                     self._happened("removed", path=str(entry))
+
+
+def _mark(folder: Path) -> tuple[int, int]:
+    found = folder.stat()
+    return found.st_ino, found.st_mtime_ns
 
 
 def _number(name: str, value: Any) -> float:
@@ -167,4 +217,4 @@ class CheckpointMetricMissing(CheckpointError, KeyError):
 
 
 def _tell(text: str) -> None:
-    warnings.warn(text, Notice, stacklevel=5)
+    give_notice(text, stacklevel=5)

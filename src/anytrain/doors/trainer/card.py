@@ -10,6 +10,8 @@ from typing import Any
 
 import yaml
 
+from anytrain.core import documents
+
 TAG = "generated_from_trainer"
 _FENCE = "---"
 _SKIPPED = ("epoch", "step", "eval_runtime", "loss")
@@ -95,8 +97,8 @@ def card_tags(path: Path) -> list[str]:
     if before.strip() or not fence:
         return []
     try:
-        header = yaml.safe_load(rest.partition(f"\n{_FENCE}")[0])
-    except yaml.YAMLError:
+        header = documents.from_yaml(rest.partition(f"\n{_FENCE}")[0])
+    except ValueError:
         return []
     return as_list(header.get("tags")) if isinstance(header, dict) else []
 

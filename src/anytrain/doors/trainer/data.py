@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -26,9 +27,12 @@ from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.columns import (
     DropColumns,
     base_model,
+    column_names,
     drop_dataset_columns,
+    forward_names,
     kept_columns,
 )
+from anytrain.engine.data.given import Given
 from anytrain.engine.data.grouped import GroupedByLength, Rebalanced, lengths_of
 from anytrain.engine.data.masks import WithoutFullMask, are_even
 from anytrain.engine.data.table import as_rows
@@ -47,6 +51,8 @@ class Data(Shapes):
     compute_loss: Callable[..., Any]
     _run: Run
     _signature_columns: list[str] | None
+    _made_of: Mapping[bool, Any] = MappingProxyType({})
+    """What the newest loader that trains (True), and the newest other one, were made of."""
     _kept_loaders: dict[str, Any]
 
     @property
@@ -71,7 +77,12 @@ class Data(Shapes):
         )
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Return the loader of an evaluation: of the data set given, or named, or the Trainer's."""
+        """Return the loader of an evaluation: of the data set given, or named, or the Trainer's.
+
+        Args:
+            eval_dataset: A data set, or the name of one in the Trainer's dict of data
+                sets. None: the Trainer's own.
+        """
         if eval_dataset is None and self.eval_dataset is None:
             raise BadInput(
                 "Cannot evaluate: there is no eval_dataset.",
@@ -94,13 +105,22 @@ class Data(Shapes):
         return loader
 
     def get_test_dataloader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Return the loader of a prediction."""
+        """Return the loader of a prediction.
+
+        Args:
+            test_dataset: The samples to predict.
+        """
         return self._get_dataloader(
             test_dataset, "test", self._eval_batch_size, self._get_eval_sampler
         )
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
-        """Return how many samples a loader has, as well as can be told."""
+        """Return how many samples a loader has, as well as can be told.
+
+        Args:
+            dataloader: The loader. Where its data set has no length, batches are counted
+                as full.
+        """
         dataset: Any = getattr(dataloader, "dataset", None)
         for known in (getattr(dataset, "dataset", None), dataset):
             if known is not None and has_length(known) and _is_whole(known, dataset):
@@ -118,6 +138,7 @@ class Data(Shapes):
     ) -> DataLoader[Any]:
         args, collate, dataset = self.args, self.data_collator, as_rows(dataset)
         given = dataset  # its column of lengths is no input of the model's
+        self._made_of = {**self._made_of, is_training: given}
         if hasattr(dataset, "remove_columns") and hasattr(dataset, "column_names"):
             dataset = self._remove_unused_columns(dataset, description)
         else:
@@ -254,7 +275,11 @@ class Data(Shapes):
             return dataset
         name = type(self.model).__name__
         return drop_dataset_columns(
-            dataset, self._signature_columns, model_name=name, description=description
+            dataset,
+            self._signature_columns,
+            model_name=name,
+            description=description,
+            takes=forward_names(self.model),
         )
 
     def _get_collator_with_removed_columns(
@@ -265,13 +290,25 @@ class Data(Shapes):
             return data_collator
         name = type(self.model).__name__
         return DropColumns(
-            data_collator, self._signature_columns, model_name=name, description=description
+            data_collator,
+            self._signature_columns,
+            model_name=name,
+            description=description,
+            takes=forward_names(self.model),
         )
+
+    def _columns_left_out(self, *, is_training: bool) -> list[str]:
+        """Return the columns of the newest data set that did not reach the model."""
+        data, keep = self._made_of.get(is_training), self._signature_columns
+        if data is None or keep is None or not self.args.remove_unused_columns:
+            return []
+        return [str(name) for name in column_names(data) if name not in keep]
 
 
 def _is_whole(known: Any, dataset: Any) -> bool:
-    """Whether the inner data set is what a shard of a stream was cut from."""
-    return known is dataset or isinstance(dataset, IterableDataset)
+    """Whether a data set, or what a shard of a stream was cut from, holds samples, not batches."""
+    is_stream = isinstance(dataset, IterableDataset) and not isinstance(dataset, Given)
+    return is_stream or (known is dataset and not isinstance(dataset, Given))
 
 
 def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:

@@ -2,7 +2,7 @@
 
 They would be counted by save_total_limit, and resume_from_checkpoint=True could go on from one of
 them. So they are moved to a folder beside, where neither looks; with overwrite_output_dir they
-are removed.
+are removed, and with earlier_total_limit those of older runs.
 """
 
 from __future__ import annotations
@@ -10,35 +10,59 @@ from __future__ import annotations
 import os
 import re
 import socket
-import warnings
-from itertools import count
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import psutil
 
-from anytrain.core.errors import BadInput, CheckpointError, Notice
+from anytrain.core.errors import BadInput, CheckpointError
+from anytrain.core.notices import give_notice
 from anytrain.core.records import RUN
-from anytrain.core.records.lines import parse
+from anytrain.core.records.lines import as_file, parse
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
-from anytrain.engine.checkpoint import claims, files
+from anytrain.engine.checkpoint import Store, claims, files
 from anytrain.machine.parallel.world import World
 
 _CLOCK_S = 3.0
 """The kernel derives a start time from a boot time that clock corrections may move."""
+_ASIDE = "earlier-"
+_APART = re.compile(rf"{_ASIDE}(\d+)")
 _NAME = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-\d+")
 
 
-def refuse_company(root: Path, world: World) -> None:
-    """Refuse to train where another process trains: each would overwrite what the other saves."""
-    pid = world.broadcast_object(_who_trains(root) if world.rank == 0 else None)
-    if pid is not None:
-        raise BadInput(
-            f"Cannot begin a run in {root}.",
-            why=f"process {pid} trains there at this moment, and each of the two would overwrite "
-            "what the other saves.",
-            fix="choose another output_dir, or wait until that run has ended (`anytrain watch "
-            f"{root}` shows it).",
-        )
+@contextmanager
+def alone(root: Path, world: World, *, saves: bool = True) -> Iterator[None]:
+    """Keep a folder to this run for as long as the block lasts.
+
+    Refuse to save where another process trains: each would overwrite what the other saves. Of
+    several ranks the first claims it for all, and each must see what that one writes there.
+    """
+    with ExitStack() as stack:
+        who = world.broadcast_object(_claimed_by(root, stack) if world.rank == 0 else None)
+        if who is not None and saves:
+            raise BadInput(
+                f"Cannot begin a run in {root}.",
+                why=f"{who} trains there at this moment, and each of the two would overwrite "
+                "what the other saves.",
+                fix="choose another output_dir, or wait until that run has ended (`anytrain watch "
+                f"{root}` shows it).",
+            )
+        if saves and world.size > 1:
+            Store(root).refuse_unshared(world)
+        yield
+
+
+def _claimed_by(root: Path, stack: ExitStack) -> str | None:
+    """Claim the folder until the stack is left; return who has it, where that is another."""
+    with suppress(OSError):  # a save will tell what is wrong with the folder
+        files.make_folders(root)
+    try:
+        stack.enter_context(claims.claimed(root))
+    except claims.Taken as taken:
+        return taken.who
+    pid = _who_trains(root)  # of a version or on a filesystem that has no claims
+    return None if pid is None else f"process {pid}"
 
 
 def _who_trains(root: Path) -> int | None:
@@ -48,7 +72,7 @@ def _who_trains(root: Path) -> int | None:
     container of the same name it may be anything.
     """
     try:
-        starts = parse((root / RUN).read_bytes()).get("starts")
+        starts = parse(as_file(root / RUN).read_bytes()).get("starts")
         last = starts[-1] if isinstance(starts, list) and starts else {}
         if "ended" in last or last.get("host") != socket.gethostname():
             return None
@@ -61,9 +85,12 @@ def _who_trains(root: Path) -> int | None:
     return process.pid if is_same and is_live else None
 
 
-def clear_the_way(root: Path, world: World, *, remove: bool) -> None:
-    """Move or remove the checkpoints of an earlier run, on rank 0, while the others wait."""
-    said, failure = world.broadcast_object(_cleared(root, remove) if world.rank == 0 else ("", ""))
+def clear_the_way(root: Path, world: World, limit: int | None = None) -> None:
+    """Move the checkpoints of an earlier run aside, on rank 0, while the others wait.
+
+    Of what was moved aside so far, the newest `limit` folders keep their checkpoints; None: all.
+    """
+    said, failure = world.broadcast_object(_cleared(root, limit) if world.rank == 0 else ("", ""))
     if failure:
         raise CheckpointError(
             f"Cannot begin a run in {root}.",
@@ -71,33 +98,71 @@ def clear_the_way(root: Path, world: World, *, remove: bool) -> None:
             fix="choose another output_dir, or pass resume_from_checkpoint=True to go on from it.",
         )
     if said and world.rank == 0:
-        warnings.warn(said, Notice, stacklevel=5)
+        give_notice(said, stacklevel=5)
 
 
-def _cleared(root: Path, remove: bool) -> tuple[str, str]:
+def _cleared(root: Path, limit: int | None) -> tuple[str, str]:
     """Return what to tell of it, and what failed."""
     try:
         found = _checkpoints(root)
         if not found:
             return "", ""
-        if remove:
+        if limit == 0:
             for path in found:
-                claims.remove(path)
+                claims.remove(root, path.name)
             return "", ""
-        aside = next(p for n in count(1) if not (p := root / f"earlier-{n}").exists())
+        numbers = [int(n[1]) for name in os.listdir(root) if (n := _APART.fullmatch(name))]
+        aside = root / f"{_ASIDE}{max(numbers, default=0) + 1}"
         files.make_folder(aside)
         for path in found:
             files.rename(path, aside / path.name)
         files.sync_folder(aside)
         files.sync_folder(root)
+        kept, num_removed = _capped(root, limit)
     except OSError as error:
         return "", str(error)
+    several = f"; {kept[0].name} to {aside.name} take {_size(kept)}" if len(kept) > 1 else ""
+    removed = f" Of older runs {num_removed} were removed." if num_removed else ""
     return (
         f"{root} held {len(found)} checkpoint{'s' if len(found) > 1 else ''} of an earlier run: "
-        f"moved to {aside}, for this run does not go on from them. Pass "
+        f"moved to {aside} ({_size([aside])}{several}), for this run does not go on from them."
+        f"{removed} Pass "
         "resume_from_checkpoint=True to go on from a run, overwrite_output_dir=True to remove "
-        "what it left."
+        "what it left, earlier_total_limit=N to keep no more than N such folders."
     ), ""
+
+
+def _capped(root: Path, limit: int | None) -> tuple[list[Path], int]:
+    """Remove the checkpoints beyond the limit; return the folders that stay, and how many went.
+
+    Somebody's own files in such a folder stay, and with them the folder.
+    """
+    numbered = [
+        (int(number[1]), path)
+        for path in root.iterdir()
+        if (number := _APART.fullmatch(path.name)) and path.is_dir() and not path.is_symlink()
+    ]
+    aside = [path for _, path in sorted(numbered)]
+    num_removed = 0
+    for folder in aside[:-limit] if limit else ():
+        claims.clear_abandoned(folder)
+        for path in _checkpoints(folder):
+            claims.remove(folder, path.name)
+            num_removed += 1
+        with suppress(OSError):  # something else lies there
+            files.remove_folder(folder)
+    return [path for path in aside if path.exists()], num_removed
+
+
+def _size(folders: Iterable[Path]) -> str:
+    """Return how much folders take, as people write it."""
+    names = [folder / name for folder in folders for name in files.names_in(folder)]
+    size = float(sum(path.lstat().st_size for path in names))
+    for unit in ("bytes", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.3g} {unit}"
+        size /= 1000
+    return f"{size:.3g} TB"
 
 
 def _checkpoints(root: Path) -> list[Path]:

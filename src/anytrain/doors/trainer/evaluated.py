@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import re
 import time
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, SequentialSampler
 
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.data import Data
 from anytrain.doors.trainer.in_words import label_of, look_up, token
 from anytrain.engine import objective
@@ -28,6 +27,7 @@ from anytrain.engine.data.given import Given
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.recording.evaluated import figures, store
 from anytrain.engine.recording.verdicts import Share, Verdicts, join
+from anytrain.engine.tree import batch_size, take_rows
 from anytrain.insight.preflight.watching import watching
 
 if TYPE_CHECKING:
@@ -43,17 +43,33 @@ class Looking:
     long as they are of use: nobody else sees them.
     """
 
-    def __init__(self, loader: Any, verdicts: Verdicts, *, gives_scores: bool) -> None:
+    def __init__(
+        self, loader: Any, verdicts: Verdicts, *, gives_scores: bool, sees_repeats: bool
+    ) -> None:
         self.loader, self.verdicts = loader, verdicts
-        self._gives_scores = gives_scores
+        self._gives_scores, self._sees_repeats = gives_scores, sees_repeats
         self._num_rows = 0
 
-    def step(self, predict: Callable[[bool], Any], only_loss: bool) -> tuple[Any, Any, Any]:
-        """Return the loss, scores and labels that a step gives, asked for its loss alone or not."""
+    def step(
+        self, predict: Callable[[bool], Any], only_loss: bool, num_own: int | None
+    ) -> tuple[Any, Any, Any]:
+        """Return the loss, scores and labels that a step gives, asked for its loss alone or not.
+
+        `num_own` of the batch's rows count, the first ones.
+        """
         more = only_loss and self._gives_scores and self.verdicts.is_looking
         loss, scores, labels = predict(only_loss and not more)
-        self.verdicts.look(scores, labels)
+        if num_own != 0:
+            self.verdicts.look(*self._counted(scores, labels, num_own))
         return (loss, None, None) if more else (loss, scores, labels)
+
+    def _counted(self, scores: Any, labels: Any, num_own: int | None) -> tuple[Any, Any]:
+        """Return the rows that count, where repeats have kept their labels."""
+        held = batch_size(labels)
+        if num_own is None or held is None or not self._sees_repeats:
+            return scores, labels
+        counted: tuple[Any, Any] = take_rows((scores, labels), slice(0, num_own), held)
+        return counted
 
     def end_batch(self, num_rows: int) -> None:
         """Take note of how many rows the evaluation has counted so far."""
@@ -72,7 +88,12 @@ def look_on(trainer: Evaluating, loader: Any, description: str, owner: type) -> 
         shifted=objective.shifts_labels(base_model(trainer.model)),
         is_looking=writes and watching() is None,
     )
-    return Looking(loader, verdicts, gives_scores=_is_ours(trainer, "prediction_step", owner))
+    return Looking(
+        loader,
+        verdicts,
+        gives_scores=_is_ours(trainer, "prediction_step", owner),
+        sees_repeats=trainer._keeps_repeats(),
+    )
 
 
 def note(trainer: Evaluating, looking: Looking | None, asked: Any, prefix: str) -> None:
@@ -99,10 +120,9 @@ def note(trainer: Evaluating, looking: Looking | None, asked: Any, prefix: str) 
     except Exception as error:  # noqa: BLE001  see above
         failure = f"{type(error).__name__}: {error}"
     if failure is not None:
-        warnings.warn(
+        give_notice(
             f"What the evaluation showed is not written down: {failure}. Its metrics are not "
             "concerned.",
-            Notice,
             stacklevel=3,
         )
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import inspect
 import math
 import time
-import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,12 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from anytrain.core.errors import BadInput, BadType, Notice
+from anytrain.core.errors import BadInput, BadType, raised_by
+from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks import Callbacks, TrainerControl
-from anytrain.doors.trainer import evaluated
+from anytrain.doors.trainer import evaluated, preparing
 from anytrain.doors.trainer.data import Data
+from anytrain.doors.trainer.inputs import Inputs
 from anytrain.doors.trainer.memory import MemoryUse
 from anytrain.doors.trainer.optimizing import set_mode
 from anytrain.doors.trainer.outputs import (
@@ -66,6 +68,8 @@ class Evaluating(Data):
     _reads_items: Callable[[], bool]
     _labels_of: Callable[[Any], Any]
     _has_own_loss: Callable[[], bool]
+    _keeps_repeats: Callable[[], bool]
+    _as_made: Mapping[str, Any]
 
     def evaluate(
         self,
@@ -73,7 +77,17 @@ class Evaluating(Data):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Return the loss and the metrics on a data set, each of a dict's, or the Trainer's."""
+        """Return the loss and the metrics on a data set, each of a dict's, or the Trainer's.
+
+        Args:
+            eval_dataset: A data set, the name of one in the Trainer's dict of data sets,
+                or a dict of several. None: the Trainer's own.
+            ignore_keys: What of a model's output to leave out of the predictions, by name.
+                None: what its config names in keys_to_ignore_at_inference, else
+                past_key_values.
+            metric_key_prefix: What the names of metrics begin with: "eval" gives
+                eval_loss.
+        """
         given = self.eval_dataset if eval_dataset is None else eval_dataset
         if self._are_several(given):
             found: dict[str, float] = {}
@@ -88,7 +102,7 @@ class Evaluating(Data):
         self._open_records()
         loader = self.get_eval_dataloader(eval_dataset)
         began, self._looking = time.time(), None
-        with self._session.ledger.span("evaluate"):
+        with self._session.ledger.span("evaluate"), preparing.settings(self.args):
             output = self.evaluation_loop(
                 loader,
                 "Evaluation",
@@ -112,11 +126,21 @@ class Evaluating(Data):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "test",
     ) -> PredictionOutput:
-        """Return the predictions on a data set, with its labels and metrics where it has labels."""
+        """Return the predictions on a data set, with its labels and metrics where it has labels.
+
+        Args:
+            test_dataset: The samples to predict. Without labels there are predictions and
+                no metrics.
+            ignore_keys: What of a model's output to leave out of the predictions, by name.
+                None: what its config names in keys_to_ignore_at_inference, else
+                past_key_values.
+            metric_key_prefix: What the names of metrics begin with: "test" gives
+                test_loss.
+        """
         self._memory.start()
         loader = self.get_test_dataloader(test_dataset)
         began = time.time()
-        with self._session.ledger.span("evaluate"):
+        with self._session.ledger.span("evaluate"), preparing.settings(self.args):
             output = self.evaluation_loop(
                 loader,
                 "Prediction",
@@ -142,7 +166,21 @@ class Evaluating(Data):
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Predict every sample of a loader once; return predictions, labels and metrics."""
+        """Predict every sample of a loader once; return predictions, labels and metrics.
+
+        Args:
+            dataloader: The loader to walk; it is prepared for this run where that was not
+                done.
+            description: What it is for, "Evaluation" or "Prediction"; the latter keeps all
+                predictions.
+            prediction_loss_only: Whether to compute the loss and keep nothing else. None:
+                args.prediction_loss_only.
+            ignore_keys: What of a model's output to leave out of the predictions, by name.
+                None: what its config names in keys_to_ignore_at_inference, else
+                past_key_values.
+            metric_key_prefix: What the names of metrics begin with: "eval" gives
+                eval_loss.
+        """
         only_loss = self.args.prediction_loss_only
         only_loss = only_loss if prediction_loss_only is None else prediction_loss_only
         dataloader = self._prepared(dataloader)
@@ -157,43 +195,42 @@ class Evaluating(Data):
 
         def predict(batch: Any) -> tuple[Any, Any, Any, Any]:
             inputs = self._main_input(batch) if "inputs" in self.args.include_for_metrics else None
-            loss, logits, labels = looking.step(
-                lambda only: self.prediction_step(model, batch, only, ignore_keys), only_loss
-            )
-            return loss, logits, labels, inputs
+            step = partial(self.prediction_step, model, batch, ignore_keys=ignore_keys)
+            return *looking.step(step, only_loss, keep.own_rows), inputs
 
         def batch_done(*found: Any) -> None:
             scores.batch(*found)
             looking.end_batch(keep.num_rows)
             self._tell("prediction_step")
 
+        inputs = Inputs(self, loader=dataloader, model=model)  # type: ignore[arg-type]  # a Trainer
         job = Evaluation(
             dataloader,
             world,
-            predict,
+            inputs.fed(predict),
             batch_done,
             keep,
             self.preprocess_logits_for_metrics,
             self._session.end_step,
+            keeps_repeats=self._keeps_repeats(),
         )
         give_back = self._lower_precision()
         try:
-            kept = evaluate(job)
+            with inputs.explained():
+                kept = evaluate(job)
             predictions, labels, metrics = scores.result(kept)
             loss = kept.loss.value(world)
             num_samples = sum(world.gather_object(kept.num_rows))
-            if description == "Evaluation" and num_samples and self.is_world_process_zero():
-                scores.tell_missing(
-                    self.label_names, only_loss=only_loss, has_loss=loss is not None
-                )
+            if description == "Evaluation" and num_samples and world.rank == 0:
+                scores.tell_missing(self.label_names, only_loss, loss is not None)
         finally:
             give_back()
             scores.close()
             if self.is_in_train:  # the model itself trains again at its next step
                 set_mode(self.optimizer, is_training=True)
-        named = _prefixed(denumpify_detensorize(metrics), loss, f"{metric_key_prefix}_")
         if hasattr(self, "model_preparation_time"):
-            named[f"{metric_key_prefix}_model_preparation_time"] = self.model_preparation_time
+            metrics["model_preparation_time"] = self.model_preparation_time
+        named = _prefixed(denumpify_detensorize(metrics), loss, f"{metric_key_prefix}_")
         return EvalLoopOutput(predictions, labels, named, num_samples)
 
     def prediction_step(
@@ -203,7 +240,16 @@ class Evaluating(Data):
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """Return one batch's loss, logits and labels; each is None where there is none."""
+        """Return one batch's loss, logits and labels; each is None where there is none.
+
+        Args:
+            model: The model, in evaluation mode.
+            inputs: The batch.
+            prediction_loss_only: Whether to return the loss alone.
+            ignore_keys: What of a model's output to leave out of the predictions, by name.
+                None: what its config names in keys_to_ignore_at_inference, else
+                past_key_values.
+        """
         inputs = self._prepare_inputs(inputs)
         labels = self._labels_of(inputs)
         with torch.no_grad():
@@ -266,6 +312,9 @@ class Evaluating(Data):
                 why=f"no column of the data set is one that the model takes ({known}).",
                 fix="rename the columns, or pass remove_unused_columns=False.",
             )
+        own = self._prepare_input
+        if getattr(own, "__func__", None) is not self._as_made["_prepare_input"]:
+            return own(inputs)
         device = session.device
         if type(inputs) is dict and all(_is_there(value, device) for value in inputs.values()):
             return dict(inputs)  # a copy: losses take labels out
@@ -277,7 +326,15 @@ class Evaluating(Data):
         )
 
     def _prepare_input(self, data: Any) -> Any:
-        return self._prepare_inputs(data)
+        """Return a part of a batch on the device; only called where it is overridden."""
+        if isinstance(data, Mapping):
+            return type(data)({name: self._prepare_input(part) for name, part in data.items()})  # type: ignore[call-arg]  # as HF makes it
+        if isinstance(data, (list, tuple)):
+            return type(data)(self._prepare_input(part) for part in data)
+        session = self._run.session
+        if not isinstance(data, torch.Tensor) or data.device == session.device:
+            return data
+        return session.backend.place(data, session.device, False)
 
     def _evaluation_model(self) -> nn.Module:
         """Return the model itself, on its device and in its precision, for one process's use."""
@@ -363,7 +420,8 @@ class Scores:
             return
         self._has_seen = True
         if self._streams:
-            self._compute.update(logits, labels)
+            with raised_by("compute_metrics"):
+                self._compute.update(logits, labels)
         elif self._by_batch:
             asked = self._args.include_for_metrics
             prediction = EvalPrediction(
@@ -372,7 +430,8 @@ class Scores:
                 inputs=inputs if "inputs" in asked else None,
                 losses=losses if "loss" in asked else None,
             )
-            found = self._compute(prediction, compute_result=is_last)
+            with raised_by("compute_metrics"):
+                found = self._compute(prediction, compute_result=is_last)
             self._metrics = found if is_last else {}
 
     def result(self, kept: Predictions) -> tuple[Any, Any, dict[str, Any]]:
@@ -380,15 +439,18 @@ class Scores:
         parts = (kept.logits, kept.labels, kept.losses, kept.inputs)
         logits, labels, losses, inputs = (None if p is None else p.result() for p in parts)
         if self._streams:
-            return logits, labels, _named(self._compute.compute()) if kept.num_rows else {}
+            with raised_by("compute_metrics"):
+                found = self._compute.compute() if kept.num_rows else {}
+            return logits, labels, _named(found)
         if self._by_batch:
             return logits, labels, _named(self._metrics)
         if self._compute is None or logits is None or labels is None:
             return logits, labels, {}
-        found = self._compute(EvalPrediction(logits, labels, inputs=inputs, losses=losses))
+        with raised_by("compute_metrics"):
+            found = self._compute(EvalPrediction(logits, labels, inputs=inputs, losses=losses))
         return logits, labels, _named(found)
 
-    def tell_missing(self, label_names: list[str], *, only_loss: bool, has_loss: bool) -> None:
+    def tell_missing(self, label_names: list[str], only_loss: bool, has_loss: bool) -> None:
         """Say why an evaluation has no metrics, or nothing at all to tell."""
         known = ", ".join(label_names or ["labels"])
         fix = f"labels are looked for under {known}; name yours, as in label_names=['y']."
@@ -398,7 +460,7 @@ class Scores:
             told = f"The evaluation found nothing: the model returned no loss; {fix}"
         else:
             return
-        warnings.warn(told, Notice, stacklevel=4)
+        give_notice(told, stacklevel=4)
 
     def close(self) -> None:
         """Let go of files that predictions were put in; arrays handed out stay valid."""

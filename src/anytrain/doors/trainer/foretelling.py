@@ -39,6 +39,14 @@ class Foretelling:
         the report, or ask it for `as_json()` or `as_html()`. A quick one does not look for the
         largest batch, a thorough one looks for it with bf16 and activation checkpointing, too.
         `num_processes` says how many will train together; without it, as many as do now.
+
+        Args:
+            targets: Devices and their memory, such as "mps:16GB" or ["cuda:24GB",
+                "tpu:v5e"]. None: this machine's device.
+            num_processes: How many processes will train together. None: as many as now.
+            quick: Skip the search for the largest batch.
+            thorough: Search for the largest batch with bf16 and activation checkpointing
+                too.
         """
         words = (targets,) if isinstance(targets, str) else tuple(targets)
         return preflight_of(

@@ -7,7 +7,6 @@ and never stops the run.
 from __future__ import annotations
 
 import shutil
-import warnings
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from anytrain.core.errors import BadInput, HubError, Notice
+from anytrain.core.errors import BadInput, HubError
+from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.card import CardFacts, RunFacts, as_list, card_tags, write_card
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.doors.trainer.reports import Reports, write_text
@@ -59,7 +59,12 @@ class Hub(Reports):
     _tell: Callable[..., Any]
 
     def init_hf_repo(self, token: str | None = None) -> None:
-        """Make the repository, or find out now why that cannot be."""
+        """Make the repository, or find out now why that cannot be.
+
+        Args:
+            token: The hub's token. None: args.hub_token, else the one that `hf auth login`
+                has kept.
+        """
         wanted = self.args.hub_model_id or Path(str(self.args.output_dir)).absolute().name
         answer: str | HubError = ""
         if self.is_world_process_zero():
@@ -82,7 +87,20 @@ class Hub(Reports):
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Write README.md into the output folder: header, settings, results and versions."""
+        """Write README.md into the output folder: header, settings, results and versions.
+
+        Args:
+            language: Language of the data, as the hub writes it: en.
+            license: License of the model, as the hub writes it: apache-2.0.
+            tags: Tags of the model's page.
+            model_name: Title of the card. None: the name of the output folder.
+            finetuned_from: The model that training began with. None: as the model's config
+                says.
+            tasks: Tasks, as the hub names them: text-classification.
+            dataset_tags: The data sets' names on the hub.
+            dataset: The data sets' names for readers.
+            dataset_args: Their configurations or splits.
+        """
         if not self.is_world_process_zero():
             return
         facts = CardFacts(
@@ -113,6 +131,14 @@ class Hub(Reports):
 
         Return what the hub answered, a future of it where `blocking` is False, and None on
         every process but the main one. `kwargs` go to `create_model_card`.
+
+        Args:
+            commit_message: Message of the commit.
+            blocking: Whether to wait until everything is uploaded.
+            token: The hub's token. None: args.hub_token, else the one that `hf auth login`
+                has kept.
+            revision: The branch to push to. None: args.hub_revision, else the main one.
+            **kwargs: What goes to `create_model_card`.
         """
         self._tell("push_begin")
         token = token or self.args.hub_token
@@ -260,10 +286,9 @@ def _first_line(error: BaseException) -> str:
 
 
 def _tell_failed_push(error: BaseException) -> None:
-    warnings.warn(
+    give_notice(
         f"A push to the hub failed ({_first_line(error)}). The files are whole on the disk, and "
         "the next save pushes again.",
-        Notice,
         stacklevel=3,
     )
 

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytrain.core.errors import add_to_message
 from anytrain.core.events import EventKind
 from anytrain.doors.trainer import older
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
@@ -30,6 +31,8 @@ class TrainerJob:
         # An epoch that was left, or a stream's, ends where its last step did.
         if kind == "step_end":
             state.epoch = progress.epochs
+        if trainer._coming_best is not None:
+            trainer._tell_best()
         asked = trainer.callback_handler.tell(kind, trainer.args, state)
         if self._has_own_way and kind in ("step_end", "epoch_end"):
             return trainer._serve_own_way()
@@ -49,6 +52,8 @@ class TrainerJob:
         if reading.grad_norm is not None:
             logs["grad_norm"] = reading.grad_norm
         logs["learning_rate"] = reading.learning_rate
+        if trainer._is_own("_get_learning_rate"):
+            logs["learning_rate"] = trainer._get_learning_rate()
         if reading.num_bad and trainer.args.on_nonfinite == "skip":
             logs["skipped_steps"] = reading.num_bad
         trainer._answer_bad_steps(reading)
@@ -86,18 +91,23 @@ class TrainerJob:
             return
         with suppress(Exception):  # the evaluation's error is the one to tell
             trainer._save_checkpoint(trainer.model, trainer._trial, wait=True)
-            error.add_note(
+            add_to_message(
+                error,
                 f"anytrain: the evaluation failed after step {trainer.state.global_step}, whose "
-                "checkpoint was saved; pass resume_from_checkpoint=True to go on from there."
+                "checkpoint was saved; pass resume_from_checkpoint=True to go on from there.",
             )
 
     def save(self) -> Requests:
-        """Save the run, and push it where it is to be pushed."""
+        """Save the run, tell once it is committed, and push it where it is to be pushed."""
         trainer = self._trainer
         trainer._answer_bad_steps()
         trainer._save_checkpoint(trainer.model, trainer._trial)
         if trainer.args.push_to_hub or trainer.callback_handler.listens("save"):
             trainer._between.finish()  # who is told of a save may look at it, or add to it
+            trainer._tell_best()
+        if trainer._between.unsaved is not None:
+            trainer.control.should_save = False
+            return trainer.callback_handler.requests  # nothing was saved, and nobody is told so
         if trainer.args.push_to_hub:
             folder = Path(trainer._get_output_dir(trainer._trial))
             trainer._push_from_checkpoint(

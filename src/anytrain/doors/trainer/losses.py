@@ -14,8 +14,13 @@ from anytrain.doors.trainer import older, preparing
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine import objective
+from anytrain.engine.assemble.training import Recount
 from anytrain.engine.step.purity.impurity import place
 from anytrain.engine.step.update import Micro, let_train
+
+_MAKING = ("training_step", "_prepare_inputs", "_prepare_input")
+"""What may be overridden to train on another batch than the loader's."""
+_ON_BATCHES = (*_MAKING, "compute_loss", "prediction_step")
 
 
 class Losses(Reports):
@@ -27,11 +32,15 @@ class Losses(Reports):
     _smoothing: float
     _shifts: bool
     _prepare_inputs: Callable[[Any], Any]
+    _prepare_input: Callable[[Any], Any]
+    _is_own: Callable[[str], bool]
     loss_is_scaled_for_ga: bool | None = None
     """Whether an overridden compute_loss returns its share of the step's mean; None finds out."""
 
     _items_now: torch.Tensor | int | None = None
     """The step's items, while a training_step runs that takes none."""
+    _counted: Recount | None = None
+    """What counts a step's items as they come, where code of the user's may make other batches."""
 
     def _micro(self) -> Micro:
         """Return what trains on a micro-batch: training_step, in the form it has."""
@@ -52,12 +61,21 @@ class Losses(Reports):
     def training_step(
         self, model: nn.Module, inputs: Any, num_items_in_batch: torch.Tensor | int | None = None
     ) -> torch.Tensor:
-        """Run one micro-batch forward and backward; return its share of the step's loss."""
+        """Run one micro-batch forward and backward; return its share of the step's loss.
+
+        Args:
+            model: The model as it is trained, wrapped where there are several processes.
+            inputs: The micro-batch, as the collator made it.
+            num_items_in_batch: The items of the whole step, which its loss is the mean
+                over. None: those of the step that is going on.
+        """
         let_train(model)
         if num_items_in_batch is None:
             num_items_in_batch = self._items_now
         inputs = self._prepare_inputs(inputs)
         own = self._own_items(inputs) if num_items_in_batch is not None else 1
+        if self._counted is not None and num_items_in_batch is not None:
+            self._counted.take(own, num_items_in_batch)
         with self.compute_loss_context_manager():
             items: dict[str, Any] = {"num_items_in_batch": num_items_in_batch}
             known = objective.takes(self.compute_loss, *items)  # not to older scripts' own
@@ -85,7 +103,15 @@ class Losses(Reports):
         return_outputs: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
     ) -> Any:
-        """Return a micro-batch's loss: its mean, or given the step's items its share of theirs."""
+        """Return a micro-batch's loss: its mean, or given the step's items its share of theirs.
+
+        Args:
+            model: The model as it is trained.
+            inputs: The micro-batch, on the device.
+            return_outputs: Whether to return (loss, outputs), as an evaluation wants it.
+            num_items_in_batch: The items of the whole step, over all micro-batches and
+                processes. None: the mean over this micro-batch.
+        """
         own = self._own_items(inputs) if num_items_in_batch is not None else 1
         custom, labels = self.compute_loss_func, None
         if custom is not None or self._smoothing > 0:
@@ -134,11 +160,14 @@ class Losses(Reports):
             return f"your training_step ({place(own)}) is called at every step"
         if self.args.torch_empty_cache_steps is not None:
             return "torch_empty_cache_steps asks for something between two ops"
+        if self._counted is not None:
+            return "your _prepare_inputs may return another batch: it is counted at every step"
         return None
 
     def _own_functions(self) -> tuple[Callable[..., Any], ...]:
         """Return what users may have written of a step: it must do nothing but compute."""
         mine: list[Callable[..., Any]] = [self.compute_loss, self._prepare_inputs]
+        mine += [self._prepare_input] if self._is_own("_prepare_input") else []
         mine.append(self.compute_loss_context_manager)
         return (*mine, *([] if self.compute_loss_func is None else [self.compute_loss_func]))
 
@@ -146,6 +175,27 @@ class Losses(Reports):
         """Whether the loss is another one than what the model returns."""
         own = type(self).compute_loss is not Losses.compute_loss
         return own or self.compute_loss_func is not None or self._smoothing > 0
+
+    def _makes_batches(self) -> bool:
+        """Whether code of the user's may train on another batch than the loader gave."""
+        return any(map(self._is_own, _MAKING))
+
+    def _looks_for_unused(self) -> bool:
+        """Whether the first steps tell if parameters go unused, so that DDP need not search.
+
+        Not where one backward may not be one step's: DDP then searches, as it does in HF.
+        """
+        args, session = self.args, self._session
+        is_open = args.ddp_find_unused_parameters is None and not args.gradient_checkpointing
+        is_cut = args.auto_find_batch_size or args.activation_checkpointing == "fit"
+        shares_often = session.cursor.accumulation.sync_each_batch or args.ddp_static_graph
+        is_compiled = session.plan.step.value == "compiled" or session.device.type == "xla"
+        own = self._is_own("training_step")
+        return is_open and not (is_cut or shares_often or is_compiled or own)
+
+    def _keeps_repeats(self) -> bool:
+        """Whether code of the user's computes the loss: it may gather what all ranks compute."""
+        return self.compute_loss_func is not None or any(map(self._is_own, _ON_BATCHES))
 
     def _own_items(self, inputs: Any) -> torch.Tensor | int:
         return objective.num_items(inputs, shifted=self._shifts)
@@ -170,7 +220,11 @@ class Losses(Reports):
     def autocast_smart_context_manager(
         self, cache_enabled: bool | None = True
     ) -> contextlib.AbstractContextManager[Any]:
-        """Return nothing to enter: the model's forward enters its precision by itself."""
+        """Return nothing to enter: the model's forward enters its precision by itself.
+
+        Args:
+            cache_enabled: Taken as HF has it; there is nothing to keep.
+        """
         return contextlib.nullcontext()
 
     def _release_cache(self) -> None:

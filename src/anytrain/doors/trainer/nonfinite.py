@@ -6,7 +6,6 @@ the step began with: it can be replayed to name what went wrong.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any
 
 from torch import nn
 
-from anytrain.core.errors import NotFinite, Notice
+from anytrain.core.errors import NotFinite
+from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.saving import Saving
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
@@ -24,6 +24,8 @@ from anytrain.engine.step.diagnose import find
 from anytrain.engine.step.update import StepOutput, Update
 
 _MOST_REWINDS = 3
+_MOST_SKIPPED = 200
+"""Steps left out in a row, after which the next ones will not be better: no weight has moved."""
 
 
 class NonFinite(Saving):
@@ -35,13 +37,18 @@ class NonFinite(Saving):
     _engine_step: Update
     _kept: deque[tuple[int, int, int, Callable[[], None]]]
     _num_rewinds: int
+    _num_skipped: int
+    """Steps that were left out in a row, up to the last log point."""
+    _at_work: Any
+    """The batches of the step that runs, or has failed."""
     current_gradient_accumulation_steps: int
     """The batches of the present update; subclasses read it in compute_loss."""
 
-    def _remembering(self, step: Update) -> Callable[[Any], StepOutput]:
+    def _remembering(self, step: Callable[[Any], StepOutput]) -> Callable[[Any], StepOutput]:
         """Return the step, its inputs counted, with what its replay needs taken down first."""
         self._kept = deque(maxlen=2_000)  # each holds 5 kB: torch's generator
-        self._num_rewinds = 0
+        self._num_rewinds = self._num_skipped = 0
+        self._at_work = None
         replays = self.args.on_nonfinite != "skip"
 
         def remembered(batch: Any) -> StepOutput:
@@ -50,7 +57,10 @@ class NonFinite(Saving):
             if replays:
                 told = (self._progress.step, batch.first, len(batch.micro), keep_rng(self._run))
                 self._kept.append(told)
-            return step(batch)
+            self._at_work = batch
+            output = step(batch)
+            self._at_work = None
+            return output
 
         return remembered
 
@@ -58,10 +68,14 @@ class NonFinite(Saving):
         """Stop or rewind if a step since the last log point was bad."""
         num_bad = self._meter.num_bad() if reading is None else reading.num_bad
         rule = str(self.args.on_nonfinite)
+        if reading is not None:
+            all_bad = num_bad == reading.num_steps
+            self._num_skipped = self._num_skipped + num_bad if all_bad else 0
         if num_bad == 0:
             self._kept.clear()
             return
         if rule == "skip":
+            self._refuse_idle_skipping(_MOST_SKIPPED)
             return
         first = self._meter.first_bad() if reading is None else reading.first_bad
         num_steps = self._meter.num_steps if reading is None else reading.num_steps
@@ -76,6 +90,18 @@ class NonFinite(Saving):
             why=f"{cause} No weight was changed by it or after it.",
             fix="look at these samples, lower learning_rate, clip (max_grad_norm=1.0); or pass "
             'on_nonfinite="skip" to leave such steps out, "rewind" to go back to a checkpoint.',
+        )
+
+    def _refuse_idle_skipping(self, most: int) -> None:
+        """Stop where so many steps were left out in a row: nothing is learnt any more."""
+        if self._num_skipped < max(most, 1):
+            return
+        raise NotFinite(
+            f"Training stopped: all of the last {self._num_skipped} steps were left out.",
+            why='the loss or the gradient of each was not finite, and on_nonfinite="skip" leaves '
+            "such steps out: no weight has changed.",
+            fix='pass on_nonfinite="stop", which names the module and the samples; or lower '
+            "learning_rate, clip (max_grad_norm=1.0), and look at the data.",
         )
 
     def _replayed(self, step: int) -> str:
@@ -118,9 +144,8 @@ class NonFinite(Saving):
         if self._engine_step.latch is not None:
             self._engine_step.latch.open()
         self._kept.clear()
-        warnings.warn(
+        give_notice(
             f"Step {step + 1} was not finite: went back to the weights of {newest.path.name}. "
             "The data and the schedule go on.",
-            Notice,
             stacklevel=4,
         )

@@ -27,12 +27,20 @@ class Optimizing(Reports):
     _made_scheduler: bool
 
     def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make the optimizer and the schedule."""
+        """Make the optimizer and the schedule.
+
+        Args:
+            num_training_steps: Optimizer steps of the whole training.
+        """
         self.create_optimizer()
         self.create_scheduler(num_training_steps)
 
     def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """Make the optimizer, unless there is one; weight decay spares norms and biases."""
+        """Make the optimizer, unless there is one; weight decay spares norms and biases.
+
+        Args:
+            model: Whose parameters to train. None: the Trainer's model.
+        """
         if self.optimizer is None:
             trained = self.model if model is None else model
             groups = build.parameter_groups(
@@ -53,7 +61,13 @@ class Optimizing(Reports):
         return made
 
     def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
-        """Make the learning-rate schedule, unless there is one."""
+        """Make the learning-rate schedule, unless there is one.
+
+        Args:
+            num_training_steps: Optimizer steps of the whole training, the warm-up
+                included.
+            optimizer: Whose learning rate it moves. None: the Trainer's optimizer.
+        """
         if self.lr_scheduler is None:
             holder = self.optimizer if optimizer is None else optimizer
             self.lr_scheduler = schedules.build(
@@ -70,7 +84,13 @@ class Optimizing(Reports):
     def get_optimizer_cls_and_kwargs(
         args: TrainingArguments, model: nn.Module | None = None
     ) -> tuple[type[Optimizer], dict[str, Any]]:
-        """Return the class that args.optim names, and what it is made with."""
+        """Return the class that args.optim names, and what it is made with.
+
+        Args:
+            args: The settings to read optim, optim_args, the learning rate and Adam's
+                numbers from.
+            model: Taken as HF has it; no optimizer here asks for it.
+        """
         return build.optimizer_class(
             str(args.optim),
             learning_rate=args.learning_rate,
@@ -82,7 +102,11 @@ class Optimizing(Reports):
         )
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the parameters that weight decay applies to."""
+        """Return the parameters that weight decay applies to.
+
+        Args:
+            model: The model whose biases and norms are left out.
+        """
         return build.decay_names(model)
 
     def get_num_trainable_parameters(self) -> int:
@@ -94,7 +118,11 @@ class Optimizing(Reports):
         return [float(group["lr"]) for group in self._known_optimizer().param_groups]
 
     def get_optimizer_group(self, param: str | torch.nn.Parameter | None = None) -> Any:
-        """Return the group that holds a parameter, or all groups."""
+        """Return the group that holds a parameter, or all groups.
+
+        Args:
+            param: A parameter, or its name. None: the parameters of every group.
+        """
         groups = self._known_optimizer().param_groups
         if param is None:
             return [group["params"] for group in groups]

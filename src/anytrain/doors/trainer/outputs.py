@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
-import warnings
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import timedelta
 from enum import StrEnum
 from pathlib import Path
@@ -14,7 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 from anytrain.engine import rng
 from anytrain.engine.checkpoint import catalog
 from anytrain.engine.checkpoint.manifest import MANIFEST
@@ -23,7 +25,7 @@ PREFIX_CHECKPOINT_DIR = "checkpoint"
 Arrays: TypeAlias = Any
 """A numpy array, or arrays nested in tuples, lists and dicts."""
 
-_OWN_FILE = "cursor.json"
+_OWN_FILES = (MANIFEST, "state.json", "cursor.json")
 """What no other library writes into a checkpoint."""
 _CHECKPOINT = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
@@ -167,30 +169,35 @@ def _readable(name: str, value: Any) -> Any:
 
 
 def get_last_checkpoint(folder: str | Path) -> str | None:
-    """Return the checkpoint-<step> folder with the highest step that is whole; None without one.
+    """Return the checkpoint-<step> folder that was saved last and is whole; None without one.
 
-    A newer one that is damaged is passed over, with a notice that names the file. A folder
-    that another Trainer wrote has no manifest to check and is taken as it is.
+    It is the one that `resume_from_checkpoint=True` goes on from. A newer one that is damaged is
+    passed over, with a notice that names the file. Folders that another Trainer wrote have no
+    manifest to check: where there are no others, the highest step of them is taken as it is.
     """
-    found = [(int(match[1]), path) for path, match in _checkpoints(Path(folder))]
-    for _, path in sorted(found, reverse=True):
-        is_ours = any((path / name).exists() for name in (MANIFEST, _OWN_FILE))
-        problems = catalog.verify(path) if is_ours else []
-        if not problems:
-            return str(path)
-        warnings.warn(
-            f"{path} is passed over: {problems[0]}. The next older checkpoint is taken.",
-            Notice,
-            stacklevel=2,
-        )
-    return None
+    found = last_checkpoint(Path(folder))
+    for damage in found.passed_over:
+        told = f"{damage.path} is passed over: {damage.file}: {damage.why}"
+        give_notice(f"{told}. The next older checkpoint is taken.", stacklevel=2)
+    return None if found.path is None else str(found.path)
 
 
-def _checkpoints(folder: Path) -> Iterator[tuple[Path, re.Match[str]]]:
+def last_checkpoint(folder: Path) -> catalog.Newest:
+    """Return the checkpoint-<step> folder that was saved last, and what was passed over for it."""
+    newest = catalog.newest_whole(folder, _CHECKPOINT)
+    theirs = dict(_foreign(folder))
+    damaged = tuple(each for each in newest.passed_over if each.path not in theirs.values())
+    path = theirs[max(theirs)] if newest.path is None and theirs else newest.path
+    return replace(newest, path=path, passed_over=damaged)
+
+
+def _foreign(folder: Path) -> Iterator[tuple[int, Path]]:
+    """Yield step and path of the checkpoints that another library wrote."""
     for path in folder.iterdir() if folder.is_dir() else ():
         match = _CHECKPOINT.fullmatch(path.name)
-        if match and path.is_dir():
-            yield path, match
+        held = os.listdir(path) if match and path.is_dir() else []
+        if match and held and not any(name in held for name in _OWN_FILES):
+            yield int(match[1]), path
 
 
 def has_length(dataset: Any) -> bool:

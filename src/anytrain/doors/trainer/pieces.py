@@ -7,7 +7,7 @@ piece is the subclass's alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -35,6 +35,7 @@ class Pieces(Best):
     save_model: Callable[..., None]
     _save: Callable[..., None]
     _run: Run
+    _as_made: Mapping[str, Any]
     _keeps_optimizers: bool | None = None
     """During a save: whether the optimizers go into the checkpoint; None outside."""
 
@@ -77,10 +78,8 @@ class Pieces(Best):
     # -- what calls it --------------------------------------------------------------------------
 
     def _is_own(self, name: str) -> bool:
-        """Whether a method is a subclass's, or was put on this very Trainer."""
-        classes = [c for c in reversed(type(self).__mro__) if c.__module__.startswith("anytrain.")]
-        ours = next(vars(c)[name] for c in classes if name in vars(c))
-        return getattr(getattr(self, name), "__func__", None) is not ours
+        """Whether a method is a subclass's, or was put on this very Trainer or its class."""
+        return getattr(getattr(self, name), "__func__", None) is not self._as_made[name]
 
     def _saves_own_way(self) -> bool:
         return self._is_own("save_model") or self._is_own("_save")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-import warnings
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from anytrain.core.errors import BadInput, BadType, Notice
+from anytrain.core.errors import BadInput, BadType
+from anytrain.core.notices import give_notice
 from anytrain.doors.trainer import rehearsing
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine import objective, rng
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 def seed(args: TrainingArguments) -> None:
     """Seed everything that draws."""
-    rng.seed_everything(args.seed, deterministic=args.full_determinism)
+    rng.seed_everything(args.seed)
 
 
 def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
@@ -55,7 +56,7 @@ def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
             why="they are two names of the same thing.",
             fix="pass processing_class= alone.",
         )
-    warnings.warn("tokenizer= is called processing_class= now.", Notice, stacklevel=3)
+    give_notice("tokenizer= is called processing_class= now.", stacklevel=3)
     return tokenizer
 
 
@@ -131,25 +132,37 @@ def place(model: nn.Module, session: Session) -> None:
         models.move(model, session.device)
 
 
-def set_precision_of_matmuls(args: TrainingArguments, session: Session) -> None:
-    """Turn tf32 on or off where somebody asked."""
-    if args.tf32 is None:
-        return
+def check_tf32(args: TrainingArguments, session: Session) -> None:
+    """Refuse tf32 where there is none."""
     if args.tf32 and session.backend.name != "cuda":
         raise BadInput(
             f"Cannot use tf32 on {session.backend.name!r}.",
             why="it is a format of NVIDIA's matrix units (Ampere and newer).",
             fix="leave tf32 out, or pass bf16=True where the device computes in it.",
         )
-    torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+
+
+@contextmanager
+def settings(args: TrainingArguments) -> Iterator[None]:
+    """Give the block the settings of torch that the arguments ask for, and the process its own."""
+    with ExitStack() as put_back:
+        if args.tf32 is not None:
+            before = torch.get_float32_matmul_precision()
+            put_back.callback(torch.set_float32_matmul_precision, before)
+            torch.set_float32_matmul_precision("high" if args.tf32 else "highest")
+        if args.full_determinism:
+            warns = torch.is_deterministic_algorithms_warn_only_enabled()
+            was_on = torch.are_deterministic_algorithms_enabled()
+            put_back.callback(torch.use_deterministic_algorithms, was_on, warn_only=warns)
+            torch.use_deterministic_algorithms(True)
+        yield
 
 
 def tell_split(batch_size: int, parts: int) -> None:
     """Say that micro-batches are cut from now on."""
-    warnings.warn(
+    give_notice(
         f"A batch of {batch_size} does not fit the memory: it is computed in {parts} parts from "
         "now on. What a step learns from stays the same.",
-        Notice,
         stacklevel=5,
     )
 
@@ -157,22 +170,29 @@ def tell_split(batch_size: int, parts: int) -> None:
 def tell_checkpointed(batch_size: int, number: int, total: int) -> None:
     """Say that some activations are computed again from now on."""
     which = "all" if number == total else str(number)
-    warnings.warn(
+    give_notice(
         f"A batch of {batch_size} does not fit the memory: {which} of the model's {total} repeated "
         "blocks are computed again in backward from now on. What a step learns stays the same.",
-        Notice,
         stacklevel=8,
     )
 
 
-def tell_nothing_done(step: int, max_steps: int) -> None:
-    """Say that a training has not trained, unless it had nothing left to do."""
+def tell_nothing_done(step: int, max_steps: int, args: TrainingArguments) -> None:
+    """Say that a training has not trained: its data ended, or it was at its end already."""
     if step < max_steps:
-        warnings.warn(
+        give_notice(
             f"Nothing was trained: the data ended before the first batch, {max_steps - step} steps "
             "before the end of the training.",
-            Notice,
             stacklevel=4,
+        )
+    elif args.should_log:
+        longer = f"max_steps above {max_steps}"
+        if args.max_steps <= 0:
+            longer = f"num_train_epochs above {args.num_train_epochs:g}"
+        sys.stderr.write(
+            f"anytrain: nothing left to do: the run is at its end, step {step} of {max_steps}. "
+            f"To train on, pass {longer}; to train anew, another output_dir, or no "
+            "resume_from_checkpoint.\n"
         )
 
 
@@ -181,11 +201,10 @@ def smoothing(args: TrainingArguments, model: nn.Module) -> float:
     asked = float(args.label_smoothing_factor)
     problem = getattr(getattr(model, "config", None), "problem_type", None)
     if asked and problem == "multi_label_classification":
-        warnings.warn(
+        give_notice(
             "Label smoothing is not compatible with multi-label classification, the model's "
             "problem_type, where each label is a yes or no of its own: label_smoothing_factor is "
             "left out.",
-            Notice,
             stacklevel=4,
         )
         return 0.0
@@ -224,17 +243,18 @@ def no_labels_to_soften(inputs: Any, label_names: list[str]) -> BadInput:
 def model_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
     """Make the model anew if it has a maker, and give the block what the arguments ask of it."""
     args = trainer.args
-    if trainer.model_init is not None:
-        seed(args)
-        trainer.model = trainer.call_model_init(trial)
-        trainer.optimizer = trainer.lr_scheduler = None
-        trainer._inspect_model()
-    elif args.place_model_on_device is not False:
-        place(trainer.model, trainer._session)
-    if args.gradient_checkpointing:
-        _checkpoint_activations(trainer.model, args)
-    _share_special_tokens(trainer.model, trainer.processing_class)
     with ExitStack() as stack:
+        stack.enter_context(settings(args))
+        if trainer.model_init is not None:
+            seed(args)
+            trainer.model = trainer.call_model_init(trial)
+            trainer.optimizer = trainer.lr_scheduler = None
+            trainer._inspect_model()
+        elif args.place_model_on_device is not False:
+            place(trainer.model, trainer._session)
+        if args.gradient_checkpointing:
+            _checkpoint_activations(trainer.model, args)
+        _share_special_tokens(trainer.model, trainer.processing_class)
         trainer._activations = None
         if args.activation_checkpointing == "fit":
             trainer._activations = _activations(trainer)

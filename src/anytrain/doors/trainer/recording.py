@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import warnings
+import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from anytrain.core.errors import Notice
 from anytrain.core.events import EventKind
+from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks import Callbacks, TrainerControl
 from anytrain.doors.trainer.outputs import speed_metrics
 from anytrain.doors.trainer.reports import Reports
@@ -29,6 +30,8 @@ from anytrain.engine.recording.trackers import Trackers, resolve
 from anytrain.engine.recording.trackers.values import read
 
 _PARTS = ("eval", "test")
+_FILES = ("tensorboard", "csv", "jsonl")
+"""Trackers that write files, each run's in a folder of its own."""
 _PLAIN = (bool, int, float, str, type(None))
 _left_open: set[Trackers] = set()
 """Of runs that may yet evaluate. Libraries know one run a process: a training ends the others."""
@@ -57,6 +60,7 @@ class Recording(Reports):
     _began: float
     _tokens_before: int
     _trial: Any
+    hp_search_backend: Any
     _get_output_dir: Callable[[Any], str]
     processing_class: Any
     is_in_train: bool
@@ -77,7 +81,13 @@ class Recording(Reports):
         return self.callback_handler.tell(kind, self.args, self.state, **extra)
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Write values down everywhere: history, journal, trackers, callbacks."""
+        """Write values down everywhere: history, journal, trackers, callbacks.
+
+        Args:
+            logs: Numbers by name; the epoch is added.
+            start_time: When the training began, for tokens a second where tokens are
+                counted.
+        """
         state = self.state
         logs["epoch"] = state.epoch
         if self.args.include_num_input_tokens_seen != "no":
@@ -180,11 +190,15 @@ class Recording(Reports):
 
     def _tracker_options(self, chosen: list[Any]) -> dict[str, dict[str, Any]]:
         """Return what of the arguments is a tracker's own: the run's name, trackio's Space."""
-        args = self.args
+        args, folder = self.args, self._folder_of_events()
         keys = {"wandb": "name", "trackio": "name", "mlflow": "run_name"}
         named: dict[str, dict[str, Any]] = {
             n: {keys[n]: args.run_name} for n in chosen if n in keys and args.run_name
         }
+        if folder is not None:
+            named |= {name: {"folder": folder} for name in _FILES if name in chosen}
+        elif "tensorboard" in chosen and getattr(args, "logging_dir", None):
+            named["tensorboard"] = {"folder": ""}  # as in transformers: in that very folder
         space = {"space_id": args.trackio_space_id, "bucket_id": args.trackio_bucket_id}
         given = {key: value for key, value in space.items() if value is not None}
         if given and "trackio" in chosen:
@@ -192,6 +206,14 @@ class Recording(Reports):
             shared = {} if private is None else {"private": private}
             named["trackio"] = {**named.get("trackio", {}), **given, **shared}
         return named
+
+    def _folder_of_events(self) -> str | None:
+        """Return the folder of a run that has a name, and of a trial of a search."""
+        name = self.args.run_name if self.args.run_name != self.args.output_dir else None
+        parts = [re.sub(r"[^\w.=,+-]+", "-", name).strip(".-")] if name else []
+        if self.hp_search_backend is not None and self._trial is not None:
+            parts.append(os.path.relpath(self._get_output_dir(self._trial), self.args.output_dir))
+        return "/".join(filter(None, parts)) or None
 
     def _close_records(self) -> None:
         if self._trackers is not None:
@@ -202,7 +224,11 @@ class Recording(Reports):
     # -- what went in -------------------------------------------------------------------------
 
     def floating_point_ops(self, inputs: Any) -> float:
-        """Return the operations of one batch: six a token and parameter, where both are known."""
+        """Return the operations of one batch: six a token and parameter, where both are known.
+
+        Args:
+            inputs: The batch.
+        """
         name = getattr(self.model, "main_input_name", "input_ids")
         main = inputs.get(name) if isinstance(inputs, Mapping) else None
         count: Any = getattr(self.model, "num_parameters", None)
@@ -285,10 +311,9 @@ def _for_history(logs: Mapping[str, Any]) -> dict[str, Any]:
         try:
             kept[name] = _plain(value)
         except TypeError:
-            warnings.warn(
+            give_notice(
                 f"{name!r} is not kept in the history of the run: a {type(value).__name__} cannot "
                 "be saved with it.",
-                Notice,
                 stacklevel=3,
             )
     return kept

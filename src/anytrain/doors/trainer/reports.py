@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.errors import Notice
+from anytrain.core import documents
+from anytrain.core.errors import NotAFile
+from anytrain.core.notices import give_notice
+from anytrain.core.records.lines import as_file
 from anytrain.doors.callbacks import TrainerState
 from anytrain.doors.trainer.outputs import denumpify_detensorize, metrics_format
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.assemble.session import Session
+from anytrain.engine.recording.disk import reason
 from anytrain.engine.recording.trackers.files import in_text, to_json
 
 TRAINER_STATE_NAME = "trainer_state.json"
@@ -36,11 +38,20 @@ class Reports:
         return self._session.world.local_rank == 0
 
     def metrics_format(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
-        """Return metrics as people read them: times, megabytes, four decimals."""
+        """Return metrics as people read them: times, megabytes, four decimals.
+
+        Args:
+            metrics: Numbers by name.
+        """
         return metrics_format(metrics)
 
     def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
-        """Print the metrics of a split ("train", "eval", "test") as an aligned table."""
+        """Print the metrics of a split ("train", "eval", "test") as an aligned table.
+
+        Args:
+            split: What they are of: "train", "eval" or "test".
+            metrics: Numbers by name, as `train().metrics` and `evaluate` give them.
+        """
         if not self.is_world_process_zero():
             return
         shown = {str(name): str(value) for name, value in metrics_format(metrics).items()}
@@ -50,7 +61,13 @@ class Reports:
         sys.stdout.write("\n".join([f"***** {split} metrics *****", *lines]) + "\n")
 
     def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
-        """Write <split>_results.json and, when `combined`, add to all_results.json."""
+        """Write <split>_results.json and, when `combined`, add to all_results.json.
+
+        Args:
+            split: What they are of; it begins the file's name.
+            metrics: Numbers by name.
+            combined: Whether to add them to all_results.json too.
+        """
         if not self.is_world_process_zero():
             return
         plain = denumpify_detensorize(dict(metrics))
@@ -88,12 +105,10 @@ def _read_results(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        found = error
+        found = documents.from_json(as_file(path).read_text(encoding="utf-8"))
+    except (ValueError, NotAFile) as error:
+        found = reason(error)
     if isinstance(found, dict):
         return found
-    warnings.warn(
-        f"{path} held no table of results ({found}); it begins anew.", Notice, stacklevel=4
-    )
+    give_notice(f"{path} held no table of results ({found}); it begins anew.", stacklevel=4)
     return {}

@@ -1,26 +1,102 @@
-"""Say where a resumed run is not as its checkpoint was: its arguments, its data."""
+"""Where a resumed run stands in its data, and where it is not as its checkpoint was."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
-import warnings
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
+from anytrain.core.records.lines import as_file
+from anytrain.doors.callbacks import Callbacks
+from anytrain.doors.callbacks.state import FIELDS, TrainerState
+from anytrain.engine.assemble.loadable import check_loader
+from anytrain.engine.checkpoint import Loaded
+from anytrain.engine.checkpoint.expected import Tensors, like
+from anytrain.engine.checkpoint.kinds import (
+    MOST,
+    Maybe,
+    Misfit,
+    Named,
+    Number,
+    Row,
+    Whole,
+    check,
+    within,
+)
 from anytrain.engine.loop import Progress
 
 _SETTLED = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 """What an optimizer's saved state holds."""
 
+_STANDING = {
+    "progress": {
+        "step": Whole(),
+        "epoch": Whole(),
+        "batch": Whole(),
+        "batches_per_epoch": Whole(1),
+        "samples_per_batch": Whole(1),
+        "num_micro": Whole(1),
+        "this_epoch?": Maybe(Whole()),
+        "surplus?": Maybe(Whole(-MOST)),
+    },
+    "state": FIELDS,
+    "meter": {
+        "num_steps": Whole(),
+        "losses": Tensors(),
+        "bad": Tensors(shape=(2,)),
+        "rate": Number(),
+    },
+    "loss_so_far": Row(Number(finite=False), Whole()),
+    "num_samples?": Maybe(Whole()),
+}
+"""What a checkpoint holds of the loop."""
+
+
+def check_standing(saved: Any, callbacks: Callbacks) -> None:
+    """Raise Misfit where the place in the loop, or a callback's state, has no meaning."""
+    check(saved, _STANDING)
+    if saved["meter"]["losses"].dim() != 1 or not len(saved["meter"]["losses"]):
+        raise Misfit("meter.losses must hold one loss for each rank")
+    unknown = set(saved["state"]) - {field.name for field in dataclasses.fields(TrainerState)}
+    if unknown:
+        raise Misfit(f"{within('state', min(unknown, key=str))} is nothing that a state holds")
+    where = "state.stateful_callbacks"
+    for callback in callbacks.stateful():
+        name, own = type(callback).__name__, callback.state()
+        found = (saved["state"].get("stateful_callbacks") or {}).get(name, [])
+        for state in found if isinstance(found, list) else [found]:
+            place = within(where, name)
+            check(state, {f"{part}?": like(value) for part, value in own.items()}, place)
+            for each in state.get("attributes", {}):
+                if callable(getattr(type(callback), each, None)):
+                    raise Misfit(f"{within(place, each)} is no attribute that it saves")
+
+
+def position_of(saved: Loaded, loader: Any) -> dict[str, Any]:
+    """Return a saved run's position in its data; that of 0.1, in batches, counted in samples.
+
+    It is one that the loader can take.
+    """
+    check_loader(loader, saved)
+    position: dict[str, Any] = saved.part("loader")
+    if "samples" in position:
+        return position
+    progress = saved.part("registered")["progress"]
+    size = progress["samples_per_batch"] // int(saved.meta.get("processes", saved.world_size))
+    ended = progress["batch"] >= progress["batches_per_epoch"] and position["stream"] is None
+    return {**position, "samples": position["done"] * size, "ended": ended}
+
 
 def tell_settled(arguments: Path, given: Any) -> None:
     """Give notice of arguments that differ from those that the checkpoint was made with."""
     try:
-        saved = json.loads(arguments.read_text())
+        saved = json.loads(as_file(arguments).read_text())
         kept = {name: saved[name] for name in _SETTLED if name in saved}
+        check(kept, Named(Number()))
         schedule = saved.get("lr_scheduler_type")
-    except (OSError, ValueError, TypeError, AttributeError):
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError, Misfit):
         return  # another library's, or one that a subclass writes: there is nothing to compare
     changed = [
         f"{name} {value:g} (given: {getattr(given, name):g})"
@@ -67,4 +143,4 @@ def _place(progress: Progress) -> str:
 
 
 def _tell(text: str) -> None:
-    warnings.warn(text, Notice, stacklevel=6)
+    give_notice(text, stacklevel=6)

@@ -7,9 +7,8 @@ import os
 import re
 import shutil
 import tempfile
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -17,22 +16,31 @@ from typing import Any
 
 from torch import nn
 
-from anytrain.core.errors import CheckpointError, NoCheckpoint, Notice
+from anytrain.core import environment
+from anytrain.core.errors import CheckpointError, NoCheckpoint
+from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks import TrainerState
 from anytrain.doors.trainer import adapters, given
-from anytrain.doors.trainer.earlier import clear_the_way, refuse_company
-from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, get_last_checkpoint
+from anytrain.doors.trainer.earlier import alone, clear_the_way
+from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, last_checkpoint
 from anytrain.doors.trainer.pieces import Pieces
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
-from anytrain.doors.trainer.resumed import tell_other_data, tell_settled
+from anytrain.doors.trainer.resumed import (
+    check_standing,
+    position_of,
+    tell_other_data,
+    tell_settled,
+)
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
 from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals
-from anytrain.engine.checkpoint import foreign
+from anytrain.engine.checkpoint import files, foreign
 from anytrain.engine.checkpoint.export import export_model
+from anytrain.engine.checkpoint.manifest import MANIFEST
 from anytrain.engine.checkpoint.model import host_weights
 from anytrain.engine.loop import Progress
 from anytrain.engine.recording.meter import Meter
+from anytrain.insight.preflight.watching import watching
 
 ARGUMENTS_NAME = "training_args.json"
 _RUST_OS_ERROR = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
@@ -66,7 +74,6 @@ class Standing:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Put the loop back where it was."""
         own = self._trainer
-        own._progress.load_state_dict(saved["progress"])
         own._meter.load_state_dict(saved["meter"], own._session.world)
         own._loss_so_far = tuple(saved["loss_so_far"])
         own._take_state(TrainerState(**saved["state"]))
@@ -85,6 +92,9 @@ class Saving(Pieces):
     _trial: Any
     _last_metrics: dict[str, Any]
     _own_folders: set[Path]
+    _trained_before: bool
+    """Whether a training of this Trainer came to its end."""
+    _went_on_from: Path | None = None
     _given: Path | None = None
     _tell: Callable[..., Any]
     _read_tokens: Callable[[], None]
@@ -95,7 +105,13 @@ class Saving(Pieces):
     # -- the model alone ----------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model so that from_pretrained loads it; each file is whole or absent."""
+        """Write the model so that from_pretrained loads it; each file is whole or absent.
+
+        Args:
+            output_dir: The folder. None: args.output_dir.
+            _internal_call: Whether the Trainer itself is saving; then nothing is pushed to
+                the hub.
+        """
         folder = Path(str(self.args.output_dir if output_dir is None else output_dir))
         try:
             if self.args.should_save:
@@ -108,16 +124,19 @@ class Saving(Pieces):
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Write the model, the tokenizer and the arguments, on the process that saves."""
         folder = Path(str(self.args.output_dir if output_dir is None else output_dir))
-        folder.mkdir(parents=True, exist_ok=True)
-        if hasattr(self.model, "save_pretrained"):
-            with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as beside:
+        files.make_folders(folder)
+        with tempfile.TemporaryDirectory(prefix=".saving-", dir=folder) as beside:
+            if hasattr(self.model, "save_pretrained"):
                 model: Any = self.model
                 weights = host_weights(model) if state_dict is None else state_dict
                 model.save_pretrained(beside, state_dict=weights)
-                _put_in_place(Path(beside), folder)
-        else:
-            export_model(self.model, folder, max_shard_size="5GB", safe_serialization=True)
-        self._save_beside(folder)
+            else:
+                export_model(self.model, folder, max_shard_size="5GB", safe_serialization=True)
+            self._save_beside(Path(beside))
+            made = Path(beside)
+            files.sync_files(made, files.names_in(made))  # whole on the disk before it has its name
+            _put_in_place(Path(beside), folder)
+        files.sync_folder(folder)
 
     def _save_beside(self, folder: Path) -> None:
         """Write what makes a model usable: its tokenizer, and how it was trained."""
@@ -138,24 +157,30 @@ class Saving(Pieces):
             self._between.interrupts = stop_on_signals(session, self._save_interrupted)
         session.cursor.stops = self._between
 
-    def _begin_folder(self, resumed: Path | None) -> None:
-        """Keep what an earlier run left in the folder apart, unless it is gone on from.
-
-        Where one is still at work, refuse.
-        """
+    def _alone_in_folder(self) -> AbstractContextManager[None]:
+        """Return what keeps the folder to this run while it trains."""
         root = Path(self._get_output_dir(self._trial)).resolve()
-        if self.args.save_strategy != "no":
-            refuse_company(root, self._session.world)
+        saves = self.args.save_strategy != "no"
+        return alone(root, self._session.world, saves=saves)
+
+    def _begin_folder(self, resumed: Path | None) -> None:
+        """Keep what an earlier run left in the folder apart, unless it is gone on from."""
+        root = Path(self._get_output_dir(self._trial)).resolve()
+        self._went_on_from = resumed
         if resumed is not None and resumed.resolve().parent == root:
             self._own_folders.add(root)
         elif self.args.save_strategy != "no":
             self._own_folder(root)
+        if self._session.world.rank == 0:  # which alone looks for the best
+            self._leave_branch(root)
 
     def _own_folder(self, root: Path) -> None:
         """Make the folder this Trainer's own, the first time that a run of it saves there."""
         if root.resolve() not in self._own_folders:
-            remove = bool(self.args.overwrite_output_dir)
-            clear_the_way(root, self._session.world, remove=remove)
+            limit = self.args.earlier_total_limit
+            limit = None if limit is not None and limit < 0 else limit
+            limit = 0 if self.args.overwrite_output_dir else limit
+            clear_the_way(root, self._session.world, limit)
             self._own_folders.add(root.resolve())
 
     def _end_saving(self) -> None:
@@ -172,14 +197,13 @@ class Saving(Pieces):
         failed = self._between.unsaved
         if failed is None or failed.kind == "nonfinite":  # such weights are nothing to save
             return
-        saved = [entry.name for entry in self._store(self._trial).entries() if entry.manifest]
-        since = saved[0] if saved else "the beginning"
-        warnings.warn(
+        last = self._between.saved or self._went_on_from
+        since = "the beginning" if last is None else last.name
+        give_notice(
             f"The last save failed: what was learnt since {since} is in no checkpoint.\n"
             f"  why: {failed.why}\n"
             "  fix: trainer.save_model(FOLDER), with a folder that can be written, saves the "
             "weights while this process is there.",
-            Notice,
             stacklevel=2,
         )
 
@@ -189,6 +213,7 @@ class Saving(Pieces):
         name = f"{PREFIX_CHECKPOINT_DIR}-{state.global_step}"
         self._between.finish()
         self._own_folder(store.root)
+        best = state.best_model_checkpoint
         self._settle_best(store.root, coming=name)
         self._read_tokens()
         self.store_flos()
@@ -210,6 +235,7 @@ class Saving(Pieces):
             ready = partial(session.backend.synchronize, session.device)
             self._between.writer = checkpoint.Writer(store, world=session.world, synchronize=ready)
         self._between.writer.begin(name, self._take)
+        self._hold_back_best(store.root / name, best)
 
     def _take(self, folder: Path) -> checkpoint.Snapshot:
         """Return the run as it is now; files that others read go into the folder."""
@@ -251,7 +277,7 @@ class Saving(Pieces):
         root = Path(self._get_output_dir(trial)).expanduser().resolve()
 
         def known_best() -> str | None:
-            best = self.state.best_model_checkpoint
+            best = self._coming_best or self.state.best_model_checkpoint
             is_here = best is not None and Path(best).resolve().parent == root
             return Path(best).name if best is not None and is_here else None
 
@@ -271,7 +297,9 @@ class Saving(Pieces):
         self._between.finish()
         self._save_checkpoint(self.model, self._trial, wait=True)
         path = Path(self._get_output_dir(self._trial)) / f"{PREFIX_CHECKPOINT_DIR}-{step}"
-        if not path.exists():
+        saved, failed = self._between.saved, self._between.unsaved
+        is_older = failed is not None and (saved is None or saved.name != path.name)
+        if is_older or not path.exists():
             return f"the run could not be saved after step {step}; see the notice above."
         return (
             f"saved {path} after step {step}. "
@@ -281,25 +309,30 @@ class Saving(Pieces):
     # -- resuming -----------------------------------------------------------------------------
 
     def _find_checkpoint(self, asked: str | os.PathLike[str] | bool | None) -> Path | None:
-        """Return the checkpoint to go on from: the one named, or with True the newest whole."""
+        """Return the checkpoint to go on from: the one named, or with True the newest whole.
+
+        With "auto" it is the newest whole one where there is one. What train() is not told is
+        taken from the arguments, else from the environment, for the Trainer's first training.
+        """
+        if asked is None and not self._trained_before and self._trial is None and not watching():
+            asked = environment.resume_from(self.args.resume_from_checkpoint)
         if asked is None or asked is False:
             return None
-        if asked is not True and str(asked).lower() not in ("true", "latest"):
+        if asked is not True and str(asked).lower() not in ("true", "latest", "auto"):
             return Path(asked)
-        root = Path(str(self.args.output_dir))
-        newest = checkpoint.Store(root).newest_whole(world=self._session.world)
+        root, world = Path(str(self.args.output_dir)).expanduser().absolute(), self._session.world
+        newest = world.broadcast_object(last_checkpoint(root) if world.rank == 0 else None)
+        assert newest is not None
         for damage in newest.passed_over:
-            warnings.warn(f"Passed over a damaged checkpoint: {damage}", Notice, stacklevel=3)
-        if newest.path is not None:
-            return newest.path
-        other = get_last_checkpoint(root) if root.is_dir() else None
-        if other is None:
+            give_notice(f"Passed over a damaged checkpoint: {damage}", stacklevel=3)
+        if newest.path is None and str(asked).lower() != "auto":
             raise NoCheckpoint(
                 f"No valid checkpoint found in output directory ({root}).",
                 why="nothing was saved there yet, or all of it is damaged.",
-                fix="leave resume_from_checkpoint out to start afresh, or name the folder.",
+                fix='pass resume_from_checkpoint="auto" to start afresh where there is none, or '
+                "name the folder.",
             )
-        return Path(other)
+        return newest.path
 
     def _open_checkpoint(self, path: Path | None) -> checkpoint.Loaded | None:
         """Return the checkpoint, found to be whole; None where there is none of ours."""
@@ -309,17 +342,19 @@ class Saving(Pieces):
         if not loaded.part_names:
             raise CheckpointError(
                 f"Cannot go on from {path}: it holds the model alone.",
-                why="it was saved with save_only_model, so its optimizer, schedule and place in "
-                "the data are not known.",
+                why=f"{MANIFEST} names no other part: it was saved with save_only_model, so its "
+                "optimizer, schedule and place in the data are not known.",
                 fix="load the model from this folder, and begin a new training with it.",
             )
-        if "registered" not in loaded.part_names or "progress" not in loaded.part("registered"):
+        standing = loaded.part("registered") if "registered" in loaded.part_names else {}
+        if isinstance(standing, Mapping) and "progress" not in standing:
             raise CheckpointError(
                 f"Cannot go on from {path}: no Trainer wrote it.",
-                why="it holds no position of a Trainer's loop; Accelerator.save_state may have "
-                "made it.",
+                why=f"{loaded.manifest.parts.get('registered', MANIFEST)} holds no position of a "
+                "Trainer's loop; Accelerator.save_state may have made it.",
                 fix="load it where it was saved, or load its model and begin a new training.",
             )
+        loaded.check("registered", partial(check_standing, callbacks=self.callback_handler))
         return loaded
 
     def _resume(self, path: Path, loaded: checkpoint.Loaded | None) -> None:
@@ -333,12 +368,13 @@ class Saving(Pieces):
         else:
             standing = Standing(self)
             snapshot.restore(run, [standing], loaded, self._load_hooks(), own=own)
-            self._count_batches_anew()
+            run.loaders[0].load_state_dict(position_of(loaded, run.loaders[0]))
+            self.state.train_batch_size = self.args.train_batch_size
             if run.session.world.rank == 0:
                 tell_settled(path / ARGUMENTS_NAME, self.args)
                 tell_other_data(standing.num_samples, self._num_samples(), self._progress)
         if self.args.ignore_data_skip:
-            self._progress.batch = 0
+            self._progress.batch, self._progress.this_epoch = 0, None
             run.loaders[0].rewind()
 
     def _num_samples(self) -> int | None:
@@ -347,18 +383,6 @@ class Saving(Pieces):
             return self._run.loaders[0].total_dataset_length
         except (TypeError, AttributeError, NotImplementedError):
             return None
-
-    def _count_batches_anew(self) -> None:
-        """Stand at the same sample where the saved run had batches of another size."""
-        saved, size, progress = (
-            self.state.train_batch_size,
-            self.args.train_batch_size,
-            self._progress,
-        )
-        if saved not in (None, size):
-            at_end = progress.batch >= progress.batches_per_epoch
-            self._run.loaders[0].rescale(saved, size, at_end=at_end)
-        self.state.train_batch_size = size
 
     def _seek(self, step: int) -> None:
         """Stand where a run of so many steps stands: its order is a function of the epoch."""
@@ -378,9 +402,7 @@ class Saving(Pieces):
             setattr(saved, name, getattr(here, name))
         best = saved.best_model_checkpoint
         if best is not None and not Path(best).is_dir():
-            warnings.warn(
-                f"The best checkpoint so far, {best}, is not there any more.", Notice, stacklevel=3
-            )
+            give_notice(f"The best checkpoint so far, {best}, is not there any more.", stacklevel=3)
             saved.best_model_checkpoint = None
         vars(here).update(vars(saved))
         self._load_callback_state()

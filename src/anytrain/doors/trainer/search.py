@@ -7,13 +7,18 @@ trains, evaluates and gives up the same trials.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from anytrain.core.errors import BadInput, BadType, Unsupported, WrongOrder
+from anytrain.core.records import FORMAT, SWEEP, open_sweep
+from anytrain.core.text import one_line
 from anytrain.doors.trainer.outputs import (
     BestRun,
     HPSearchBackend,
@@ -23,9 +28,11 @@ from anytrain.doors.trainer.outputs import (
 from anytrain.doors.trainer.reports import Reports
 from anytrain.doors.training_args import session as sessions
 from anytrain.engine.assemble import current
+from anytrain.engine.recording.disk import Disk
 
 Space = Callable[[Any], dict[str, Any]]
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+_PLAIN = (bool, int, float, str, type(None))
 _OF_OPTIMIZE = ("timeout", "gc_after_trial", "catch", "callbacks", "show_progress_bar")
 
 
@@ -58,8 +65,22 @@ class Search(Reports):
         """Train `n_trials` models with settings that optuna suggests; return the best trial.
 
         With several directions, return every trial that no other beats in all of them. The
-        arguments are as they were once the search is over. `kwargs` go to optuna's
+        arguments are as they were once the search is over. A line says where each trial's folder
+        is; `anytrain report` of the folder that they are in compares them. `kwargs` go to optuna's
         `create_study` (sampler, pruner, storage) and `Study.optimize` (timeout, catch).
+
+        Args:
+            hp_space: `f(trial)` that returns settings by the names of TrainingArguments.
+                None: learning rate, epochs, seed and batch size in HF's ranges.
+            compute_objective: `f(metrics)` that returns the number to compare trials by,
+                or a list of them. None: the sum of your metrics, or the evaluation's loss
+                where there are none.
+            n_trials: How many models to train.
+            direction: "minimize" or "maximize", or a list with one for each objective.
+            backend: "optuna", the only one here, or None.
+            hp_name: `f(trial)` that returns the trial's name, which its folder has too.
+                None: run-0, run-1...
+            **kwargs: What goes to optuna.
         """
         self._check_search(backend, n_trials, kwargs)
         self.hp_search_backend = HPSearchBackend.OPTUNA
@@ -78,7 +99,11 @@ class Search(Reports):
             self._new_run()
 
     def call_model_init(self, trial: Any = None) -> nn.Module:
-        """Return a fresh model from `model_init`, which may take the trial."""
+        """Return a fresh model from `model_init`, which may take the trial.
+
+        Args:
+            trial: The trial, handed on where `model_init` takes one.
+        """
         if self.model_init is None:
             raise WrongOrder(
                 "There is no model_init to call.",
@@ -142,6 +167,9 @@ class Search(Reports):
         """Ask optuna for trials until it has enough, and tell the other ranks."""
         optuna, world = _optuna(), self._session.world
         several = not isinstance(direction, str)
+        trials = _Trials(
+            self.args.output_dir, [direction] if isinstance(direction, str) else direction
+        )
         asked = {key: options[key] for key in _OF_OPTIMIZE if key in options}
         rest = {k: v for k, v in options.items() if k not in (*_OF_OPTIMIZE, "n_jobs")}
         goal = {"directions": direction} if several else {"direction": direction}
@@ -150,9 +178,11 @@ class Search(Reports):
             assert self.hp_space is not None
             self.hp_space(trial)  # so that its values are known and can be told
             world.broadcast_object(("trial", dict(trial.params), trial.number))
-            return self._try(trial)
+            with trials.kept(trial, self._get_output_dir(trial), self):
+                return self._try(trial)
 
         study = optuna.create_study(**goal, **rest)
+        trials.go_on({trial.number for trial in study.trials})
         study.optimize(objective, n_trials=n_trials, **asked)
         best = _best(study, several)
         world.broadcast_object(("end", best, 0))
@@ -233,6 +263,66 @@ class Search(Reports):
             stop = trial.should_prune()
         if self._session.world.broadcast_object(stop):
             raise optuna.TrialPruned(f"given up at step {step}")
+
+
+class _Trials:
+    """Says where each trial is, and keeps all of them in the search's folder."""
+
+    def __init__(self, root: str | os.PathLike[str] | None, directions: list[str]) -> None:
+        self._root = None if root is None else Path(root)
+        self._directions = directions
+        self._entries: dict[int, dict[str, Any]] = {}
+        self._disk = Disk()
+
+    def go_on(self, numbers: set[int]) -> None:
+        """Keep what is known of the trials that a stored study has already."""
+        known = None if self._root is None or not numbers else open_sweep(self._root)
+        for trial in () if known is None else known.trials:
+            if trial.number in numbers:
+                values = list(trial.objectives)
+                folder, told = str(trial.folder.relative_to(self._root or "")), trial.parameters
+                self._put(trial.number, folder, told, trial.state, values)
+
+    @contextmanager
+    def kept(self, trial: Any, folder: str, search: Search) -> Iterator[None]:
+        """Keep the trial of the block, and how it ended."""
+        told = {n: v if isinstance(v, _PLAIN) else str(v) for n, v in trial.params.items()}
+        place = folder if self._root is None else os.path.relpath(folder, self._root)
+        if search.args.should_log:
+            shown = ", ".join(
+                f"{n} {v:.4g}" if type(v) is float else f"{n} {v}" for n, v in told.items()
+            )
+            sys.stderr.write(
+                one_line(f"anytrain: trial {trial.number} in {folder}: {shown}") + "\n"
+            )
+        self._put(trial.number, place, told, "running", [])
+        state = "failed"
+        try:
+            yield
+            state = "complete"
+        except _optuna().TrialPruned:
+            state = "pruned"
+            raise
+        finally:
+            self._put(trial.number, place, told, state, _numbers(search.objective))
+
+    def _put(
+        self, number: int, folder: str, told: Mapping[str, Any], state: str, values: list[float]
+    ) -> None:
+        named = {"number": number, "folder": folder, "state": state}
+        self._entries[number] = {**named, "parameters": told, "objectives": values}
+        if self._root is not None:
+            trials = [self._entries[each] for each in sorted(self._entries)]
+            found = {"format": FORMAT, "directions": self._directions, "trials": trials}
+            self._disk.replace(self._root / SWEEP, found)
+
+
+def _numbers(objective: Any) -> list[float]:
+    found = objective if isinstance(objective, list | tuple) else [objective]
+    try:
+        return [float(each) for each in found]
+    except (TypeError, ValueError):
+        return []
 
 
 def _optuna() -> Any:

@@ -22,7 +22,12 @@ _FROM_LABELS = ("decoder_input_ids", "decoder_attention_mask")
 
 
 class Seq2SeqTrainer(Trainer):
-    """Train a sequence-to-sequence model; with predict_with_generate, judge what it writes."""
+    """Train a sequence-to-sequence model; with predict_with_generate, judge what it writes.
+
+    Args:
+        *args: What Trainer takes, by position.
+        **kwargs: What Trainer takes, by name; `args` is a Seq2SeqTrainingArguments.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -33,7 +38,12 @@ class Seq2SeqTrainer(Trainer):
 
     @staticmethod
     def load_generation_config(gen_config_arg: str | Path | GenerationConfig) -> GenerationConfig:
-        """Return a checked GenerationConfig from one, a file, a folder or a hub's name."""
+        """Return a checked GenerationConfig from one, a file, a folder or a hub's name.
+
+        Args:
+            gen_config_arg: A GenerationConfig, a file, a folder, or a model's name on the
+                hub.
+        """
         from transformers import GenerationConfig
 
         if isinstance(gen_config_arg, GenerationConfig):
@@ -60,7 +70,19 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "eval",
         **gen_kwargs: Any,
     ) -> dict[str, float]:
-        """Evaluate; `gen_kwargs` (max_length, num_beams...) go to `generate`."""
+        """Evaluate; `gen_kwargs` (max_length, num_beams...) go to `generate`.
+
+        Args:
+            eval_dataset: A data set, the name of one in the Trainer's dict of data sets,
+                or a dict of several. None: the Trainer's own.
+            ignore_keys: What of a model's output to leave out of the predictions, by name.
+                None: what its config names in keys_to_ignore_at_inference, else
+                past_key_values.
+            metric_key_prefix: What the names of metrics begin with: "eval" gives
+                eval_loss.
+            **gen_kwargs: What goes to `generate`, such as max_length and num_beams; it
+                beats the arguments' own.
+        """
         self._gen_kwargs = self._with_defaults(gen_kwargs)
         return super().evaluate(
             eval_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
@@ -73,7 +95,18 @@ class Seq2SeqTrainer(Trainer):
         metric_key_prefix: str = "test",
         **gen_kwargs: Any,
     ) -> PredictionOutput:
-        """Predict; `gen_kwargs` (max_length, num_beams...) go to `generate`."""
+        """Predict; `gen_kwargs` (max_length, num_beams...) go to `generate`.
+
+        Args:
+            test_dataset: The samples to predict.
+            ignore_keys: What of a model's output to leave out of the predictions, by name.
+                None: what its config names in keys_to_ignore_at_inference, else
+                past_key_values.
+            metric_key_prefix: What the names of metrics begin with: "test" gives
+                test_loss.
+            **gen_kwargs: What goes to `generate`, such as max_length and num_beams; it
+                beats the arguments' own.
+        """
         self._gen_kwargs = self._with_defaults(gen_kwargs)
         return super().predict(
             test_dataset, ignore_keys=ignore_keys, metric_key_prefix=metric_key_prefix
@@ -87,7 +120,17 @@ class Seq2SeqTrainer(Trainer):
         ignore_keys: list[str] | None = None,
         **gen_kwargs: Any,
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """Return the loss, what the model wrote, and the labels, for one batch."""
+        """Return the loss, what the model wrote, and the labels, for one batch.
+
+        Args:
+            model: The model, in evaluation mode.
+            inputs: The batch.
+            prediction_loss_only: Whether to return the loss alone.
+            ignore_keys: What of a model's output to leave out of the predictions, by name.
+                None: what its config names in keys_to_ignore_at_inference, else
+                past_key_values.
+            **gen_kwargs: What goes to `generate`.
+        """
         if prediction_loss_only or not getattr(self.args, "predict_with_generate", False):
             return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from anytrain.core.nearest import NamedArguments
+from anytrain.core.sheet import Sheet
+from anytrain.core.text import amount
 from anytrain.doors.accelerator import Accelerator
 from anytrain.doors.callbacks import (
     Callbacks,
@@ -24,6 +27,7 @@ from anytrain.doors.callbacks import (
     ProgressCallback,
     TrainerState,
 )
+from anytrain.doors.described import NOWHERE, Described, sheet
 from anytrain.doors.trainer import length, preparing, rehearsing, timing
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.best import CheckpointMetricMissing
@@ -31,6 +35,7 @@ from anytrain.doors.trainer.data import check_eval_sets, default_collator
 from anytrain.doors.trainer.evaluating import Evaluating
 from anytrain.doors.trainer.foretelling import Foretelling
 from anytrain.doors.trainer.hub import Hub
+from anytrain.doors.trainer.inputs import Inputs
 from anytrain.doors.trainer.job import TrainerJob
 from anytrain.doors.trainer.losses import Losses
 from anytrain.doors.trainer.memory import MemoryUse
@@ -38,6 +43,7 @@ from anytrain.doors.trainer.nonfinite import NonFinite
 from anytrain.doors.trainer.optimizing import Optimizing, set_mode
 from anytrain.doors.trainer.outputs import TrainOutput, has_length, speed_metrics
 from anytrain.doors.trainer.recording import Recording
+from anytrain.doors.trainer.resumed import position_of
 from anytrain.doors.trainer.serving import Serving
 from anytrain.doors.trainer.unlike import UnlikeTransformers
 from anytrain.doors.training_args import TrainingArguments
@@ -46,7 +52,13 @@ from anytrain.engine import objective
 from anytrain.engine.assemble import current
 from anytrain.engine.assemble.regions import Regions, build_regions
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.assemble.training import StepOptions, build_feed, build_step, count_items
+from anytrain.engine.assemble.training import (
+    Recount,
+    StepOptions,
+    build_feed,
+    build_step,
+    count_items,
+)
 from anytrain.engine.checkpoint import Loaded
 from anytrain.engine.data.columns import can_return_loss, label_names
 from anytrain.engine.loop import fit
@@ -58,6 +70,7 @@ from anytrain.insight.preflight.watching import watching
 
 
 class Trainer(
+    Described,
     Losses,
     Serving,
     Recording,
@@ -67,8 +80,45 @@ class Trainer(
     Evaluating,
     Foretelling,
     UnlikeTransformers,
+    NamedArguments,
 ):
-    """Train, evaluate and predict with a model, on whatever device and processes there are."""
+    """Train, evaluate and predict with a model, on whatever device and processes there are.
+
+    Args:
+        model: Any `nn.Module` that returns a loss when it is given labels: a mapping or object
+            with `loss`, or a tuple whose first entry is the loss. With `compute_loss_func` it
+            need not. Either this or `model_init`.
+        args: The settings of the run. None: the defaults, in tmp_trainer.
+        data_collator: Makes a batch of a list of samples. None: `processing_class` pads them
+            where it can, and otherwise tensors of equal shapes are stacked.
+        train_dataset: What `train` goes through: anything with a length and items, a stream
+            (IterableDataset), or a `datasets` table. Samples are mappings by the names that
+            forward takes. None where the Trainer only evaluates.
+        eval_dataset: What `evaluate` goes through, or a dict of several, whose names become
+            part of the metrics' names: eval_NAME_loss.
+        processing_class: A tokenizer, image processor, feature extractor or processor: pads
+            batches, and is saved with the model and with each checkpoint.
+        model_init: A function that returns a new model, called at the beginning and again by
+            each `train`; it may take one argument, the trial of a search. Needed by
+            `hyperparameter_search`.
+        compute_loss_func: Computes the loss from outputs and labels: `f(outputs, labels,
+            num_items_in_batch=n)`. `num_items_in_batch` counts the labels of the whole step,
+            over all micro-batches and processes: a sum divided by it is the exact mean.
+        compute_metrics: A function of an EvalPrediction that returns a dict of numbers, or one
+            of anytrain's metrics, such as Accuracy(), which keep no predictions. None: the
+            loss alone.
+        callbacks: TrainerCallbacks, or their classes, called in this order, after the default
+            one.
+        optimizers: An optimizer made from this model's parameters, and its schedule. Where one
+            is None it is made from `args`.
+        optimizer_cls_and_kwargs: A class of optimizer and its arguments, in place of
+            `args.optim`. The Trainer makes it, with groups for weight decay; so it goes with
+            `model_init`.
+        preprocess_logits_for_metrics: `f(logits, labels)`, called on each batch of an
+            evaluation, on the device; what it returns is kept instead of the logits. An argmax
+            there saves memory.
+        tokenizer: The former name of `processing_class`.
+    """
 
     _activations: Activations | None = None
     _regions: Regions | None = None
@@ -98,7 +148,7 @@ class Trainer(
         check_eval_sets(self, eval_dataset)
         length.check_end(self.args, has_end=train_dataset is None or has_length(train_dataset))
         self._follow_arguments()
-        preparing.set_precision_of_matmuls(self.args, self._session)
+        preparing.check_tf32(self.args, self._session)
         self._new_run()
         self._memory = MemoryUse(self._session, off=self.args.skip_memory_metrics)
         self._trial = self._record = self._trackers = self._tokens = None
@@ -118,6 +168,7 @@ class Trainer(
         self._began, self._tokens_before, self._globalstep_last_logged = time.time(), 0, 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
         self._kept_loaders, self._last_metrics, self._own_folders = {}, {}, set()
+        self._trained_before = False
         self.callback_handler = Callbacks(
             [DefaultFlowCallback, *(callbacks or [])],
             self.model,
@@ -138,6 +189,18 @@ class Trainer(
         self._memory.built()
         self._tell("init_end")
         current.take(self._session)
+
+    def _sheet(self) -> Sheet:
+        args, state, data = self.args, self.state, self.train_dataset
+        number = f"{amount(len(data), 'row')}, " if isinstance(data, Sized) else ""
+        size = f"batches of {args.train_batch_size} a process"
+        of = f" of {state.max_steps:,}" if state.max_steps > 0 else " so far"
+        rows = [
+            ("data", "none to train on" if data is None else number + size),
+            ("updates", f"{state.global_step:,}{of}"),
+        ]
+        title, why = type(self).__name__, "in .accelerator.plan"
+        return sheet(title, self._session, [self.model], rows, args.output_dir or NOWHERE, why)
 
     def _new_run(self) -> None:
         """Begin with nothing prepared: each training is a run of its own."""
@@ -163,15 +226,27 @@ class Trainer(
     # -- callbacks ----------------------------------------------------------------------------
 
     def add_callback(self, callback: Any) -> None:
-        """Add a callback: an object, or a class that needs no arguments."""
+        """Add a callback: an object, or a class that needs no arguments.
+
+        Args:
+            callback: The callback, or its class.
+        """
         self.callback_handler.add_callback(callback)
 
     def pop_callback(self, callback: Any) -> Any:
-        """Take a callback out, by its class or itself; return it."""
+        """Take a callback out, by its class or itself; return it.
+
+        Args:
+            callback: The callback, or its class: then the first one of that class.
+        """
         return self.callback_handler.pop_callback(callback)
 
     def remove_callback(self, callback: Any) -> None:
-        """Take a callback out, by its class or itself."""
+        """Take a callback out, by its class or itself.
+
+        Args:
+            callback: The callback, or its class: then the first one of that class.
+        """
         self.callback_handler.remove_callback(callback)
 
     # -- training -----------------------------------------------------------------------------
@@ -184,9 +259,20 @@ class Trainer(
     ) -> TrainOutput:
         """Train; with resume_from_checkpoint go on from a folder, or with True from the newest.
 
-        Without it a new run begins: checkpoints that another Trainer left in output_dir are moved
-        to output_dir/earlier-1 (with overwrite_output_dir: removed). A second train() of the same
-        Trainer leaves its own where they are, and replaces those of the same step.
+        "auto" goes on from the newest where there is one. Left out, the first training asks
+        args.resume_from_checkpoint, then ANYTRAIN_RESUME_FROM_CHECKPOINT. False is no.
+
+        A new run moves checkpoints that another Trainer left in output_dir to
+        output_dir/earlier-1 (with overwrite_output_dir: removes them). A second train() of the
+        same Trainer leaves its own where they are, and replaces those of the same step.
+
+        Args:
+            resume_from_checkpoint: A checkpoint's folder; True for the newest whole one of
+                output_dir, which must be there; "auto" for the newest where there is one.
+                None: as said above. False: begin afresh.
+            trial: A trial of `hyperparameter_search`, which passes it by itself.
+            ignore_keys_for_eval: What of a model's output the evaluations between leave
+                out of the predictions, by name.
         """
         if (watch := watching()) is not None and watch.begin():
             rehearsing.rehearse(self, watch)
@@ -195,30 +281,37 @@ class Trainer(
         self._hp_search_setup(trial)
         self._follow_arguments()
         self._ignored_in_eval = ignore_keys_for_eval
-        where = self._find_checkpoint(resume_from_checkpoint)
-        self.is_in_train = True
-        self._new_run()
-        self._begin_saving()
-        vars(self).pop("_engine_step", None)
-        try:
-            with preparing.model_for_training(self, trial):
-                return self._inner_training_loop(
-                    batch_size=self._train_batch_size,
-                    args=self.args,
-                    resume_from_checkpoint=None if where is None else str(where),
-                    trial=trial,
-                    ignore_keys_for_eval=ignore_keys_for_eval,
-                )
-        finally:
-            self.is_in_train = False
-            if "_engine_step" in vars(self):
-                self._engine_step.end()
-            if self._regions is not None:
-                self._regions.close()
-                self._regions = None
-            self.callback_handler.close()
-            self._leave_records()
-            self._end_saving()
+        with self._alone_in_folder():
+            where = self._find_checkpoint(resume_from_checkpoint)
+            self.is_in_train = True
+            self._new_run()
+            self._begin_saving()
+            vars(self).pop("_engine_step", None)
+            try:
+                with preparing.model_for_training(self, trial):
+                    output = self._inner_training_loop(
+                        batch_size=self._train_batch_size,
+                        args=self.args,
+                        resume_from_checkpoint=None if where is None else str(where),
+                        trial=trial,
+                        ignore_keys_for_eval=ignore_keys_for_eval,
+                    )
+                self._trained_before = True
+                return output
+            finally:
+                self._end_training()
+
+    def _end_training(self) -> None:
+        """Close what a training has opened, however it ended."""
+        self.is_in_train = False
+        if "_engine_step" in vars(self):
+            self._engine_step.end()
+        if self._regions is not None:
+            self._regions.close()
+            self._regions = None
+        self.callback_handler.close()
+        self._leave_records()
+        self._end_saving()
 
     def _inner_training_loop(
         self,
@@ -230,7 +323,7 @@ class Trainer(
     ) -> TrainOutput:
         """Train, once it is clear where from; a subclass may do something before and after."""
         where = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
-        loader = self.get_train_dataloader()
+        loader = self._prepared(self.get_train_dataloader())
         saved = self._open_checkpoint(where)
         self._load_own_model(where)
         self._set_length(loader, trial, saved)
@@ -246,8 +339,11 @@ class Trainer(
         args = self.args
         num_batches = len(loader) if has_length(loader) else None
         samples = args.train_batch_size * self._session.world.size
-        where = None if saved is None else saved.part("registered")["progress"]
-        self._progress = length.plan(args, num_batches, samples, where)
+        where = place = None
+        if saved is not None:
+            where = saved.part("registered")["progress"]
+            place = loader.place_of(position_of(saved, loader))
+        self._progress = length.plan(args, num_batches, samples, where, place)
         max_steps, num_epochs = self._progress.max_steps, self._progress.num_epochs
         self._meter = Meter(self._session.device)
         self._loss_so_far, self._total_loss_scalar = (0.0, 0), 0.0
@@ -262,12 +358,13 @@ class Trainer(
         """Prepare loader, model, optimizer and schedule, and make the step."""
         run, args = self._run, self.args
         self.model.zero_grad()  # whatever an earlier attempt has left behind
-        loader = run.loader(self._prepared(loader))
+        loader = run.loader(loader)
         if self._made_scheduler:
             self.lr_scheduler, self._made_scheduler = None, False
         if self.optimizer is None or self.lr_scheduler is None:
             self.create_optimizer_and_scheduler(self._progress.max_steps)
-        self.model_wrapped = run.model(self.model)
+        looks = self._looks_for_unused()
+        self.model_wrapped = run.model(self.model, looks_for_unused=looks)
         self.optimizer = run.optimizer(self.optimizer)
         if not follows_metric(self.lr_scheduler):
             self.lr_scheduler = run.scheduler(self.lr_scheduler)
@@ -276,13 +373,17 @@ class Trainer(
         handler.model, handler.optimizer = self.model, self.optimizer
         handler.lr_scheduler, handler.train_dataloader = self.lr_scheduler, loader
         count = count_items(run, inner_model(self.model))
-        alone = self._session.world.size * args.gradient_accumulation_steps == 1
+        is_one = self._session.world.size * args.gradient_accumulation_steps == 1
+        alone = is_one and not self._reads_items()
         self._feed = build_feed(
             run,
             loader,
             args.gradient_accumulation_steps,
-            count if not alone or self._reads_items() else lambda micro: None,
+            lambda micro: None if alone else count(micro),
+            keeps_repeats=self._keeps_repeats(),
         )
+        makes_others = self._makes_batches() and (not alone or args.auto_find_batch_size)
+        self._counted = Recount(run, self.model) if makes_others else None
         self._engine_step = build_step(
             run,
             self.model_wrapped,
@@ -296,6 +397,8 @@ class Trainer(
                 self._obstacle(),
                 self._activations,
                 lambda: self._progress.max_steps - self._progress.step,
+                looks,
+                self._counted,
             ),
             count=count,
             tell=self._tell if handler.looks_inside() else None,
@@ -314,20 +417,23 @@ class Trainer(
         self._tell("train_begin", facts=self._facts)
         if self.args.eval_on_start:
             self._evaluate(self._trial, self._ignored_in_eval, skip_scheduler=True)
-        step, ledger = self._remembering(self._engine_step), self._session.ledger
+        inputs, ledger = Inputs(self, model=self.model_wrapped), self._session.ledger
+        step = self._remembering(inputs.checked_first(self._engine_step))
         cut = self._session.end_step
         if cut is not None and first:
             cut()  # what was restored is an input now: the next step is the run's usual graph
-        fit(TrainerJob(self), self._feed, step, self._meter, self._progress, ledger, cut)
-        self._end_saving()
-        self._tell_unsaved()
-        reading = self._meter.read(self._session.world)
+        with inputs.explained():
+            fit(TrainerJob(self), self._feed, step, self._meter, self._progress, ledger, cut)
+            self._end_saving()
+            self._tell_unsaved()
+            reading = self._meter.read(self._session.world)
         self._take_loss(reading)
         self._answer_bad_steps(reading)
         total, num_steps = self._loss_so_far
         done = state.global_step - first
+        self._refuse_idle_skipping(done)
         if not done:
-            preparing.tell_nothing_done(state.global_step, state.max_steps)
+            preparing.tell_nothing_done(state.global_step, state.max_steps, self.args)
         share = done / max(state.max_steps, 1)
         epochs = self.args.num_train_epochs if self.args.max_steps <= 0 else 0
         samples = self._num_examples * epochs or state.max_steps * self._samples_per_step()

@@ -7,7 +7,7 @@ anytrain's loop never calls is told so at once, for its code would do nothing.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set as AbstractSet
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import Unsupported
+from anytrain.core.notices import give_notice
 from anytrain.doors.accelerator import Accelerator
 from anytrain.doors.trainer import length
 from anytrain.doors.trainer.outputs import has_length
@@ -43,6 +44,10 @@ _INSTEAD = (
 )
 
 
+REPLACED: dict[str, Any] = {}
+"""What a script has put in the place of a function of HF's modules, with what stood there."""
+
+
 class UnlikeTransformers(Reports):
     """Truthful answers about what is not there."""
 
@@ -60,16 +65,33 @@ class UnlikeTransformers(Reports):
     _smoothing: float
     num_examples: Callable[[Any], int]
 
+    _as_made: Mapping[str, Any]
+    """What anytrain's own class came with, whatever is put in its place later."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         """Refuse a subclass whose code would never run."""
         super().__init_subclass__(**kwargs)
-        idle = NEVER_CALLED.intersection(vars(cls))
-        if not cls.__module__.startswith("anytrain."):
-            _refuse(cls.__name__, idle - {_LOOP} if _calls_super(vars(cls).get(_LOOP)) else idle)
+        if cls.__module__.startswith("anytrain."):
+            kinds = reversed(cls.__mro__)
+            cls._as_made = {name: value for kind in kinds for name, value in vars(kind).items()}
+            return
+        users = [kind for kind in cls.__mro__ if not issubclass(kind, UnlikeTransformers)]
+        idle = NEVER_CALLED.intersection(vars(cls)) | {
+            name for kind in users for name in NEVER_CALLED.intersection(vars(kind))
+        }
+        _refuse(cls.__name__, idle - {_LOOP} if _calls_super(vars(cls).get(_LOOP)) else idle)
 
     def _refuse_idle(self) -> None:
-        """Refuse to train where code was put on this very Trainer that would never run."""
-        _refuse(f"This {type(self).__name__}", NEVER_CALLED.intersection(vars(self)) - {_LOOP})
+        """Refuse to train where code was put on a Trainer or its class that would never run."""
+        kind = type(self)
+        put = {n for n in NEVER_CALLED if getattr(kind, n, None) is not self._as_made.get(n)}
+        _refuse(f"This {kind.__name__}", (put | NEVER_CALLED.intersection(vars(self))) - {_LOOP})
+        for name in REPLACED:
+            give_notice(
+                f"{name} was replaced, to no effect: anytrain's Trainer does not look its "
+                f"functions up there. Instead, {_INSTEAD}",
+                stacklevel=3,
+            )
 
     @property
     def tokenizer(self) -> Any:
@@ -122,7 +144,11 @@ class UnlikeTransformers(Reports):
         self._accepts_loss_kwargs = accepts
 
     def get_total_train_batch_size(self, args: TrainingArguments) -> int:
-        """Return the samples of one optimizer step, over all processes."""
+        """Return the samples of one optimizer step, over all processes.
+
+        Args:
+            args: The settings to count by.
+        """
         in_one = args.train_batch_size * args.gradient_accumulation_steps
         return int(in_one * self._session.world.size)
 
@@ -143,7 +169,13 @@ class UnlikeTransformers(Reports):
         raise _inside("create_accelerator_and_postprocess", "use trainer.accelerator.")
 
     def get_batch_samples(self, epoch_iterator: Any, num_batches: int, device: Any) -> None:
-        """Refuse: a step's micro-batches are grouped by the feed."""
+        """Refuse: a step's micro-batches are grouped by the feed.
+
+        Args:
+            epoch_iterator: Not used.
+            num_batches: Not used.
+            device: Not used.
+        """
         raise _inside("get_batch_samples", "walk trainer.get_train_dataloader().")
 
     def set_initial_training_values(
@@ -153,6 +185,10 @@ class UnlikeTransformers(Reports):
 
         That is its epochs, steps per epoch, samples of an epoch and of the whole training, samples
         of a step, batches of an epoch, and steps.
+
+        Args:
+            args: The settings to count by.
+            dataloader: The training loader.
         """
         num_batches = len(dataloader) if has_length(dataloader) else None
         planned = length.plan(args, num_batches, args.train_batch_size)
@@ -168,7 +204,7 @@ class UnlikeTransformers(Reports):
         return planned.num_epochs, per_epoch, examples, per_training, in_step, batches, in_all
 
 
-def _refuse(who: str, idle: frozenset[str]) -> None:
+def _refuse(who: str, idle: AbstractSet[str]) -> None:
     if idle:
         raise Unsupported(
             f"{who} overrides {', '.join(sorted(idle))}, to no effect.",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytrain.core.nearest import NamedArguments
 from anytrain.doors.training_args import checks, legacy, normal, support
 from anytrain.doors.training_args.fields import Fields, option
 from anytrain.doors.training_args.legacy import OldFields
@@ -21,7 +22,7 @@ else:
 
 
 @dataclass(repr=False)
-class TrainingArguments(Setters, Processes, Record, OldFields, Fields):
+class TrainingArguments(Setters, Processes, Record, OldFields, Fields, NamedArguments):
     """What a run is told: HF's names, checked before a model is loaded.
 
     Old names are taken for what replaced them; what anytrain does not do is refused at once.
@@ -32,6 +33,7 @@ class TrainingArguments(Setters, Processes, Record, OldFields, Fields):
     """
 
     # A subclass adds fields of its own that a command line or a file may give as JSON text.
+    _not_suggested = frozenset(legacy.RULES)
     _VALID_DICT_FIELDS = [
         "accelerator_config",
         "fsdp_config",
@@ -42,7 +44,7 @@ class TrainingArguments(Setters, Processes, Record, OldFields, Fields):
 
     def __new__(cls, *given: Any, **named: Any) -> TrainingArguments:
         """Note which arguments are given: a value that is not may be chosen by the run."""
-        made = super().__new__(cls)
+        made = super().__new__(cls, *given, **named)
         made.__dict__["_told"] = {*list(cls.__dataclass_fields__)[: len(given)], *named}
         return made
 
@@ -53,11 +55,18 @@ class TrainingArguments(Setters, Processes, Record, OldFields, Fields):
         """Whether somebody has given this argument, if only its default.
 
         `dataclasses.replace` gives every argument; to change some and give no more, assign them.
+
+        Args:
+            name: The argument's name.
         """
         return name in self.__dict__["_told"]
 
     def forget_untold(self, told: set[str]) -> None:
-        """Say that no other arguments were given: a parser fills all of them in."""
+        """Say that no other arguments were given: a parser fills all of them in.
+
+        Args:
+            told: The names that somebody has given.
+        """
         self.__dict__["_told"] = self.__dict__["_told"] & told
 
     def check(self) -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 from anytrain.core import environment
 from anytrain.core.errors import BadInput, Unsupported
+from anytrain.core.nearest import unknown
 from anytrain.core.plan import STEPS
 from anytrain.doors.training_args.choices import (
     ACTIVATIONS,
@@ -33,7 +34,6 @@ from anytrain.doors.training_args.choices import (
     IntervalStrategy,
     SaveStrategy,
     SchedulerType,
-    unknown,
 )
 from anytrain.doors.training_args.fields import packs
 from anytrain.doors.training_args.normal import LIBRARIES

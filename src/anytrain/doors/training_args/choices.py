@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from difflib import get_close_matches
 from enum import Enum, StrEnum
 from typing import Any
 
-from anytrain.core.errors import BadInput
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """Return the known word that looks most like this one, or None.
-
-    >>> nearest("cosin", ["linear", "cosine"])
-    'cosine'
-    """
-    found = get_close_matches(word, list(known), n=1, cutoff=0.6)
-    return found[0] if found else None
-
-
-def unknown(what: str, value: object, known: Iterable[str]) -> BadInput:
-    """Return the refusal of a word that is not among the known ones."""
-    words = list(known)
-    near = nearest(str(value), words)
-    return BadInput(
-        f"Unknown {what} {value!r}.",
-        why=f"known are {', '.join(map(repr, words))}.",
-        fix=f"did you mean {near!r}?" if near else "pass one of these.",
-    )
+from anytrain.core.nearest import unknown
 
 
 class Named(StrEnum):
     """An enum of words; a word it does not hold is refused with the nearest one it does."""
 
     @classmethod
+    def accepted(cls) -> tuple[str, ...]:
+        """Return the words that ask for something which is done here."""
+        return tuple(str(member.value) for member in cls)
+
+    @classmethod
     def _missing_(cls, value: object) -> Any:
-        raise unknown(cls.__name__, value, (member.value for member in cls))
+        raise unknown(cls.__name__, value, cls.accepted())
 
 
 class IntervalStrategy(Named):
@@ -85,8 +67,12 @@ class SchedulerType(Named):
     GREEDY = "greedy"
 
 
+RUNNING = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop")
+"""The optimizers that run here."""
+
+
 class OptimizerNames(Named):
-    """Optimizers by name; which of them run here is said in `support.py`."""
+    """Optimizers by name; why others than `RUNNING` do not run is said in `support.py`."""
 
     ADAMW_TORCH = "adamw_torch"
     ADAMW_TORCH_FUSED = "adamw_torch_fused"
@@ -132,6 +118,11 @@ class OptimizerNames(Named):
     # Names of transformers 4.x, taken for what replaced them.
     ADAMW_HF = "adamw_hf"
     ADAMW_APEX_FUSED = "adamw_apex_fused"
+
+    @classmethod
+    def accepted(cls) -> tuple[str, ...]:
+        """Return the names of those that run here."""
+        return RUNNING
 
 
 class DebugOption(Named):

@@ -5,13 +5,13 @@ YAML reads 1e-4 as a string, JSON has no integers of its own, a shell has nothin
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable
 from enum import Enum
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
+from anytrain.core import documents
 from anytrain.core.errors import BadType
 
 TRUE = ("yes", "true", "t", "y", "1", "on")
@@ -94,7 +94,7 @@ def to_dict(value: Any) -> dict[str, Any]:
         return value
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
-            return {key: plain(item) for key, item in json.loads(value).items()}
+            return {key: plain(item) for key, item in documents.from_json(value).items()}
         except ValueError:
             pass
     raise Unreadable('a dict, or JSON text such as {"key": 1}')

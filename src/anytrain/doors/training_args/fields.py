@@ -219,7 +219,7 @@ class Fields:
     do_eval: bool = option(False, "Evaluate: read by scripts.")
     do_predict: bool = option(False, "Predict: read by scripts.")
     resume_from_checkpoint: PathOrFlag = option(
-        None, "The checkpoint to go on from: read by scripts.", nargs="?", const=True
+        None, "The checkpoint to go on from: a folder, true or auto.", nargs="?", const=True
     )
     local_rank: int = option(-1, "This process's place on its machine; the launcher tells.")
 
@@ -242,7 +242,12 @@ class Fields:
     packing: bool = option(
         False, "Put a batch's rows into one, without padding: for causal language models."
     )
-    async_save: bool = option(True, "Write checkpoints behind the loop.")
+    async_save: bool = option(
+        True, "Write checkpoints behind the loop; False: commit each before the next step."
+    )
+    earlier_total_limit: int | None = option(
+        None, "Folders earlier-N to keep, the newest first; unset keeps all."
+    )
     save_on_signal: bool = option(True, "Save and end between two steps when told to stop.")
 
 

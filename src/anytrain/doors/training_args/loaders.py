@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import copy
-import json
 import os
 from dataclasses import dataclass, fields
 from typing import Any
 
+from anytrain.core import documents
 from anytrain.core.errors import BadInput, BadType, Unsupported
-from anytrain.doors.training_args.choices import nearest
+from anytrain.core.nearest import nearest
 
 
 @dataclass
@@ -97,7 +97,7 @@ def _from_dict(given: dict[str, Any]) -> AcceleratorConfig:
 def _from_file(name: str) -> dict[str, Any]:
     try:
         with open(os.path.expanduser(name), encoding="utf-8") as file:
-            found = json.load(file)
+            found = documents.from_json(file.read())
     except (OSError, ValueError) as error:
         raise BadInput(
             f"Cannot read accelerator_config from {name}.",

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 from anytrain.core import environment
 from anytrain.core.errors import BadInput, BadType
+from anytrain.core.nearest import unknown
 from anytrain.doors.training_args import loaders
 from anytrain.doors.training_args.choices import (
     DebugOption,
@@ -18,7 +19,6 @@ from anytrain.doors.training_args.choices import (
     OptimizerNames,
     SaveStrategy,
     SchedulerType,
-    unknown,
 )
 from anytrain.doors.training_args.convert import Unreadable, converted, plain, to_int
 from anytrain.doors.training_args.notices import tell
@@ -115,7 +115,7 @@ def _member(name: str, value: Any, kind: type[Any]) -> Any:
     if word is False and "no" in kind._value2member_map_:
         word = "no"
     if word not in kind._value2member_map_:
-        raise unknown(name, word, kind._value2member_map_)
+        raise unknown(name, word, kind.accepted())
     return kind(word)
 
 

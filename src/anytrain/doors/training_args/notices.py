@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-import warnings
 
 from anytrain.core import environment
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
 
 
 def tell(text: str) -> None:
@@ -16,7 +15,7 @@ def tell(text: str) -> None:
     level, frame = 1, sys._getframe(0)
     while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, Notice, stacklevel=level)
+    give_notice(text, stacklevel=level)
 
 
 def _is_ours(module: str) -> bool:

@@ -5,8 +5,8 @@ It needs neither torch nor transformers, and serves any dataclass.
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import sys
 from argparse import (
     ArgumentDefaultsHelpFormatter,
@@ -14,19 +14,23 @@ from argparse import (
     ArgumentTypeError,
     Namespace,
 )
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import MISSING, Field, field as make_field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Literal, NoReturn, get_args, get_origin, get_type_hints
 
+from anytrain.core import documents
 from anytrain.core.errors import AnytrainError, BadInput, BadType
+from anytrain.core.nearest import nearest
+from anytrain.doors.training_args import legacy
 from anytrain.doors.training_args.arguments import TrainingArguments
-from anytrain.doors.training_args.choices import nearest
 from anytrain.doors.training_args.convert import Unreadable, converted, members, one, to_bool
 
 _PASSED_ON = ("help", "nargs", "const", "metavar")
 _NOT_GIVEN = object()
+_FILES = (".json", ".yaml", ".yml")
 
 
 def HfArg(  # noqa: N802 -- HF's name
@@ -49,6 +53,9 @@ def HfArg(  # noqa: N802 -- HF's name
 
 class HfArgumentParser(ArgumentParser):
     """A parser whose arguments are the fields of dataclasses.
+
+    On the command line a file with arguments may come first, as in
+    `train.py run.yaml --learning_rate 1e-3`: what follows it wins over what it holds.
 
     >>> from dataclasses import dataclass
     >>> @dataclass
@@ -79,7 +86,29 @@ class HfArgumentParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """End the program with the message; the usage of a hundred options would bury it."""
-        self.exit(2, f"{self.prog}: error: {message}\n  fix: --help lists every argument.\n")
+        fix = "--help lists every argument."
+        self.exit(2, f"{self.prog}: error: {self._in_words(message)}\n  fix: {fix}\n")
+
+    def _in_words(self, message: str) -> str:
+        """Return argparse's message; of an option cut short that may be several, with a guess.
+
+        Args:
+            message: What argparse says.
+        """
+        found = re.match(r"ambiguous option: --(\S+) could match", message)
+        near = nearest(found[1].split("=")[0], self._names()) if found else None
+        return (
+            f"unknown argument --{found[1]}; did you mean --{near}?" if found and near else message
+        )
+
+    def _what_there_is(self, wrong: Iterable[str]) -> str:
+        if all(word.startswith("-") for word in wrong):
+            return "leave it out; --help lists every argument."
+        return f"--help lists every argument; a file of them ends in {' or '.join(_FILES)}."
+
+    def _names(self) -> list[str]:
+        """Return the names that options go by today."""
+        return [a.dest for a in self._actions if a.option_strings and a.dest not in legacy.RULES]
 
     def parse_args_into_dataclasses(
         self,
@@ -91,10 +120,15 @@ class HfArgumentParser(ArgumentParser):
     ) -> tuple[Any, ...]:
         """Return the dataclasses filled from the command line, in their order.
 
-        Arguments that were added to the parser by hand follow as a namespace. Files of arguments
-        (`args_filename`, one named after the script, or those that `args_file_flag` names) come
-        first, so that the command line beats them. What nobody knows is refused with the nearest
-        known name, or returned last where `return_remaining_strings` asks for it.
+        Arguments that were added to the parser by hand follow as a namespace. What nobody knows
+        is refused with the nearest known name, or returned last where `return_remaining_strings`
+        asks for it.
+
+        The command line wins over files. A first word that ends in .json, .yaml or .yml is a file
+        of names with their values (not where the parser has positional arguments, nor with
+        `return_remaining_strings`: such a word may be the caller's). It wins over files of words
+        as they would be typed: `args_filename`, one named after the script, or those that
+        `args_file_flag` names.
         """
         given = list(sys.argv[1:] if args is None else args)
         files = _files_of_arguments(look_for_args_file, args_filename)
@@ -102,26 +136,78 @@ class HfArgumentParser(ArgumentParser):
             more, given = _files_by_flag(args_file_flag, given)
             files += more
         words = [word for file in files if file.exists() for word in file.read_text().split()]
+        below: dict[str, Any] = {}
+        if not return_remaining_strings and self._begins_with_a_file(given):
+            below, unknown = self._said(words)
+            below, words = {**below, **self._in_file(given.pop(0))}, unknown
         words += given
-        namespace, remaining = self.parse_known_args(words)
+        with self._optional(below):
+            namespace, remaining = self.parse_known_args(words, Namespace(**below))
+            told, _ = self._said(words)
         if remaining and not return_remaining_strings:
             raise self._unknown(remaining, "argument")
-        filled: list[Any] = []
-        told = vars(namespace)
-        for kind in self.dataclass_types:
-            names = [f.name for f in fields(kind) if f.init]
-            filled.append(kind(**{name: told.pop(name) for name in names}))
-            if isinstance(filled[-1], TrainingArguments):
-                filled[-1].forget_untold(self._given(words, names))
-        if told:
-            filled.append(namespace)
+        filled = self._filled(vars(namespace), {*below, *told})
         return (*filled, remaining) if return_remaining_strings else tuple(filled)
 
-    def _given(self, words: list[str], names: list[str]) -> set[str]:
-        """Return which of these the words hold; a parser leaves alone what it finds filled in."""
-        marks = Namespace(**dict.fromkeys(names, _NOT_GIVEN))
-        self.parse_known_args(words, marks)
-        return {name for name in names if getattr(marks, name) is not _NOT_GIVEN}
+    def _filled(self, values: dict[str, Any], told: set[str]) -> list[Any]:
+        """Return the dataclasses, and a namespace of what belongs to none of them."""
+        filled: list[Any] = []
+        for kind in self.dataclass_types:
+            names = [f.name for f in fields(kind) if f.init]
+            filled.append(kind(**{name: values.pop(name) for name in names}))
+            if isinstance(filled[-1], TrainingArguments):
+                filled[-1].forget_untold(told)
+        return [*filled, Namespace(**values)] if values else filled
+
+    def _said(self, words: list[str]) -> tuple[dict[str, Any], list[str]]:
+        """Return what these words alone say, by name, and the words that say nothing known.
+
+        A parser leaves alone what it finds filled in.
+        """
+        marks = {
+            f.name: _NOT_GIVEN for kind in self.dataclass_types for f in fields(kind) if f.init
+        }
+        with self._optional(action.dest for action in self._actions):
+            found, unknown = self.parse_known_args(words, Namespace(**marks))
+        silent = {name: marks.get(name, self.get_default(name)) for name in vars(found)}
+        return {n: v for n, v in vars(found).items() if v is not silent[n]}, unknown
+
+    @contextmanager
+    def _optional(self, names: Iterable[str]) -> Iterator[None]:
+        """Ask for none of these on the command line while the block runs."""
+        known = {*names}
+        met = [each for each in self._actions if each.required and each.dest in known]
+        for each in met:
+            each.required = False
+        try:
+            yield
+        finally:
+            for each in met:
+                each.required = True
+
+    def _begins_with_a_file(self, words: list[str]) -> bool:
+        return (
+            bool(words)
+            and words[0].endswith(_FILES)
+            and all(action.option_strings for action in self._actions)
+        )
+
+    def _in_file(self, name: str) -> dict[str, Any]:
+        """Return the values that a file holds, by argument."""
+        if not Path(name).is_file():
+            raise BadInput(
+                f"Cannot read the arguments in {name!r}.",
+                why="there is no such file.",
+                fix="give the path of a JSON or YAML file, or the arguments themselves.",
+            )
+        load = documents.from_json if name.endswith(".json") else documents.from_yaml
+        found = _read(name, load)
+        known = {action.dest for action in self._actions}
+        unknown = sorted(str(key) for key in found if key not in known)
+        if unknown:
+            raise self._unknown(unknown, "key")
+        hints = {n: h for kind in self.dataclass_types for n, h in _hints(kind).items()}
+        return {n: _from_text(n, v, hints[n]) if n in hints else v for n, v in found.items()}
 
     def parse_dict(self, args: dict[str, Any], allow_extra_keys: bool = False) -> tuple[Any, ...]:
         """Return the dataclasses filled from a dict."""
@@ -140,30 +226,29 @@ class HfArgumentParser(ArgumentParser):
         self, json_file: str | os.PathLike[str], allow_extra_keys: bool = False
     ) -> tuple[Any, ...]:
         """Return the dataclasses filled from a JSON file."""
-        return self.parse_dict(_read(json_file, json.loads), allow_extra_keys)
+        return self.parse_dict(_read(json_file, documents.from_json), allow_extra_keys)
 
     def parse_yaml_file(
         self, yaml_file: str | os.PathLike[str], allow_extra_keys: bool = False
     ) -> tuple[Any, ...]:
         """Return the dataclasses filled from a YAML file."""
-        import yaml
-
-        return self.parse_dict(_read(yaml_file, yaml.safe_load), allow_extra_keys)
+        return self.parse_dict(_read(yaml_file, documents.from_yaml), allow_extra_keys)
 
     def _unknown(self, words: Sequence[str], what: str) -> BadInput:
         flags = [word for word in words if word.startswith("--")] or list(words)
-        known = {name.lstrip("-"): name for name in self._option_string_actions}
+        known, sign = self._names(), "--" if what == "argument" else ""
         near = {}
         for flag in flags:
             found = nearest(flag.lstrip("-").split("=")[0], known)
-            if found is not None:
-                near[flag] = known[found] if what == "argument" else found
-        names = [kind.__name__ for kind in self.dataclass_types]
-        guesses = "; ".join(f"{flag}: did you mean {name}?" for flag, name in near.items())
+            if flag.endswith(_FILES):
+                near[flag] = "a file of arguments comes first, before what is to win over it."
+            elif found is not None:
+                near[flag] = f"did you mean {sign}{found}?"
+        guesses = "; ".join(f"{flag}: {guess}" for flag, guess in near.items())
         return BadInput(
             f"Unknown {what}{'s' * (len(flags) > 1)} {', '.join(map(str, flags))}.",
-            why=f"{' and '.join(names)} know no such {what}.",
-            fix=f"{guesses}" if guesses else "drop it; --help lists every argument.",
+            why=f"there is no {what} of that name.",
+            fix=f"{guesses}" if guesses else self._what_there_is(flags),
         )
 
 

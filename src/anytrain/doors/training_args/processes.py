@@ -146,7 +146,11 @@ class Processes(Fields):
         return passive.getEffectiveLevel() if level == -1 else level
 
     def get_warmup_steps(self, num_training_steps: int) -> int:
-        """Return the number of warm-up steps of a training of that length."""
+        """Return the number of warm-up steps of a training of that length.
+
+        Args:
+            num_training_steps: Optimizer steps of the whole training.
+        """
         if self.warmup_steps >= 1:
             return int(self.warmup_steps)
         return math.ceil(num_training_steps * self.warmup_steps)
@@ -156,6 +160,11 @@ class Processes(Fields):
         """Let the main process through the block before the others.
 
         `local` means the main process of each machine; pass False where machines share a disk.
+
+        Args:
+            local: Whether the main process of each machine goes first; False where
+                machines share a disk.
+            desc: What is done inside, for the message if it hangs.
         """
         if self.world_size == 1:
             yield

@@ -31,7 +31,18 @@ class Setters(OldFields, Fields):
         seed: int = 42,
         gradient_checkpointing: bool = False,
     ) -> Self:
-        """Set what training needs, and do_train."""
+        """Set what training needs, and do_train.
+
+        Args:
+            learning_rate: The highest learning rate of the schedule.
+            batch_size: Samples a device sees at once in training.
+            weight_decay: Weight decay; biases and norms are left out.
+            num_epochs: Passes over the training data.
+            max_steps: Optimizer steps in all; above 0 it beats num_epochs.
+            gradient_accumulation_steps: Batches that make one optimizer step.
+            seed: Seed of everything that draws.
+            gradient_checkpointing: Compute activations again to save memory.
+        """
         self.do_train = True
         self.learning_rate = learning_rate
         self.per_device_train_batch_size = batch_size
@@ -52,7 +63,17 @@ class Setters(OldFields, Fields):
         delay: float | None = None,
         loss_only: bool = False,
     ) -> Self:
-        """Set how evaluation is done during training, and do_eval where it is."""
+        """Set how evaluation is done during training, and do_eval where it is.
+
+        Args:
+            strategy: "no", "steps" or "epoch".
+            steps: Steps between two evaluations.
+            batch_size: Samples a device sees at once.
+            accumulation_steps: Batches after which predictions move to the CPU. None: at
+                the end.
+            delay: Steps or epochs before the first one.
+            loss_only: Compute the loss and keep nothing else.
+        """
         self.eval_strategy = IntervalStrategy(strategy)
         _check_steps(self.eval_strategy, steps)
         self.do_eval = self.eval_strategy != IntervalStrategy.NO
@@ -64,7 +85,12 @@ class Setters(OldFields, Fields):
         return self._checked()
 
     def set_testing(self, batch_size: int = 8, loss_only: bool = False) -> Self:
-        """Set how predictions are made, and do_predict."""
+        """Set how predictions are made, and do_predict.
+
+        Args:
+            batch_size: Samples a device sees at once.
+            loss_only: Compute the loss and keep nothing else.
+        """
         self.do_predict = True
         self.per_device_eval_batch_size = batch_size
         self.prediction_loss_only = loss_only
@@ -77,7 +103,14 @@ class Setters(OldFields, Fields):
         total_limit: int | None = None,
         on_each_node: bool = False,
     ) -> Self:
-        """Set when checkpoints are written, and how many stay."""
+        """Set when checkpoints are written, and how many stay.
+
+        Args:
+            strategy: "no", "steps", "epoch" or "best".
+            steps: Steps between two saves.
+            total_limit: How many checkpoints stay. None: all.
+            on_each_node: Save on each machine.
+        """
         self.save_strategy = SaveStrategy(str(strategy))
         _check_steps(self.save_strategy, steps)
         self.save_steps = steps
@@ -96,7 +129,18 @@ class Setters(OldFields, Fields):
         on_each_node: bool = False,
         replica_level: str = "passive",
     ) -> Self:
-        """Set what is logged, when, and with which trackers."""
+        """Set what is logged, when, and with which trackers.
+
+        Args:
+            strategy: "no", "steps" or "epoch".
+            steps: Steps between two logs.
+            report_to: Trackers by name, "all" or "none".
+            level: Log level of the main process.
+            first_step: Log the first step too.
+            nan_inf_filter: Leave losses that are not finite out of the logged mean.
+            on_each_node: Log on each machine's main process.
+            replica_level: Log level of the other processes.
+        """
         self.logging_strategy = IntervalStrategy(strategy)
         _check_steps(self.logging_strategy, steps)
         self.logging_steps = steps
@@ -117,7 +161,17 @@ class Setters(OldFields, Fields):
         always_push: bool = False,
         revision: str | None = None,
     ) -> Self:
-        """Push to the hub, and set where and when."""
+        """Push to the hub, and set where and when.
+
+        Args:
+            model_id: The repository, as user/name.
+            strategy: What is pushed, and when: every_save, end, checkpoint or
+                all_checkpoints.
+            token: The hub's token.
+            private_repo: Whether a new repository is private.
+            always_push: Push also while the last push is going on.
+            revision: The branch to push to.
+        """
         self.push_to_hub = True
         self.hub_model_id = model_id
         self.hub_strategy = HubStrategy(strategy)
@@ -137,7 +191,17 @@ class Setters(OldFields, Fields):
         epsilon: float = 1e-8,
         args: str | None = None,
     ) -> Self:
-        """Set the optimizer and its numbers."""
+        """Set the optimizer and its numbers.
+
+        Args:
+            name: The optimizer's name, as in `optim`.
+            learning_rate: The highest learning rate of the schedule.
+            weight_decay: Weight decay; biases and norms are left out.
+            beta1: Decay of Adam's mean of gradients.
+            beta2: Decay of Adam's mean of squared gradients.
+            epsilon: What keeps Adam's division finite.
+            args: The optimizer's own options: 'key=value,key2=value2'.
+        """
         self.optim = OptimizerNames(name)
         self.learning_rate = learning_rate
         self.weight_decay = weight_decay
@@ -155,7 +219,15 @@ class Setters(OldFields, Fields):
         warmup_steps: float = 0,
         warmup_ratio: float | None = None,
     ) -> Self:
-        """Set the schedule, how long it is, and its warm-up."""
+        """Set the schedule, how long it is, and its warm-up.
+
+        Args:
+            name: The schedule's name, as in `lr_scheduler_type`.
+            num_epochs: Passes over the training data.
+            max_steps: Optimizer steps in all; above 0 it beats num_epochs.
+            warmup_steps: Steps of warm-up; below 1, a share of all steps.
+            warmup_ratio: The share alone, as older scripts have it.
+        """
         self.lr_scheduler_type = SchedulerType(name)
         self.num_train_epochs = num_epochs
         self.max_steps = max_steps
@@ -179,7 +251,24 @@ class Setters(OldFields, Fields):
         ignore_data_skip: bool = False,
         sampler_seed: int | None = None,
     ) -> Self:
-        """Set how data is loaded."""
+        """Set how data is loaded.
+
+        Args:
+            train_batch_size: Samples a device sees at once in training.
+            eval_batch_size: Samples a device sees at once in evaluation.
+            drop_last: Drop a last batch that is not full, in training.
+            num_workers: Processes that load data.
+            pin_memory: Load into pinned memory.
+            persistent_workers: Keep those processes from one epoch to the next.
+            prefetch_factor: Batches that each of them loads ahead.
+            multiprocessing_context: How they are started: fork, spawn or forkserver.
+            in_order: Give batches in their order, whichever is loaded first.
+            auto_find_batch_size: Split a batch that does not fit memory; the effective
+                batch stays.
+            ignore_data_skip: After a resume, begin the epoch anew instead of going on in
+                it.
+            sampler_seed: Seed of the order of samples. None: the run's seed.
+        """
         self.per_device_train_batch_size = train_batch_size
         self.per_device_eval_batch_size = eval_batch_size
         self.dataloader_drop_last = drop_last

@@ -7,7 +7,7 @@ from typing import Any
 
 from anytrain.core.errors import Unsupported
 from anytrain.doors.training_args import legacy
-from anytrain.doors.training_args.choices import DebugOption, OptimizerNames
+from anytrain.doors.training_args.choices import RUNNING, DebugOption, OptimizerNames
 from anytrain.doors.training_args.fields import Fields
 
 Kind = legacy.Kind
@@ -41,7 +41,8 @@ _SCRIPT = "`anytrain glue` reads it too; a trainer's methods do not look at it."
 NOTES: dict[str, Support] = {
     "output_dir": works(
         'Unset: "trainer_output". A run that does not resume moves checkpoints that an earlier one '
-        "left there to output_dir/earlier-1, and says so; overwrite_output_dir removes them."
+        "left there to output_dir/earlier-1, and says how much they take; overwrite_output_dir "
+        "removes them, earlier_total_limit caps how many such folders stay."
     ),
     "num_train_epochs": works("0 trains no step."),
     "max_steps": works("0 and below: num_train_epochs counts."),
@@ -93,7 +94,11 @@ NOTES: dict[str, Support] = {
     "do_train": works(_SCRIPT),
     "do_eval": works(_SCRIPT + " Set by an eval_strategy."),
     "do_predict": works(_SCRIPT),
-    "resume_from_checkpoint": works(_SCRIPT + " A folder, or true for the newest whole one."),
+    "resume_from_checkpoint": works(
+        "A folder, true for the newest whole checkpoint, auto for that one or the start. For the "
+        "first train() that is not told otherwise; HF leaves it to scripts. Unset: "
+        "ANYTRAIN_RESUME_FROM_CHECKPOINT, which `anytrain launch --resume_from_checkpoint` sets."
+    ),
     "restore_callback_states_from_checkpoint": works(
         "Without it too, a callback that is made with the same arguments goes on from its saved "
         "state (a count of early stopping), so that a resumed run is the uninterrupted one."
@@ -115,9 +120,15 @@ NOTES: dict[str, Support] = {
         "anytrain's own: in training, rows lie one after the other in a single long one, and are "
         "computed as if apart. Refused where the model's attention would mix them."
     ),
-    "async_save": works("anytrain's own."),
+    "async_save": works("anytrain's own. What a kill may cost: docs/guides/resume.md."),
+    "earlier_total_limit": works(
+        "anytrain's own. Of older ones the checkpoints are removed, when a new one is made; what "
+        "else lies there stays."
+    ),
     "save_on_signal": works("anytrain's own."),
-    "ddp_find_unused_parameters": works("Unset: True, and False with gradient_checkpointing."),
+    "ddp_find_unused_parameters": works(
+        "Unset: the first steps tell whether any go unused (False with gradient_checkpointing)."
+    ),
     "use_cpu": works("Without it the best device is taken: tpu, xla, cuda, mps, cpu."),
     "ddp_backend": works("nccl and gloo; torch refuses what it was not built with."),
     "overwrite_output_dir": works("A name of 4.x that still means something here."),
@@ -140,7 +151,6 @@ _FAMILIES = {
     "lomo": "LOMO updates inside backward, where no gradient can be checked or clipped.",
     "schedule_free": "it must be told when training turns to evaluation, which is not done here.",
 }
-RUNNING = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "rmsprop")
 
 
 def refuse(args: Any) -> None:

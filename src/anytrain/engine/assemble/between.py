@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import signal
-import warnings
 from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from pathlib import Path
 from typing import Any
 
-from anytrain.core.errors import Notice
+import psutil
+
+from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble.session import Session
+from anytrain.engine.checkpoint import claims, files
 from anytrain.engine.interrupts import Interrupts
+from anytrain.engine.recording.losses import Losses
 from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.timesheet import Timesheet
 
@@ -23,10 +29,15 @@ class BetweenSteps:
         self.interrupts: Interrupts | None = None
         self.timesheet: Timesheet | None = None
         self.record: Record | None = None
+        self.losses: Losses | None = None
+        """The loss curve of a loop of the user's own."""
         self.unsaved: checkpoint.SaveFailed | None = None
         """The last save, where it failed."""
+        self.saved: Path | None = None
+        """The last checkpoint that was committed."""
         self.opening: Callable[[], None] | None = None
         """What the first batch, update or log of a run begins with, once."""
+        self._claim = ExitStack()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BetweenSteps, ()  # a pickled run neither writes nor listens for signals
@@ -45,10 +56,36 @@ class BetweenSteps:
         if opening is not None:
             opening()
 
+    def claim(self, root: Path) -> None:
+        """Keep a folder to this run until it is over; refuse where another process trains there.
+
+        What started this process, a notebook's kernel whose loop is over, may hold it still.
+        """
+        try:
+            with suppress(OSError):  # a save will tell what is wrong with the folder
+                files.make_folders(root)
+            self._claim.enter_context(claims.claimed(root))
+        except claims.Taken as taken:
+            if taken.pid in {parent.pid for parent in psutil.Process().parents()}:
+                return
+            raise BadInput(
+                f"Cannot begin a run in {root}.",
+                why=f"{taken.who} trains there at this moment, and each of the two would "
+                "overwrite what the other saves.",
+                fix="choose another project_dir, or wait until that run has ended (`anytrain watch "
+                f"{root}` shows it).",
+            ) from None
+
+    def let_go(self) -> None:
+        """Leave the folder to others."""
+        self._claim.close()
+
     def boundary(self) -> None:
         """Tell how a save behind the loop went; leave, if a signal asks for it."""
         if self.timesheet is not None:
             self.timesheet.note()
+        if self.losses is not None:
+            self.losses.note()
         if self.writer is not None:
             self.told(self.writer.poll())
         if self.interrupts is not None:
@@ -58,10 +95,17 @@ class BetweenSteps:
         """Give the signals back: the run is over."""
         if self.timesheet is not None:
             self.timesheet.end("finished")
-        if self.record is not None:
-            self.record.end()
+        self.close()
         if self.interrupts is not None:
             self.interrupts.disarm()
+        self.let_go()
+
+    def close(self) -> None:
+        """Take down what is left for the record."""
+        if self.losses is not None:
+            self.losses.end()
+        if self.record is not None:
+            self.record.end()
 
     def end(self) -> None:
         """Give the signals back; one that no step was left for does what it does by itself."""
@@ -78,10 +122,10 @@ class BetweenSteps:
         """Put a save on record, and give notice of one that failed; return whether it did."""
         if isinstance(outcome, checkpoint.SaveFailed):
             self.unsaved = outcome
-            warnings.warn(str(outcome), Notice, stacklevel=3)
+            give_notice(str(outcome), stacklevel=3)
             return True
         if outcome is not None:
-            self.unsaved = None
+            self.unsaved, self.saved = None, outcome.path
         if outcome is not None and self.record is not None:
             took = {"bytes": outcome.num_bytes, "seconds": round(outcome.seconds, 3)}
             self.record.tell("checkpoint", path=str(outcome.path), step=outcome.step, **took)

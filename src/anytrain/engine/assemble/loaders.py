@@ -16,6 +16,7 @@ from torch.utils.data import (
 )
 
 from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.given import Given, as_it_is
 from anytrain.engine.data.graphs import LoaderShapes
@@ -96,6 +97,28 @@ def prepare_loader(
     # Shared here, where every rank is: later a single rank may look at a batch alone.
     seed = world.broadcast_object(torch.initial_seed()) if tickets is not None else None
     return PreparedLoader(base, walk, drop_last, seed)
+
+
+def tell_if_empty(loader: DataLoader[Any]) -> None:
+    """Give notice of a loader that has no batch: a loop over it does nothing, and says nothing."""
+    if isinstance(loader.dataset, IterableDataset):
+        return
+    drop_last = loader.drop_last or getattr(_batch_sampler(loader), "drop_last", False)
+    try:
+        samples: int = len(loader.dataset)  # type: ignore[arg-type]  # it may have no length
+    except (TypeError, AttributeError, NotImplementedError):
+        return
+    size = batch_size(loader) or 1
+    if samples and not (drop_last and samples < size):
+        return
+    why = f"{samples} samples make no batch of {size}, and drop_last leaves out the last one."
+    give_notice(
+        "This data loader has no batch: a loop over it does nothing.\n"
+        f"  why: {why if samples else 'its data set has no sample.'}\n"
+        "  fix: look at how the data set was read and filtered"
+        f"{', or pass drop_last=False' if samples else ''}.",
+        stacklevel=4,
+    )
 
 
 def _auto_workers(loader: DataLoader[Any], session: Session) -> AutoWorkers | None:

@@ -28,26 +28,27 @@ def describe(optimizer: PreparedOptimizer) -> dict[str, Any]:
     }
 
 
-def load_state(
+def check(
     optimizer: PreparedOptimizer, state: Any, noted: Mapping[str, Any] | None, path: Path
-) -> None:
-    """Put an optimizer's state back, or say that it is another kind's.
+) -> frozenset[str]:
+    """Refuse the state of another kind of optimizer; return the options that it must have.
 
     `noted` is what `describe` gave when it was saved. Kinds with the same options, as Adam and
     AdamW are, take each other's state. Where nothing was noted, the options in the state tell.
     """
     if noted is not None:
         _compare(optimizer, noted, path)
-        optimizer.load_state_dict(state)
-        return
-    wanted = [set(group) for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for own, saved, now in zip(wanted, state["param_groups"], optimizer.param_groups, strict=False):
-        # torch fills in options that an older version of the same optimizer did not have.
-        lacking = (own & set(_defaults(optimizer))) - set(now) - _HARMLESS
-        unknown = set(saved) - own - _HARMLESS
+        return frozenset(map(str, noted["options"])) - _HARMLESS
+    saved_groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    groups = saved_groups if isinstance(saved_groups, list) else []
+    for own, saved in zip(optimizer.param_groups, groups, strict=False):
+        wanted, given = set(own), set(saved) if isinstance(saved, Mapping) else set()
+        # An older version of the same optimizer lacks some, and knows none besides.
+        lacking = (wanted & set(_defaults(optimizer))) - given - _HARMLESS
+        unknown = given - wanted - _HARMLESS
         if lacking and unknown:
             raise _of_another_kind(optimizer, None, lacking, unknown, path)
+    return frozenset()
 
 
 def _compare(optimizer: PreparedOptimizer, noted: Mapping[str, Any], path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -15,10 +14,16 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 from anytrain.core.plan import Choice
 from anytrain.engine import precision as precisions
-from anytrain.engine.assemble.loaders import LoaderOptions, batch_size, prepare_loader
+from anytrain.engine.assemble.loaders import (
+    LoaderOptions,
+    batch_size,
+    prepare_loader,
+    tell_if_empty,
+)
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.prepared import model as models
@@ -26,6 +31,7 @@ from anytrain.engine.prepared.loader import Placement, PreparedLoader
 from anytrain.engine.prepared.optimizer import PreparedOptimizer, follow, fuse, place_state
 from anytrain.engine.prepared.scheduler import PreparedScheduler
 from anytrain.engine.prepared.skipped import SkippedLoader
+from anytrain.engine.recording.losses import Losses
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
 from anytrain.engine.step.shortcuts.attention import attend_quickly, leave_unread
 from anytrain.engine.step.undo import CutGuard, SelectGuard, select, why_asked
@@ -55,6 +61,8 @@ class Run:
         self.schedulers: list[PreparedScheduler] = []
         self.loaders: list[PreparedLoader] = []
         self._moved: dict[int, nn.Parameter] = {}
+        self.losses: Losses | None = None
+        """The curve of what goes through a user's own backward; None where nothing is recorded."""
         self._is_closed = False
         """Whether what is prepared from here on is no part of the run."""
 
@@ -94,9 +102,18 @@ class Run:
         return self.scheduler(obj)
 
     def model(
-        self, model: nn.Module, place: bool | None = None, *, evaluation_mode: bool = False
+        self,
+        model: nn.Module,
+        place: bool | None = None,
+        *,
+        evaluation_mode: bool = False,
+        looks_for_unused: bool = False,
     ) -> nn.Module:
-        """Return the model on its device, in its precision, tied to the other ranks'."""
+        """Return the model on its device, in its precision, tied to the other ranks'.
+
+        With `looks_for_unused`, steps find out which parameters they do not use: whoever trains
+        it ends each step's backward by the strategy's `end_backward`.
+        """
         if any(model is known for known in self.models):
             return model
         session = self.session
@@ -123,7 +140,8 @@ class Run:
         models.cast_forward(model, session.precision)
         prepared = model
         if not evaluation_mode:
-            prepared = session.world.replicate(model, dict(self.options.ddp))
+            looks = {"find_unused_parameters": "auto"} if looks_for_unused else {}
+            prepared = session.strategy.place(model, {**self.options.ddp, **looks})
         if session.plan.step.value == "compiled" and not hasattr(prepared, "_orig_mod"):
             prepared = models.compiled(prepared, self.options.compile)
         self._remember(self.models, prepared)
@@ -185,6 +203,7 @@ class Run:
                 return loader
             loader = loader.given  # prepared by an earlier run, as in a notebook's cell
         self._compare_sizes(loader)
+        tell_if_empty(loader)
         prepared = prepare_loader(
             loader,
             self.session,
@@ -201,11 +220,10 @@ class Run:
             return
         size, first = batch_size(loader), batch_size(self.loaders[0].given)
         if size is not None and first is not None and size != first:
-            warnings.warn(
+            give_notice(
                 f"This loader has batches of {size}, the first one of {first}: "
                 f"{self.session.backend.name} compiles a graph for each shape. Give both one "
                 "batch size, unless the graphs are worth their compiling.",
-                Notice,
                 stacklevel=6,
             )
 
@@ -222,10 +240,9 @@ class Run:
             if getattr(scheduler, "optimizer", None) in (optimizer, optimizer.optimizer)
         ]
         if not own and self.optimizers:
-            warnings.warn(
+            give_notice(
                 f"This {type(scheduler).__name__} belongs to no prepared optimizer; it moves with "
                 "all of them.",
-                Notice,
                 stacklevel=3,
             )
         split = self.options.loaders.split_batches or self.options.schedules_count_updates
@@ -242,7 +259,7 @@ class Run:
     def unwrap(self, model: nn.Module, *, keep_forward: bool, keep_compiled: bool) -> nn.Module:
         """Return the model that was given to `prepare`."""
         return models.unwrap(
-            model, self.session.world, keep_forward=keep_forward, keep_compiled=keep_compiled
+            model, self.session.strategy, keep_forward=keep_forward, keep_compiled=keep_compiled
         )
 
     def compute_in(self, precision: str, because: str) -> None:
@@ -269,10 +286,9 @@ class Run:
             if isinstance(shard := loader.batch_sampler, BatchSamplerShard)
         ]
         if len(dealt) < len(self.loaders):
-            warnings.warn(
+            give_notice(
                 "Overriding even_batches is only supported for map-style datasets; a stream keeps "
                 "its own.",
-                Notice,
                 stacklevel=4,
             )
         before = [shard.even_batches for shard in dealt]

@@ -33,6 +33,8 @@ from anytrain.machine.backends import probe, speed
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.parallel import torch_dist
 from anytrain.machine.parallel.world import World
+from anytrain.machine.strategies import table as strategies
+from anytrain.machine.strategies.base import Strategy
 
 DEFAULT_STALL_S = 60.0
 
@@ -55,6 +57,7 @@ class Session:
     backend: Backend
     device: torch.device
     world: World
+    strategy: Strategy = field(compare=False)
     precision: Precision
     cursor: Cursor = field(compare=False)
     environment: Environment
@@ -102,15 +105,7 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
         machine = replace(machine, bf16_gain=world.broadcast_object(gain))
     # Again: of what was measured, and of a process group that the script made by hand.
     plan = resolve(wishes, machine, JobFacts(), world.size)
-    steps = options.accumulation
-    cursor = Cursor(
-        Accumulation(
-            int(accumulation.value),
-            steps.adjust_scheduler,
-            steps.sync_with_dataloader,
-            steps.sync_each_batch,
-        )
-    )
+    cursor = Cursor(replace(options.accumulation, num_steps=int(accumulation.value)))
     graphs = _graphs(backend, world)
     end_step = backend.end_step if machine.traces else None
     if end_step is not None and graphs is not None:
@@ -121,6 +116,7 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
         backend=backend,
         device=device,
         world=world,
+        strategy=strategies.build(plan.strategy.value, world, device),
         precision=precisions.build(
             plan.precision.value,
             device.type,

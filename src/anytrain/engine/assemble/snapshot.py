@@ -6,7 +6,6 @@ Generators go last: making loaders' iterators draws from them.
 from __future__ import annotations
 
 import random
-import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,14 @@ import numpy as np
 import torch
 from torch import nn
 
-from anytrain.core.errors import BadInput, CheckpointError, Notice
+from anytrain.core.errors import BadInput, CheckpointError
+from anytrain.core.notices import give_notice
 from anytrain.engine import rng
-from anytrain.engine.assemble import optimizer_kind
+from anytrain.engine.assemble import loadable, optimizer_kind
+from anytrain.engine.assemble.loadable import name_of
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
-from anytrain.engine.checkpoint import Loaded, Snapshot, check, load_weights, model_state
+from anytrain.engine.checkpoint import Loaded, Snapshot, check, check_fit, load_weights, model_state
 from anytrain.engine.checkpoint.foreign import ForeignCheckpoint
 from anytrain.engine.data.seeded import mix
 
@@ -58,15 +59,21 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
     parts: dict[str, Any] = {}
     for kind, objects in _stateful(run, registered).items():
         for position, obj in enumerate(objects):
-            parts[_name(kind, position)] = obj.state_dict()
+            parts[name_of(kind, position)] = obj.state_dict()
     if session.precision.scale is not None:
         parts["scaler"] = session.precision.scale.scaler.state_dict()
-    parts["cursor"] = {"micro": session.cursor.micro, "updates": session.cursor.updates}
+    cursor = session.cursor
+    parts["cursor"] = {
+        "micro": cursor.micro,
+        "updates": cursor.updates,
+        "pending": 0 if cursor.sync else cursor.micro % cursor.accumulation.num_steps,
+    }
+    curve = {} if run.losses is None else {"losses": run.losses.state_dict()}
     return Snapshot(
         step=session.cursor.updates,
         models=kept,
         parts=parts,
-        rank_parts={"rng": rng_state(run), "gradients": _pending(run)},
+        rank_parts={"rng": rng_state(run), "gradients": _pending(run), **curve},
         meta={
             "plan": {name: choice.value for name, choice in session.plan.reasons().items()},
             "num_models": len(kept),
@@ -82,7 +89,7 @@ def _parameters(models: list[torch.nn.Module], run: Run) -> dict[str, list[str |
     """Return the names of each optimizer's parameters, whose state knows them by number."""
     names = {id(p): name for model in models for name, p in model.named_parameters()}
     return {
-        _name("optimizer", position): [
+        name_of("optimizer", position): [
             names.get(id(p)) for group in optimizer.param_groups for p in group["params"]
         ]
         for position, optimizer in enumerate(run.optimizers)
@@ -101,68 +108,101 @@ def restore(
     """Put a saved run back; a part that is missing is an error, never a fresh default."""
     session = run.session
     own = own or OwnWays()
-    _settle_precision(run, loaded)
+    _check(run, registered, loaded, hooks, strict=strict, own=own)
+    # What tensors hold is seen when they are read: those of optimizers before anything is touched.
+    states = _optimizer_states(run, loaded) if own.optimizers is None else []
     if not own.has_model:
         kept = _left(run, hooks, loaded)
-        _check_count("model", len(kept), int(loaded.meta["num_models"]), loaded)
+        loadable.check_models(kept, loaded, strict=strict)
         for position, model in enumerate(kept):
             loaded.load_model(model, position, strict=strict)
+    loadable.restore_registered(registered, loaded)
+    _settle_precision(run, loaded)
     if own.optimizers is None:
-        restore_optimizers(run, loaded)
+        _restore_optimizers(run, loaded, states)
     else:
         own.optimizers()
-    _restore_kind("loader", run.loaders, loaded)
-    _restore_kind("registered", registered, loaded)
+    for position, loader in enumerate(run.loaders):
+        loader.load_state_dict(loaded.part(name_of("loader", position)))
     if session.precision.scale is not None:
         session.precision.scale.scaler.load_state_dict(loaded.part("scaler"))
-    place = loaded.part("cursor")
-    session.cursor.micro, session.cursor.updates = place["micro"], place["updates"]
-    if session.world.size == loaded.world_size == _num_processes(loaded):
+    _restore_place(run, loaded)
+
+
+def _restore_place(run: Run, loaded: Loaded) -> None:
+    """Put back where in a step the run was, with the randomness and the gradients of that place."""
+    session, place = run.session, loaded.part("cursor")
+    session.cursor.updates = place["updates"]
+    session.cursor.micro = place.get("pending", place["micro"])
+    if _is_same_world(run, loaded):
         restore_rng(run, loaded.rank_part("rng", session.world.rank))
+        if run.losses is not None and "losses" in loaded.rank_part_names:
+            run.losses.load_state_dict(loaded.rank_part("losses", session.world.rank))
         _restore_pending(run, loaded.rank_part("gradients", session.world.rank))
-    else:
-        _derive_rng(run, loaded)
+        return
+    _derive_rng(run, loaded)
+    if loaded.world_size == _num_processes(loaded):
+        _restore_pending(run, _mean_pending(loaded))
+    elif place.get("pending"):
+        _begin_step_again(run, place["pending"])
+
+
+def _check(
+    run: Run,
+    registered: list[Any],
+    loaded: Loaded,
+    hooks: list[LoadHook],
+    *,
+    strict: bool,
+    own: OwnWays,
+) -> None:
+    """Raise CheckpointError, before anything is touched, where a part cannot be put back."""
+    loadable.check_meta(loaded)
+    if not own.has_model and not hooks:  # a hook may take models out, and loads them then
+        loadable.check_models(_bare(run), loaded, strict=strict)
+    if own.optimizers is None:
+        loadable.check_optimizers(run, loaded)
+    loadable.check_standing(run, loaded, registered)
+    if _is_same_world(run, loaded):
+        loadable.check_own(run, loaded)
+    elif loaded.world_size == _num_processes(loaded):
+        for rank in range(loaded.world_size):
+            loadable.check_gradients(run, loaded, rank)
+
+
+def _is_same_world(run: Run, loaded: Loaded) -> bool:
+    return run.session.world.size == loaded.world_size == _num_processes(loaded)
 
 
 def restore_optimizers(run: Run, saved: Loaded | ForeignCheckpoint) -> None:
     """Put the optimizers and their schedules back."""
     if isinstance(saved, Loaded):
-        _check_saved("optimizer", run.optimizers, saved)
-        noted = saved.meta.get("optimizers")  # older checkpoints hold none
-        for number, optimizer in enumerate(run.optimizers):
-            state, kind = saved.part(_name("optimizer", number)), noted and noted[number]
-            optimizer_kind.load_state(optimizer, state, kind, saved.path)
-        _check_saved("scheduler", run.schedulers, saved)
-        for number, scheduler in enumerate(run.schedulers):
-            _load_schedule(scheduler, saved.part(_name("scheduler", number)), saved.path)
+        loadable.check_meta(saved)
+        loadable.check_optimizers(run, saved)
+        _restore_optimizers(run, saved, _optimizer_states(run, saved))
         return
+    loadable.check_foreign_optimizers(run, saved)
     for number, optimizer in enumerate(run.optimizers):
-        optimizer_kind.load_state(optimizer, saved.optimizers[number], None, saved.path)
+        optimizer.load_state_dict(saved.optimizers[number])
     for number, scheduler in enumerate(run.schedulers):
-        _load_schedule(scheduler, saved.schedulers[number], saved.path)
+        scheduler.load_state_dict(saved.schedulers[number])
 
 
-def _load_schedule(scheduler: Any, state: Any, path: Path) -> None:
-    try:
-        scheduler.load_state_dict(state)
-    except KeyError as error:
-        raise CheckpointError(
-            f"Cannot load {path}: its schedule of the learning rate is not of this run's kind.",
-            why=f"this run's needs {error}, which was not saved.",
-            fix="go on with the schedule that was saved (lr_scheduler_type). To train on with "
-            "another, begin a new run from the saved model.",
-        ) from error
+def _optimizer_states(run: Run, saved: Loaded) -> list[Any]:
+    """Return what the optimizers are to remember, found to be values that a run saves."""
+    states = []
+    for number, optimizer in enumerate(run.optimizers):
+        name = name_of("optimizer", number)
+        states.append(saved.part(name))
+        loadable.check_values(optimizer, states[-1], name, saved)
+    return states
 
 
-def _check_saved(kind: str, objects: Sequence[Any], loaded: Loaded) -> None:
-    saved = sum(1 for name in loaded.part_names if name == kind or _is_nth(name, kind))
-    _check_count(kind, len(objects), saved, loaded)
-
-
-def _restore_kind(kind: str, objects: Sequence[Any], loaded: Loaded) -> None:
-    _check_saved(kind, objects, loaded)
-    for position, obj in enumerate(objects):
-        obj.load_state_dict(loaded.part(_name(kind, position)))
+def _restore_optimizers(run: Run, saved: Loaded, states: list[Any]) -> None:
+    for optimizer in run.optimizers:
+        optimizer.load_state_dict(states.pop(0))  # one after the other, to let go of its memory
+    for number, scheduler in enumerate(run.schedulers):
+        scheduler.load_state_dict(saved.part(name_of("scheduler", number)))
 
 
 def _num_processes(loaded: Loaded) -> int:
@@ -181,12 +221,40 @@ def _pending(run: Run) -> dict[str, Any]:
     }
 
 
+def _mean_pending(loaded: Loaded) -> dict[str, Any]:
+    """Return gradients that each rank may begin with where other ranks were in an accumulated step.
+
+    Ranks average theirs when the step ends, so all of them begin with the mean.
+    """
+    found: dict[str, torch.Tensor] = {}
+    for rank in range(loaded.world_size):
+        for name, gradient in loaded.rank_part("gradients", rank).items():
+            share = gradient / loaded.world_size
+            found[name] = found[name] + share if name in found else share
+    return found
+
+
+def _begin_step_again(run: Run, num_batches: int) -> None:
+    """Train again on the batches of a step whose gradients were not all saved."""
+    _restore_pending(run, {})
+    run.session.cursor.micro = 0
+    for loader in run.loaders:
+        loader.step_back(num_batches)
+    if run.session.world.rank == 0:
+        give_notice(
+            "Saved by one process alone in the middle of an accumulated step: the others' "
+            "gradients were lost, so the step begins again, with its samples.",
+            stacklevel=5,
+        )
+
+
 def _restore_pending(run: Run, gradients: dict[str, Any]) -> None:
     run.session.cursor.sync = not gradients
     for position, model in enumerate(run.models):
         for name, parameter in model.named_parameters():
             saved = gradients.get(f"{position}.{name}")
-            parameter.grad = None if saved is None else saved.to(parameter.device)
+            fits = None if saved is None else saved.to(parameter.device, parameter.dtype)
+            parameter.grad = None if fits is None else fits.reshape(parameter.shape)
 
 
 def _settle_precision(run: Run, loaded: Loaded) -> None:
@@ -197,10 +265,9 @@ def _settle_precision(run: Run, loaded: Loaded) -> None:
     if run.session.plan.precision_is_free:
         run.compute_in(saved, f"the checkpoint {loaded.path.name} was made in it")
     elif run.session.world.rank == 0:
-        warnings.warn(
+        give_notice(
             f"Saved in precision {saved!r}, continued in {now.value!r} ({now.because}): the run "
             f"goes on, but not to the bit. Pass mixed_precision={saved!r} for that.",
-            Notice,
             stacklevel=5,
         )
 
@@ -213,11 +280,10 @@ def _derive_rng(run: Run, loaded: Loaded) -> None:
     if world.rank == 0:
         number, alone = _num_processes(loaded), loaded.world_size == 1
         who = f"one process of {number}" if alone and number > 1 else f"{number} processes"
-        warnings.warn(
+        give_notice(
             f"Saved by {who}, continued by {world.size}: the data goes on "
             "at the next unseen sample, and each rank's randomness (dropout) is drawn anew from "
             "seed, step and rank.",
-            Notice,
             stacklevel=4,
         )
 
@@ -228,7 +294,7 @@ def rewind(run: Run, loaded: Loaded, hooks: Sequence[LoadHook] = ()) -> None:
         loaded.load_model(model, position)
     for position, optimizer in enumerate(run.optimizers):
         rates = [group["lr"] for group in optimizer.param_groups]
-        optimizer.load_state_dict(loaded.part(_name("optimizer", position)))
+        optimizer.load_state_dict(loaded.part(name_of("optimizer", position)))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
@@ -259,10 +325,15 @@ def restore_foreign(
     session = run.session
     own = own or OwnWays()
     models = [] if own.has_model else run.models
+    inner = [run.unwrap(each, keep_forward=True, keep_compiled=False) for each in models]
     _check_foreign(run, models, registered, found, own)
-    for number, model in enumerate(models):
-        inner = run.unwrap(model, keep_forward=True, keep_compiled=False)
-        load_weights(inner, found.models[number], source=str(found.path))
+    for number, model in enumerate(inner):
+        check_fit(model, found.models[number], source=str(found.path))
+    if own.optimizers is None:
+        loadable.check_foreign_optimizers(run, found)
+    loadable.check_foreign_states(run, found)
+    for number, model in enumerate(inner):
+        load_weights(model, found.models[number], source=str(found.path))
     if own.optimizers is None:
         restore_optimizers(run, found)
     else:
@@ -271,7 +342,7 @@ def restore_foreign(
         obj.load_state_dict(found.custom[number])
     if session.precision.scale is not None and found.scalers:
         session.precision.scale.scaler.load_state_dict(found.scalers[0])
-    _restore_foreign_rng(session, found.rng.get(session.world.rank, {}))
+    _restore_foreign_rng(session, found.rng.get(session.world.rank) or {})
     _tell_untaken(found, tells_position)
 
 
@@ -290,7 +361,7 @@ def _check_foreign(
         ("scheduler", 0 if left else len(run.schedulers), found.schedulers),
         ("registered object", len(registered), found.custom),
     ):
-        if wanted > len(saved):
+        if any(number not in saved for number in range(wanted)):
             raise CheckpointError(
                 f"Cannot load {found.path}: it holds {len(saved)} of kind {kind!r}, this run has "
                 f"{wanted}.",
@@ -304,7 +375,7 @@ def _tell_untaken(found: ForeignCheckpoint, tells_position: bool) -> None:
     if tells_position:
         untaken.append("the position in the data was not saved: use skip_first_batches")
     if untaken:
-        warnings.warn(f"Loaded {found.path}: " + "; ".join(untaken), Notice, stacklevel=5)
+        give_notice(f"Loaded {found.path}: " + "; ".join(untaken), stacklevel=5)
 
 
 def _restore_foreign_rng(session: Session, state: dict[str, Any]) -> None:
@@ -328,23 +399,6 @@ def _stateful(run: Run, registered: list[Any]) -> dict[str, list[Any]]:
         "loader": list(run.loaders),
         "registered": list(registered),
     }
-
-
-def _name(kind: str, position: int) -> str:
-    return kind if position == 0 else f"{kind}_{position}"
-
-
-def _is_nth(name: str, kind: str) -> bool:
-    return name.startswith(f"{kind}_") and name[len(kind) + 1 :].isdigit()
-
-
-def _check_count(kind: str, wanted: int, saved: int, loaded: Loaded) -> None:
-    if wanted != saved:
-        raise CheckpointError(
-            f"Cannot load {loaded.path}: it holds {saved} of kind {kind!r}, this run has {wanted}.",
-            why="a run is restored whole; what is missing would start afresh unnoticed.",
-            fix="prepare and register the same objects as when it was saved, then load.",
-        )
 
 
 def check_registered(objects: Sequence[Any]) -> None:

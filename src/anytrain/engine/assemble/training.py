@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -12,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from anytrain.core.errors import Notice
 from anytrain.core.events import EventKind
+from anytrain.core.notices import give_notice
 from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run, unscale
 from anytrain.engine.assemble.session import Session
@@ -25,7 +24,7 @@ from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.step.activations import Activations, Fit
 from anytrain.engine.step.blocks import is_compiled
-from anytrain.engine.step.clip import bound
+from anytrain.engine.step.clip import Measure, bound
 from anytrain.engine.step.eager import EagerStep, RecordedStep
 from anytrain.engine.step.guard import DeviceGuard, ScaledGuard, is_finite
 from anytrain.engine.step.purity.impurity import hooked, impurity, model_impurity
@@ -59,6 +58,10 @@ class StepOptions:
     """What keeps fewer activations before a batch that does not fit is cut, or is an error."""
     steps_left: Callable[[], float] = lambda: UNKNOWN_LENGTH
     """Asked how many steps the run has left."""
+    looks_for_unused: bool = False
+    """Whether the model was prepared so that its first steps tell if they use all parameters."""
+    counted: Recount | None = None
+    """What counts the items of batches that the user's code makes; None where it makes none."""
 
 
 def build_step(
@@ -76,7 +79,8 @@ def build_step(
     session.cursor.end_step = None  # the loop ends its steps itself, once they are added up
     untrained, outside = _apart(model, optimizer)
     is_shared = session.cursor.accumulation.sync_each_batch
-    apart = _shared_each_batch if is_shared else session.world.no_sync
+    apart = _shared_each_batch if is_shared else session.strategy.accumulating
+    looks = options.looks_for_unused and session.world.size > 1
     parts: dict[str, Any] = {
         "model": model,
         "micro": micro,
@@ -85,6 +89,7 @@ def build_step(
             optimizer,
             model,
             options.max_grad_norm,
+            session.strategy.norm,
             untrained=untrained,
             sees_all=tell is None and not outside,
             can_read=_reads_at_once(run, optimizer),
@@ -95,6 +100,8 @@ def build_step(
         "judge": Judge(run, optimizer),
         "tell": tell,
         "latch": _latch(session) if options.holds_bad else None,
+        "counted": options.counted,
+        "end_backward": partial(_end_backward, session, model) if looks else None,
     }
     fit = None if options.activations is None else _fit(run, options.activations)
     if not options.splits and (fit is None or session.world.size == 1):
@@ -109,12 +116,25 @@ def build_step(
         agree=lambda full: any(world.gather_object(full)),
         most=lambda rows: max(world.gather_object(rows)),
         count=count,
-        share_gradients=lambda: _average_gradients(optimizer, run),
+        share_gradients=lambda: _average_gradients(session, optimizer),
         keep_rng=lambda: keep_rng(run),
         split=split,
         spare=fit.more if fit is not None else _nothing_spared,
         cuts=options.splits,
     )
+
+
+def _average_gradients(session: Session, optimizer: PreparedOptimizer) -> None:
+    """Average what a step's parts have added up on each rank."""
+    held = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+    session.strategy.average_gradients(held)
+
+
+def _end_backward(session: Session, model: nn.Module) -> None:
+    """Complete a step's gradients; put into the plan what is learnt of unused parameters."""
+    learnt = session.strategy.end_backward(model)
+    if learnt is not None:
+        session.revise("strategy", session.plan.strategy.value, learnt, session.cursor.updates)
 
 
 def _latch(session: Session) -> Latch:
@@ -172,18 +192,23 @@ def build_own_step(
     backward: Callable[[torch.Tensor], None],
     clip: Callable[[], torch.Tensor] | None,
     max_norm: float,
+    add_up: Callable[[torch.Tensor], None],
 ) -> EagerStep:
-    """Return the step of a user's own loop, from what is prepared; `clip` bounds to `max_norm`."""
+    """Return the step of a user's own loop, from what is prepared; `clip` bounds to `max_norm`.
+
+    `add_up` is given each loss.
+    """
     cursor, model = run.session.cursor, run.models[0]
     parts: dict[str, Any] = {
         "loss_fn": loss_fn,
         "model": model,
         "ends_update": cursor.next_micro,
-        "no_sync": run.session.world.no_sync,
+        "no_sync": run.session.strategy.accumulating,
         "backward": backward,
         "clip": clip,
         "optimizers": tuple(run.optimizers),
         "schedulers": tuple(run.schedulers),
+        "add_up": add_up,
     }
     # Each of a step's micro-batches is one to record, and only the last has the update.
     recordings = _recordings(
@@ -253,10 +278,9 @@ def _tell_step(session: Session, value: str, because: str) -> None:
     """Put into the plan how steps run from here on; say it aloud where somebody asked otherwise."""
     session.revise("step", value, because, session.cursor.updates)
     if value == "eager" and session.planned.step.value == "cuda_graph":
-        warnings.warn(
+        give_notice(
             f"Steps are not recorded, though {session.planned.step.because} asks for it: "
             f"{because}.",
-            Notice,
             stacklevel=2,
         )
 
@@ -303,6 +327,7 @@ class Clip:
         optimizer: PreparedOptimizer,
         model: nn.Module,
         max_norm: float,
+        measure: Measure,
         *,
         untrained: tuple[nn.Parameter, ...] = (),
         sees_all: bool,
@@ -312,7 +337,7 @@ class Clip:
         # Only an optimizer's own gradients are scaled back.
         is_scaled = isinstance(optimizer.guard, ScaledGuard)
         self._left_out = {id(p) for p in untrained} if is_scaled else set()
-        self._max_norm = max_norm
+        self._max_norm, self._measure = max_norm, measure
         self._can_read = can_read
         self._sees_all = sees_all
         """Whether nobody changes a gradient afterwards: the guard need not look again."""
@@ -321,7 +346,7 @@ class Clip:
         """Clip, and let the guard know the norm."""
         found = [p for p in self._model.parameters() if id(p) not in self._left_out]
         unscale([self._optimizer])
-        norm = bound(found, self._max_norm, can_read=self._can_read)
+        norm = bound(found, self._max_norm, self._measure, can_read=self._can_read)
         self._optimizer.guard.veto(norm, is_whole=self._sees_all)
         return norm
 
@@ -371,17 +396,55 @@ def count_items(run: Run, model: nn.Module) -> Callable[[tuple[Any, ...]], torch
     return count
 
 
+class Recount:
+    """The items of a step, as its losses were weighed, where they may not be the loader's.
+
+    How many a step trains on is known when its last micro-batch is made; its losses have been
+    shares of the loader's count until then.
+    """
+
+    def __init__(self, run: Run, model: nn.Module) -> None:
+        self._world, self._device, self._model = run.session.world, run.session.device, model
+        self.forget()
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+        self._own: torch.Tensor | float = 0.0
+        self._whole: torch.Tensor | None = None
+
+    def take(self, own: torch.Tensor | int, whole: torch.Tensor | int) -> None:
+        """Count a micro-batch, whose loss is `own` shares of `whole`; infinitely many: none."""
+        whole = torch.as_tensor(whole, dtype=torch.float32, device=self._device).clamp(min=1)
+        self._own = self._own + own * torch.isfinite(whole)
+        self._whole = whole if self._whole is None else torch.minimum(self._whole, whole)
+
+    def settle(self, loss: torch.Tensor) -> torch.Tensor:
+        """Make gradients means over what all ranks have counted; return the loss as such a mean."""
+        own = torch.as_tensor(self._own, dtype=torch.float32, device=self._device)
+        counted = self._world.reduce(own, "sum")
+        if self._whole is None:  # a training_step that weighs its loss by itself
+            return loss
+        factor = torch.where(counted > 0, self._whole / counted.clamp(min=1), 1.0)
+        grads = [p.grad for p in self._model.parameters() if p.grad is not None]
+        if grads:
+            torch._foreach_mul_(grads, factor)
+        return loss * factor
+
+
 def build_feed(
     run: Run,
     loader: Any,
     num_micro: int,
     count: Callable[[tuple[Any, ...]], torch.Tensor | None],
+    *,
+    keeps_repeats: bool = False,
 ) -> Feed:
     """Return a prepared loader's steps, without the samples that only fill the last round up.
 
     A rank that has no sample of its own there keeps its batch, and is told so: it must go through
     the same step as the others. Where a loader's batches keep to a few shapes, such samples are
-    masked and not cut off.
+    masked and not cut off. With `keeps_repeats`, ranks train on them, as HF's do: somebody's own
+    code may gather what it computes, and then all ranks' must have one shape.
     """
     world = run.session.world
     shaper = loader.collate_fn if hasattr(getattr(loader, "collate_fn", None), "hide") else None
@@ -395,6 +458,8 @@ def build_feed(
                 return batch, True
             _, num_own = num_own_rows(batch, remainder, world.rank, rows)
             cut = shaper.hide(batch, num_own)
+        elif keeps_repeats and world.size > 1:
+            return batch, True
         else:
             cut, num_own = own_rows(batch, remainder, world.rank, rows)
         return (cut, True) if num_own else (batch, False)
@@ -431,24 +496,3 @@ def keep_rng(run: Run) -> Callable[[], None]:
             session.backend.restore_rng(session.device, device)
 
     return put_back
-
-
-def _average_gradients(optimizer: PreparedOptimizer, run: Run) -> None:
-    """Average gradients over the ranks once a step's parts are all through.
-
-    A parameter that only some ranks have used counts as zero on the others.
-    """
-    world, device = run.session.world, run.session.device
-    if world.size == 1:
-        return
-    held = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
-    here = torch.tensor([float(p.grad is not None) for p in held], device=device)
-    used = [p for p, some in zip(held, world.reduce(here, "max").tolist(), strict=True) if some]
-    for parameter in used:
-        if parameter.grad is None:
-            parameter.grad = torch.zeros_like(parameter)
-    for dtype in dict.fromkeys(p.dtype for p in used):
-        grads = [p.grad for p in used if p.dtype == dtype and p.grad is not None]
-        whole = world.reduce(torch.cat([grad.reshape(-1) for grad in grads]), "mean")
-        for grad, part in zip(grads, whole.split([g.numel() for g in grads]), strict=True):
-            grad.copy_(part.view_as(grad))

@@ -72,6 +72,7 @@ _HOMES = {
     "Store": "store",
     "Writer": "writer",
     "check": "encode",
+    "check_fit": "model",
     "load": "store",
     "load_weights": "model",
     "model_state": "model",
@@ -90,6 +91,7 @@ __all__ = [
     "Store",
     "Writer",
     "check",
+    "check_fit",
     "load",
     "load_weights",
     "model_state",
@@ -101,7 +103,7 @@ if TYPE_CHECKING:
     from anytrain.engine.checkpoint.catalog import Newest, PassedOver, verify
     from anytrain.engine.checkpoint.encode import check
     from anytrain.engine.checkpoint.loaded import Loaded
-    from anytrain.engine.checkpoint.model import load_weights, model_state
+    from anytrain.engine.checkpoint.model import check_fit, load_weights, model_state
     from anytrain.engine.checkpoint.outcome import Saved, SaveFailed
     from anytrain.engine.checkpoint.retention import Retention
     from anytrain.engine.checkpoint.snapshot import Snapshot

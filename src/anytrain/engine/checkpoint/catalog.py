@@ -7,6 +7,7 @@ Reads only, and needs no torch.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest
 
 _HASHING_THREADS = 4
+_commits: dict[Path, tuple[tuple[int, ...], int]] = {}
+"""Manifests that were read: the state of the file, and when its checkpoint was committed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +80,38 @@ def entries(root: Path) -> list[Entry]:
     return sorted(found, key=_age)
 
 
-def newest_whole(root: Path) -> Newest:
-    """Return the newest checkpoint whose every file matches its manifest."""
+def last_commit_ns(root: Path) -> int:
+    """Return when the newest checkpoint was committed, by its manifest; 0 where there is none.
+
+    A manifest is read once for as long as its file stays the same: a run that keeps all it saves
+    would read ever more of them at each save.
+    """
+    if not root.is_dir():
+        return 0
+    return max((_committed_ns(Path(entry.path)) for entry in os.scandir(root)), default=0)
+
+
+def _committed_ns(folder: Path) -> int:
+    try:
+        found = os.stat(folder / MANIFEST, follow_symlinks=False)
+        mark = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        known = _commits.get(folder)
+        if known is None or known[0] != mark:
+            known = _commits[folder] = (mark, manifest.read(folder).created_ns)
+    except (OSError, Damaged):
+        return 0
+    return known[1]
+
+
+def newest_whole(root: Path, named: re.Pattern[str] | None = None) -> Newest:
+    """Return the newest checkpoint whose every file matches its manifest.
+
+    The newest is the one that was committed last, whatever its step: a run that went on from an
+    older one has left later steps behind. `named` leaves out what has another name.
+    """
     passed_over: list[PassedOver] = []
-    for entry in sorted(entries(root), key=lambda e: e.manifest is not None):
+    found = [each for each in entries(root) if named is None or named.fullmatch(each.name)]
+    for entry in sorted(found, key=lambda e: e.manifest is not None):
         problems = verify(entry.path) if entry.manifest else [entry.problem]
         first = problems[0] if problems else None
         if first is not None:

@@ -1,19 +1,23 @@
-"""Hidden names beside a checkpoint, and who holds them.
+"""Who holds what: hidden names beside a checkpoint, and the folder of a run.
 
 A folder being written, replaced or removed lies beside its final place under a hidden name
 that says which process holds it. What a dead process left can then be told from what a live
-one is writing.
+one is writing. A run's folder is claimed by a lock on a file in it, of which the system lets go
+with the process, however that ends.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import itertools
+import json
 import os
 import platform
 import re
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -21,6 +25,7 @@ from typing import Literal
 
 import psutil
 
+from anytrain.core import documents
 from anytrain.engine.checkpoint import files
 
 Purpose = Literal["saving", "replaced", "removed"]
@@ -34,6 +39,10 @@ _PATTERN = re.compile(
 )
 _serials = itertools.count()
 _held_here: set[str] = set()
+_LOCK = ".training"
+_TELLS_WITHIN_S = 1.0
+_locks: dict[str, int] = {}
+"""The folders that this process has claimed, and the open files whose locks hold them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +55,94 @@ class Claim:
     place: str
     pid: int
     started: int
+
+
+class Taken(Exception):
+    """Another process has claimed the folder; `pid` is its number, where it is of this host."""
+
+    def __init__(self, who: str, pid: int | None = None) -> None:
+        super().__init__(who)
+        self.who = who
+        self.pid = pid
+
+
+@contextmanager
+def claimed(root: Path) -> Iterator[None]:
+    """Claim a folder for this process, in one act, for as long as the block lasts.
+
+    Raises Taken where another process has it. What this process holds already it may claim again.
+    A filesystem without locks leaves everybody in.
+    """
+    key = os.path.realpath(root)
+    descriptor = None if key in _locks else _lock(Path(key) / _LOCK)
+    if descriptor is None:
+        yield
+        return
+    _locks[key] = descriptor
+    try:
+        yield
+    finally:
+        if _locks.pop(key, None) is not None:  # a child that was forked holds nothing
+            with suppress(OSError):
+                files.unlink(Path(key) / _LOCK)  # while it is locked: nobody else's can be there
+            os.close(descriptor)
+
+
+def _lock(path: Path) -> int | None:
+    """Return an open file that this process alone has locked; None where there are no locks."""
+    while True:
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        except OSError:
+            return None
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                _sign(descriptor)
+                return descriptor
+        except BlockingIOError:
+            taken = Taken(*_signature(descriptor))
+            os.close(descriptor)
+            raise taken from None
+        except FileNotFoundError:
+            pass  # whoever held it has just let go of it
+        except OSError:
+            os.close(descriptor)
+            return None
+        os.close(descriptor)
+
+
+def _sign(descriptor: int) -> None:
+    """Say in the file who has it; a full disk keeps nobody from holding it."""
+    with suppress(OSError):
+        words = json.dumps({"pid": os.getpid(), "host": platform.node()}).encode()
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, words, 0)
+        os.fsync(descriptor)
+
+
+def _signature(descriptor: int) -> tuple[str, int | None]:
+    """Return who has locked the file, which may have happened a moment ago, and its number here."""
+    deadline = time.monotonic() + _TELLS_WITHIN_S
+    while time.monotonic() < deadline:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            told = documents.from_json(os.pread(descriptor, 1000, 0))
+            pid, host = int(told["pid"]), told["host"]
+            if host == platform.node():
+                return f"process {pid}", pid
+            return f"process {pid} of {ascii(host)}", None
+        time.sleep(0.02)
+    return "another process", None
+
+
+def _let_go_in_child() -> None:
+    """A worker that outlives its parent must not hold what the parent held."""
+    for descriptor in _locks.values():
+        os.close(descriptor)
+    _locks.clear()
+
+
+os.register_at_fork(after_in_child=_let_go_in_child)
 
 
 def hidden_name(name: str, purpose: Purpose) -> str:
@@ -96,11 +193,16 @@ def clear_abandoned(root: Path) -> list[Path]:
     return cleared
 
 
-def remove(path: Path) -> None:
-    """Remove a checkpoint so that it is whole or gone, wherever the process dies."""
-    hidden = path.with_name(hidden_name(path.name, "removed"))
-    files.rename(path, hidden)
-    files.sync_folder(path.parent)
+def remove(root: Path, name: str) -> None:
+    """Remove a checkpoint of this folder so that it is whole or gone, wherever the process dies.
+
+    It takes a name and no path, so that nothing is ever removed outside of the folder.
+    """
+    if Path(name).name != name:
+        raise ValueError(f"{name!r} is not the name of a folder in {root}")
+    hidden = root / hidden_name(name, "removed")
+    files.rename(root / name, hidden)
+    files.sync_folder(root)
     files.remove_tree(hidden)
 
 

@@ -70,10 +70,8 @@ def decode(document: Any, tensors: Mapping[str, torch.Tensor], file: str = "docu
         return _Decoder(dict(tensors)).value(document)
     except Damaged:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except Exception as error:  # whatever Python, numpy or torch say of values that are none
         raise Damaged(file, f"it has no meaning: {type(error).__name__}: {error}") from error
-    except RuntimeError as error:  # torch refuses a view or a shape that does not fit
-        raise Damaged(file, f"it does not fit its tensors: {error}") from error
 
 
 def to_json(document: Any) -> bytes:
@@ -222,20 +220,26 @@ class _Decoder:
         return _PLAIN[kind](document)
 
     def _array(self, document: Mapping[str, Any]) -> np.ndarray[Any, Any]:
-        data = self._tensors[document["name"]].numpy().tobytes()
-        flat = np.frombuffer(data, _array_dtype(document["dtype"]))
-        return flat.reshape(document["shape"]).copy()
+        held, dtype = self._held(document["name"]), _array_dtype(document["dtype"])
+        if held.is_meta:  # an outline
+            return np.broadcast_to(np.zeros((), dtype), document["shape"])
+        return np.frombuffer(held.numpy().tobytes(), dtype).reshape(document["shape"]).copy()
 
     def _tensor(self, document: Mapping[str, Any]) -> torch.Tensor:
         name = document["name"]
         if "dtype" not in document:
-            return self._tensors[name]
+            return self._held(name)
         if name not in self._shaped:
             dtype = _DTYPES[document["dtype"]]
-            flat = self._tensors[name].view(dtype) if self._tensors[name].numel() else None
+            flat = self._held(name).view(dtype) if self._held(name).numel() else None
             empty = torch.empty(document["shape"], dtype=dtype)
             self._shaped[name] = empty if flat is None else flat.reshape(document["shape"])
         return self._shaped[name]
+
+    def _held(self, name: Any) -> torch.Tensor:
+        if name not in self._tensors:
+            raise ValueError(f"no file holds its tensor {name!r}")
+        return self._tensors[name]
 
 
 def _kind_of(value: Mapping[Any, Any]) -> dict[str, Any]:

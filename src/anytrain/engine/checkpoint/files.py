@@ -15,8 +15,9 @@ import stat
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,6 +25,8 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 CHUNK_BYTES = 16 << 20
 SMALL_BYTES = 1 << 20
+_HASHED_BESIDE_BYTES = 4 << 20
+_SYNCING_THREADS = 8
 DIGEST_BYTES = 32
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 """The errors of a disk that takes no more."""
@@ -137,37 +140,43 @@ def make_folders(path: Path) -> None:
         sync_folder(folder.parent)
 
 
-def write_file(path: Path, chunks: Iterable[Buffer]) -> Fingerprint:
+def write_file(path: Path, chunks: Iterable[Buffer], *, wait: bool = True) -> Fingerprint:
     """Write a new file, wait until it is on the disk, and return its fingerprint.
 
-    A piece is hashed in a thread while it is written: hashing is the slower of the two.
+    With `wait=False` it is on the disk only after `sync_files`.
+
+    A large piece is hashed in a thread while it is written: hashing is the slower of the two.
     """
     digest, total = hashlib.blake2b(digest_size=DIGEST_BYTES), 0
     descriptor = create(path)
     try:
-        with ThreadPoolExecutor(1) as hasher:
+        with ExitStack() as stack:
+            hasher: ThreadPoolExecutor | None = None
             for piece in _pieces(chunks):
                 total += len(piece)
+                if hasher is None and len(piece) > _HASHED_BESIDE_BYTES:
+                    hasher = stack.enter_context(ThreadPoolExecutor(1))
                 hashed = _hash_beside(hasher, digest.update, piece)
                 while piece:
                     piece = piece[write(descriptor, piece) :]
                 if hashed is not None:
                     hashed.result()
-            sync(descriptor)
+            if wait:
+                sync(descriptor)
     finally:
         os.close(descriptor)
     return Fingerprint(total, digest.hexdigest())
 
 
 def _hash_beside(
-    hasher: ThreadPoolExecutor, update: Callable[[Buffer], None], piece: memoryview
+    hasher: ThreadPoolExecutor | None, update: Callable[[Buffer], None], piece: memoryview
 ) -> Future[None] | None:
-    """Hash in a thread; an interpreter that is on its way out starts none, so hash here then."""
-    try:
-        return hasher.submit(update, piece)
-    except RuntimeError:
-        update(piece)
-        return None
+    """Hash in the thread; here where there is none, or the interpreter is on its way out."""
+    with suppress(RuntimeError):
+        if hasher is not None:
+            return hasher.submit(update, piece)
+    update(piece)
+    return None
 
 
 def _pieces(chunks: Iterable[Buffer]) -> Iterator[memoryview]:
@@ -187,10 +196,39 @@ def _pieces(chunks: Iterable[Buffer]) -> Iterator[memoryview]:
         yield memoryview(joined)
 
 
-def adopt_file(folder: Path, name: str) -> Fingerprint:
-    """Put a file that somebody else wrote on the disk itself, and return its fingerprint."""
+def sync_files(folder: Path, names: Iterable[str]) -> None:
+    """Return once the files, and their names, are on the disk itself.
+
+    All are waited for at once: a disk that is asked for one after the other takes as many times
+    as long.
+    """
+
+    def wait_for(name: str) -> None:
+        with _opened(folder, name) as descriptor:
+            held = os.dup(descriptor)
+        try:
+            sync(held)  # out here, where a full disk is a full disk and not damage
+        finally:
+            os.close(held)
+
+    wanted = sorted(names)
+    folders = {folder, *(folder / inner for name in wanted for inner in Path(name).parents)}
+    waits: list[Callable[[], None]] = [partial(wait_for, name) for name in wanted]
+    waits += [partial(sync_folder, held) for held in sorted(folders)]
+    with ThreadPoolExecutor(_SYNCING_THREADS) as threads:
+        try:
+            begun = [threads.submit(wait) for wait in waits]
+        except RuntimeError:  # an interpreter that is on its way out starts no thread
+            begun = []
+    for future in begun:
+        future.result()
+    for wait in waits if not begun else ():
+        wait()
+
+
+def fingerprint(folder: Path, name: str) -> Fingerprint:
+    """Return the fingerprint of a file that somebody else wrote."""
     with _opened(folder, name) as descriptor:
-        sync(descriptor)
         return _fingerprint(descriptor)
 
 
@@ -271,7 +309,13 @@ def check_size(folder: Path, name: str, expected: Fingerprint) -> None:
 
 def read_start(folder: Path, name: str, num_bytes: int) -> bytes:
     """Return a file's first bytes, unchecked; fewer where it is shorter."""
+    return read_piece(folder, name, 0, num_bytes)
+
+
+def read_piece(folder: Path, name: str, start: int, num_bytes: int) -> bytes:
+    """Return some of a file's bytes, unchecked; fewer where it ends."""
     with _opened(folder, name) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
+        file.seek(start)
         return file.read(num_bytes)
 
 

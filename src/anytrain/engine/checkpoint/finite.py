@@ -6,6 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import torch
 
+_ALONE_BYTES = 1 << 20
+"""Up to here one thread is done before torch's have met, the more so where other programs keep
+the cores busy: 60 ms for a model of 500 KB then."""
+_KNOWN_TO_NUMPY = (torch.float16, torch.float32, torch.float64)
+
 
 def nonfinite(
     tensors: Mapping[str, torch.Tensor], finite: Iterable[str], not_nan: Iterable[str]
@@ -36,5 +41,13 @@ def _flags(tensor: torch.Tensor) -> torch.Tensor:
     plain = torch.view_as_real(tensor) if tensor.is_complex() else tensor.detach()
     if plain.dtype.itemsize == 1:  # float8 has no arithmetic
         plain = plain.to(torch.float32)
-    ends = torch.stack(torch.aminmax(plain))
+    ends = _ends(plain)
     return torch.stack([ends.isnan().any(), ends.isinf().any()])
+
+
+def _ends(plain: torch.Tensor) -> torch.Tensor:
+    is_here = plain.device.type == "cpu" and plain.dtype in _KNOWN_TO_NUMPY
+    if is_here and plain.nbytes <= _ALONE_BYTES:
+        values = plain.detach().resolve_neg().numpy()
+        return torch.tensor([values.min().item(), values.max().item()], dtype=torch.float64)
+    return torch.stack(torch.aminmax(plain))

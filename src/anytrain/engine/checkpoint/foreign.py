@@ -24,7 +24,8 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
-from anytrain.core.errors import CheckpointError
+from anytrain.core.errors import CheckpointError, NotAFile
+from anytrain.core.records.lines import as_file
 from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.manifest import MANIFEST, check_name
 
@@ -195,7 +196,7 @@ def _weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
             raise ValueError(f"the shards lack {', '.join(lost[:5])}")
         return joined
     if name.endswith(".safetensors"):
-        held: dict[str, torch.Tensor] = safetensors.torch.load_file(folder / name)
+        held: dict[str, torch.Tensor] = safetensors.torch.load_file(as_file(folder / name))
         return held
     loaded = _unpickled(folder / name)
     if not isinstance(loaded, Mapping):
@@ -204,7 +205,7 @@ def _weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
 
 
 def _json_object(path: Path) -> dict[str, Any]:
-    found = json.loads(path.read_bytes())
+    found = json.loads(as_file(path).read_bytes())
     if not isinstance(found, dict):
         raise TypeError("it is no JSON object")
     return found
@@ -215,6 +216,8 @@ def _attempt(found: ForeignCheckpoint, name: str, take: Callable[[], Any]) -> An
         return take()
     except Damaged as damage:
         found.not_taken.append(NotTaken(name, damage.why))
+    except NotAFile as error:
+        found.not_taken.append(NotTaken(name, error.why.rstrip(".")))
     except _UNREADABLE as error:
         found.not_taken.append(NotTaken(name, _explained(error)))
     return _LEFT
@@ -231,7 +234,7 @@ def _explained(error: BaseException) -> str:
 
 def _unpickled(path: Path) -> Any:
     with torch.serialization.safe_globals(_STAND_INS):
-        return _without_stand_ins(torch.load(path, map_location="cpu", weights_only=True))
+        return _without_stand_ins(torch.load(as_file(path), map_location="cpu", weights_only=True))
 
 
 def _kind_of(name: str) -> str | None:

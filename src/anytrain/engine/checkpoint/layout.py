@@ -37,7 +37,10 @@ DTYPE_BYTES = {
     "F8_E8M0": 1,
     "C64": 8,
 }
+ODD = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a header ends in where it is none."""
 _ALIGN = 8
+_MOST_VALUES = 2**48
 _MOST_HEADER_BYTES = 100_000_000  # the library's own limit
 
 
@@ -84,7 +87,7 @@ def read_entries(folder: Path, name: str) -> list[Entry]:
     size = min(int.from_bytes(length, "little"), _MOST_HEADER_BYTES)
     try:
         entries, _ = parse(read_start(folder, name, 8 + size), (folder / name).stat().st_size)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except ODD as error:
         raise Damaged(name, f"it is not a safetensors file: {error}") from error
     return entries
 
@@ -120,7 +123,7 @@ def _entry(name: str, value: Mapping[str, Any], offset: int) -> Entry:
     shape = tuple(value["shape"])
     if value["dtype"] not in DTYPE_BYTES:
         raise ValueError(f"{name!r} has the unknown type {value['dtype']!r}")
-    if any(type(n) is not int or n < 0 for n in (start, stop, *shape)):
+    if any(type(n) is not int or not 0 <= n <= _MOST_VALUES for n in (start, stop, *shape)):
         raise ValueError(f"{name!r} has a shape or a place that has no meaning")
     entry = Entry(name, value["dtype"], shape, offset + start)
     if stop - start != entry.num_bytes:

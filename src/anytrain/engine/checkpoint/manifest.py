@@ -15,12 +15,46 @@ from pathlib import Path
 from typing import Any
 
 from anytrain.engine.checkpoint.files import DIGEST_BYTES, Damaged, Fingerprint, read_small
+from anytrain.engine.checkpoint.kinds import (
+    Anything,
+    Each,
+    Either,
+    Maybe,
+    Misfit,
+    Named,
+    Number,
+    Text,
+    Whole,
+    check,
+    shown,
+)
 
 MANIFEST = "manifest.json"
-FORMAT = 1
+FORMAT = 2
+_READABLE = (1, FORMAT)
+"""In format 1 each part has a document of its own."""
 KIND = "anytrain checkpoint"
 _MOST_BYTES = 256 << 20
 _HEX = frozenset("0123456789abcdef")
+_PART = {"document": Text(), "tensors": Each(Text()), "key?": Maybe(Text())}
+_MODEL = {
+    "tensors": Each(Text()),
+    "ties": Named(Text()),
+    "extra": Maybe(_PART),
+    "beside": Each(Text()),
+}
+_FIELDS = {
+    "step": Whole(),
+    "created_ns": Whole(most=2**63),
+    "world_size": Whole(1, 2**20),
+    "files": Named({"bytes": Whole(), "blake2b": Text()}),
+    "models": Each(_MODEL),
+    "parts": Named(_PART),
+    "rank_parts": Named(Each(_PART)),
+    "metrics": Named(Either(Text(("nan", "inf", "-inf")), Number())),
+    "meta": Maybe(Named(Anything())),
+    "versions": Named(Text()),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +63,11 @@ class PartFiles:
 
     document: str
     tensors: tuple[str, ...] = ()
+    key: str | None = None
+    """The part's name in files that hold several parts; None where they hold it alone."""
+
+    def __str__(self) -> str:
+        return self.document if self.key is None else f"{self.document}, {self.key}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +105,8 @@ class Manifest:
 
 def to_bytes(manifest: Manifest) -> bytes:
     """Return the bytes of manifest.json."""
-    contents = _contents(manifest)
-    return _dump({**contents, "blake2b": _digest(contents)})
+    body = _dump(_contents(manifest))
+    return _signed(body, _checksum(body))
 
 
 def read(folder: Path) -> Manifest:
@@ -75,16 +114,21 @@ def read(folder: Path) -> Manifest:
     raw = read_small(folder, MANIFEST, _MOST_BYTES)
     try:
         contents = json.loads(raw)
-        digest = contents.pop("blake2b")
-        if contents.get("kind") != KIND:
+        if not isinstance(contents, dict) or contents.get("kind") != KIND:
             raise Damaged(MANIFEST, "it is not an anytrain manifest")
-        if contents["format"] != FORMAT:
+        check(contents, {"blake2b": Text(), "format": Whole()})
+        digest = contents.pop("blake2b")
+        if contents["format"] not in _READABLE:
             raise Damaged(
                 MANIFEST, f"its format {contents['format']!r} is not known here: {FORMAT}"
             )
-        if digest != _digest(contents) or raw != _dump({**contents, "blake2b": digest}):
+        body = _dump(contents)
+        if digest != _checksum(body) or raw != _signed(body, digest):
             raise Damaged(MANIFEST, "its bytes changed: its own checksum does not match")
+        check(contents, _FIELDS)
         return _from_contents(contents)
+    except Misfit as misfit:
+        raise Damaged(MANIFEST, str(misfit)) from misfit
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(MANIFEST, f"it cannot be read: {type(error).__name__}: {error}") from error
 
@@ -137,7 +181,8 @@ def _contents(manifest: Manifest) -> dict[str, Any]:
 
 
 def _part_contents(part: PartFiles) -> dict[str, Any]:
-    return {"document": part.document, "tensors": list(part.tensors)}
+    key = {} if part.key is None else {"key": part.key}
+    return {"document": part.document, "tensors": list(part.tensors), **key}
 
 
 def _from_contents(contents: Mapping[str, Any]) -> Manifest:
@@ -146,9 +191,9 @@ def _from_contents(contents: Mapping[str, Any]) -> Manifest:
     if MANIFEST in folded or len(set(folded)) != len(folded):
         raise Damaged(MANIFEST, "it names a file twice, or itself")
     manifest = Manifest(
-        step=int(contents["step"]),
-        created_ns=int(contents["created_ns"]),
-        world_size=int(contents["world_size"]),
+        step=contents["step"],
+        created_ns=contents["created_ns"],
+        world_size=contents["world_size"],
         files=files,
         models=tuple(_model(model) for model in contents["models"]),
         parts={name: _part(part) for name, part in contents["parts"].items()},
@@ -163,18 +208,24 @@ def _from_contents(contents: Mapping[str, Any]) -> Manifest:
     for name in _named(manifest):
         if name not in files:
             raise Damaged(MANIFEST, f"it uses {name!r} and lists no such file")
+    for name, parts in manifest.rank_parts.items():
+        if len(parts) != manifest.world_size:
+            raise Misfit(
+                f"rank_parts.{name} has {len(parts)} entries, and world_size is "
+                f"{manifest.world_size}"
+            )
     return manifest
 
 
 def _fingerprint(contents: Mapping[str, Any]) -> Fingerprint:
     size, digest = contents["bytes"], contents["blake2b"]
-    if type(size) is not int or size < 0 or len(digest) != 2 * DIGEST_BYTES or set(digest) - _HEX:
-        raise ValueError("a file's size or checksum has no meaning")
+    if len(digest) != 2 * DIGEST_BYTES or set(digest) - _HEX:
+        raise Misfit(f"files holds a blake2b that is {shown(digest)}, and must be a checksum")
     return Fingerprint(size, digest)
 
 
 def _part(contents: Mapping[str, Any]) -> PartFiles:
-    return PartFiles(contents["document"], tuple(contents["tensors"]))
+    return PartFiles(contents["document"], tuple(contents["tensors"]), contents.get("key"))
 
 
 def _model(contents: Mapping[str, Any]) -> ModelFiles:
@@ -193,8 +244,13 @@ def _named(manifest: Manifest) -> list[str]:
     return names + [name for model in manifest.models for name in (*model.tensors, *model.beside)]
 
 
-def _digest(contents: Mapping[str, Any]) -> str:
-    return hashlib.blake2b(_dump(contents), digest_size=DIGEST_BYTES).hexdigest()
+def _checksum(body: bytes) -> str:
+    return hashlib.blake2b(body, digest_size=DIGEST_BYTES).hexdigest()
+
+
+def _signed(body: bytes, digest: str) -> bytes:
+    """Return a document's bytes with its checksum as the last entry, without writing it again."""
+    return body.removesuffix(b"\n}\n") + f',\n "blake2b": "{digest}"\n}}\n'.encode("ascii")
 
 
 def _dump(contents: Mapping[str, Any]) -> bytes:

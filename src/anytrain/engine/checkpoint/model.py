@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,8 +10,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from anytrain.core.errors import CheckpointError, Notice
+from anytrain.core.errors import CheckpointError
+from anytrain.core.notices import give_notice
 from anytrain.engine.checkpoint.encode import identity, oddity
+from anytrain.engine.checkpoint.kinds import shown
 from anytrain.engine.checkpoint.tensors import CODES
 
 
@@ -83,19 +84,45 @@ def load_weights(
     a way of its own: it may grow a buffer first. A name that shares its tensor with another is
     not missed when the other is there.
     """
+    missing, unexpected = check_fit(model, weights, strict=strict, source=source)
+    _notice_casts(model.state_dict(), weights, source)
+    model.load_state_dict(dict(weights), strict=False)
+    return missing, unexpected
+
+
+def check_fit(
+    model: nn.Module, weights: Mapping[str, Any], *, strict: bool = True, source: str = "the file"
+) -> tuple[list[str], list[str]]:
+    """Raise CheckpointError where a model cannot take the weights, or their outline.
+
+    Return the names that it misses and those that it has no place for.
+    """
     own = model.state_dict()
     loads_itself = type(model).load_state_dict is not nn.Module.load_state_dict
     missing = _missing(own, weights)
     unexpected = [name for name in weights if name not in own]
     wrong = [
+        f"{name} is {shown(value)} in {source} and a tensor in the model"
+        for name, value in weights.items()
+        if isinstance(own.get(name), torch.Tensor) and not isinstance(value, torch.Tensor)
+    ]
+    wrong += [
         f"{name} is {tuple(value.shape)} in {source} and {tuple(own[name].shape)} in the model"
         for name, value in weights.items()
-        if isinstance(value, torch.Tensor) and name in own and value.shape != own[name].shape
+        if isinstance(value, torch.Tensor)
+        and isinstance(own.get(name), torch.Tensor)
+        and value.shape != own[name].shape
+    ]
+    wrong += [
+        f"{name} is of {value.dtype} in {source} and of {own[name].dtype} in the model"
+        for name, value in weights.items()
+        if isinstance(value, torch.Tensor)
+        and isinstance(own.get(name), torch.Tensor)
+        and own[name].is_floating_point()
+        and not value.is_floating_point()
     ]
     if (wrong and not loads_itself) or (strict and (missing or unexpected)):
         raise _unfit(model, source, missing if strict else [], unexpected if strict else [], wrong)
-    _notice_casts(own, weights, source)
-    model.load_state_dict(dict(weights), strict=False)
     return missing, unexpected
 
 
@@ -141,11 +168,13 @@ def _notice_casts(own: Mapping[str, Any], weights: Mapping[str, Any], source: st
     casts = {
         (value.dtype, own[name].dtype)
         for name, value in weights.items()
-        if isinstance(value, torch.Tensor) and name in own and value.dtype != own[name].dtype
+        if isinstance(value, torch.Tensor)
+        and isinstance(own.get(name), torch.Tensor)
+        and value.dtype != own[name].dtype
     }
     for found, wanted in sorted(casts, key=str):
         text = f"{source} holds {found} where the model has {wanted}: the weights are converted."
-        warnings.warn(text, Notice, stacklevel=3)
+        give_notice(text, stacklevel=3)
 
 
 def _unfit(

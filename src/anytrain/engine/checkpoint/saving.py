@@ -67,15 +67,12 @@ class Job:
 def prepare(place: Place, source: SnapshotSource, exchange: Exchange) -> Job | SaveFailed:
     """Open the hidden folder, take the snapshot, and see that there is room for it."""
     began = time.monotonic()
-    opened = _on_rank_0(place, "folder", lambda: _opened(place), exchange)
-    if "failure" in opened:
-        return _failure(place, opened["failure"])
-    folder = place.root / opened["folder"]
+    folder = _seen_by_all(place, exchange)
+    if not isinstance(folder, Path):
+        return _failure(place, folder)
     taken: list[Contents] = []
 
     def take() -> _Report:
-        if not _sees(folder):
-            return {"failure": _not_shared(place)}
         try:
             snapshot = source if isinstance(source, Snapshot) else source(folder)
         except OSError as error:  # of a file that the source itself writes into the folder
@@ -120,6 +117,15 @@ def write(job: Job, exchange: Exchange) -> Saved | SaveFailed:
         removed=tuple(place.root / name for name in result["removed"]),
         notes=tuple(result["notes"]),
     )
+
+
+def unshared(place: Place, exchange: Exchange) -> SaveFailed | None:
+    """Return why no save can succeed, where a rank does not see what another writes."""
+    folder = _seen_by_all(place, exchange)
+    if isinstance(folder, Path):
+        discard(place, folder)
+        return None
+    return _failure(place, folder) if folder["kind"] == "not-shared" else None
 
 
 def discard(place: Place, folder: Path) -> None:
@@ -179,7 +185,31 @@ def _opened(place: Place) -> _Report:
         claims.hold(folder)
     except OSError as error:
         return {"failure": _disk_failure(place, error)}
-    return {"folder": folder.name}
+    return {"folder": folder.name, "root": str(place.root)}
+
+
+def _seen_by_all(place: Place, exchange: Exchange) -> Path | _Report:
+    """Make the hidden folder, and return it once every rank sees it, else what failed.
+
+    Nothing is taken before: the ranks may have to do that together.
+    """
+    opened = _on_rank_0(place, "folder", lambda: _opened(place), exchange)
+    if "failure" in opened:
+        failure: _Report = opened["failure"]
+        return failure
+    folder = place.root / opened["folder"]
+
+    def look() -> _Report:
+        return {} if _sees(folder) else {"failure": _not_shared(place, opened["root"])}
+
+    try:
+        unseen = _first_failure(_agreed(place, "seen", look, exchange))
+    except BaseException:
+        discard(place, folder)
+        raise
+    if unseen is not None:
+        discard(place, folder)
+    return folder if unseen is None else unseen
 
 
 def _sees(folder: Path) -> bool:
@@ -246,7 +276,10 @@ def _write_files(job: Job) -> _Report:
     written = {}
     try:
         for file in contents.files:
-            written[file.name] = asdict(files.write_file(job.folder / file.name, file.chunks()))
+            path = job.folder / file.name
+            written[file.name] = asdict(files.write_file(path, file.chunks(), wait=False))
+        if place.rank:  # the first rank waits for its own with the manifest
+            files.sync_files(job.folder, written)
     except OSError as error:
         return {"failure": _disk_failure(place, error)}
     own = {name: asdict(part) for name, part in contents.rank_parts.items()}
@@ -273,9 +306,11 @@ def _commit(job: Job, reports: Sequence[_Report]) -> _Report:
 def _seal(job: Job, reports: Sequence[_Report]) -> Manifest:
     place, contents, folder = job.place, job.contents, job.folder
     listed = {n: Fingerprint(**f) for report in reports for n, f in report["files"].items()}
+    own = [MANIFEST, *reports[0]["files"]]
     for name in files.names_in(folder):  # what hooks have written
         if name not in listed:
-            listed[manifest.check_name(name)] = files.adopt_file(folder, name)
+            listed[manifest.check_name(name)] = files.fingerprint(folder, name)
+            own.append(name)
     sealed = Manifest(
         step=contents.step,
         created_ns=_now_ns(place.root),
@@ -296,10 +331,8 @@ def _seal(job: Job, reports: Sequence[_Report]) -> Manifest:
         },
     )
     _keep_unlisted(place.target, folder, frozenset(listed))
-    files.write_file(folder / MANIFEST, [manifest.to_bytes(sealed)])
-    inner = {folder / parent for name in listed for parent in Path(name).parents}
-    for held in sorted({folder, *inner}, reverse=True):
-        files.sync_folder(held)
+    files.write_file(folder / MANIFEST, [manifest.to_bytes(sealed)], wait=False)
+    files.sync_files(folder, own)
     return sealed
 
 
@@ -342,6 +375,8 @@ def _tidy(place: Place, replaced: Path | None) -> tuple[list[str], list[str]]:
             files.remove_tree(replaced)
         except OSError as error:
             notes.append(f"cannot remove the earlier {place.name}: {error}")
+    if place.retention.keep_last is None:
+        return removed, notes
     try:
         going = doomed(catalog.entries(place.root), place.retention)
     except OSError as error:
@@ -350,7 +385,7 @@ def _tidy(place: Place, replaced: Path | None) -> tuple[list[str], list[str]]:
         if entry.path == place.target:
             continue
         try:
-            claims.remove(entry.path)
+            claims.remove(place.root, entry.name)
             removed.append(entry.path.name)
         except OSError as error:
             notes.append(f"cannot remove {entry.path}: {error}")
@@ -359,12 +394,11 @@ def _tidy(place: Place, replaced: Path | None) -> tuple[list[str], list[str]]:
 
 def _now_ns(root: Path) -> int:
     """Return the time, later than every checkpoint's there, whatever the clock was set to."""
-    stamps = [e.manifest.created_ns for e in catalog.entries(root) if e.manifest]
-    return max(time.time_ns(), max(stamps, default=0) + 1)
+    return max(time.time_ns(), catalog.last_commit_ns(root) + 1)
 
 
 def _part(contents: Mapping[str, Any]) -> PartFiles:
-    return PartFiles(contents["document"], tuple(contents["tensors"]))
+    return PartFiles(contents["document"], tuple(contents["tensors"]), contents["key"])
 
 
 # What failed, in words.
@@ -410,10 +444,12 @@ def _nonfinite_failure(place: Place, file: str, tensor: str, value: str) -> _Rep
     )
 
 
-def _not_shared(place: Place) -> _Report:
+def _not_shared(place: Place, root: str) -> _Report:
+    is_same = root == str(place.root)
+    where = "another folder of that name" if is_same else f"its own folder {place.root}"
     return _told(
         "not-shared",
         f"Cannot save the checkpoint {place.target}.",
-        f"rank {place.rank} does not see the folder that rank 0 made in {place.root}.",
-        "save to a filesystem that all machines share.",
+        f"rank {place.rank} does not see what rank 0 writes to {root}: it has {where}.",
+        "save to a filesystem that all machines share, and to the same folder on every rank.",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -21,6 +21,7 @@ from anytrain.engine.checkpoint.model import ModelState, model_state, split
 from anytrain.engine.checkpoint.tensors import TensorFile, shards
 
 MOST_SHARD_BYTES = 5 * 10**9
+_SMALL_PART_BYTES = 1 << 20
 _PART_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 _METADATA = {"format": "pt"}
 
@@ -79,6 +80,21 @@ class Guard:
 
 
 @dataclass
+class Shared:
+    """What this rank writes of several parts together, as each file costs a wait for the disk."""
+
+    stem: str
+    documents: dict[str, Any] = field(default_factory=dict)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    finite: set[str] = field(default_factory=set)
+
+    @property
+    def document(self) -> str:
+        """The file of the documents."""
+        return f"{self.stem}.json"
+
+
+@dataclass
 class Contents:
     """The files that this rank writes, and what they are for."""
 
@@ -91,6 +107,7 @@ class Contents:
     models: list[ModelFiles] = field(default_factory=list)
     parts: dict[str, PartFiles] = field(default_factory=dict)
     rank_parts: dict[str, PartFiles] = field(default_factory=dict)
+    shared: Shared = field(default_factory=lambda: Shared(""))
 
     @property
     def files(self) -> list[TextFile | TensorFile]:
@@ -109,6 +126,7 @@ def lay_out(snapshot: Snapshot, rank: int, most_bytes: int = MOST_SHARD_BYTES) -
         step=int(snapshot.step),
         meta=_plain_meta(snapshot.meta),
         metrics={str(name): float(value) for name, value in snapshot.metrics.items()},
+        shared=Shared(f"state-rank{rank}" if rank else "state"),
     )
     for name in (*snapshot.parts, *snapshot.rank_parts):
         _check_part_name(name)
@@ -121,6 +139,7 @@ def lay_out(snapshot: Snapshot, rank: int, most_bytes: int = MOST_SHARD_BYTES) -
     for name, state in snapshot.rank_parts.items():
         stem = f"{name}-rank{rank}"
         contents.rank_parts[name] = _add_part(contents, stem, name, state, most_bytes)
+    _close_shared(contents, most_bytes)
     _check_distinct(contents)
     return contents
 
@@ -128,16 +147,45 @@ def lay_out(snapshot: Snapshot, rank: int, most_bytes: int = MOST_SHARD_BYTES) -
 def _add_part(
     contents: Contents, stem: str, name: str, state: Any, most_bytes: int, guarded: bool = False
 ) -> PartFiles:
-    encoded = encode(state, name)
-    document = f"{stem}.json"
-    contents.texts.append(TextFile(document, to_json(encoded.document)))
-    if not encoded.tensors:
-        return PartFiles(document)
-    made = shards(stem, encoded.tensors, most_bytes, _METADATA)
+    encoded, shared = encode(state, name), contents.shared
+    if stem in shared.documents:
+        raise _collision(stem)
+    shared.documents[stem] = encoded.document
+    tensors = {f"{stem}/{key}": tensor for key, tensor in encoded.tensors.items()}
+    is_small = sum(tensor.nbytes for tensor in tensors.values()) <= _SMALL_PART_BYTES
+    if is_small and not name.startswith("optimizer"):  # whose file people look for
+        shared.tensors |= tensors
+        shared.finite |= tensors.keys() if guarded else set()
+        return PartFiles(shared.document, key=stem)
+    made = shards(stem, tensors, most_bytes, _METADATA) if tensors else []
     contents.tensors += made
     if guarded:
         contents.guards += [Guard(file, frozenset(file.tensors)) for file in made]
-    return PartFiles(document, tuple(file.name for file in made))
+    return PartFiles(shared.document, tuple(file.name for file in made), stem)
+
+
+def _close_shared(contents: Contents, most_bytes: int) -> None:
+    """Lay out the files of several parts, and tell each of these where its tensors are."""
+    shared = contents.shared
+    if not shared.documents:
+        return
+    contents.texts.append(TextFile(shared.document, to_json(shared.documents)))
+    made = shards(shared.stem, shared.tensors, most_bytes, _METADATA) if shared.tensors else []
+    contents.tensors += made
+    contents.guards += [
+        Guard(file, frozenset(shared.finite & file.tensors.keys())) for file in made
+    ]
+
+    def placed(part: PartFiles) -> PartFiles:
+        own = [f.name for f in made if any(name.startswith(f"{part.key}/") for name in f.tensors)]
+        return replace(part, tensors=(*part.tensors, *own))
+
+    contents.parts = {name: placed(part) for name, part in contents.parts.items()}
+    contents.rank_parts = {name: placed(part) for name, part in contents.rank_parts.items()}
+    contents.models = [
+        replace(model, extra=placed(model.extra)) if model.extra else model
+        for model in contents.models
+    ]
 
 
 def _add_model(contents: Contents, model: AnyModel, index: int, most_bytes: int) -> ModelFiles:
@@ -214,9 +262,13 @@ def _check_distinct(contents: Contents) -> None:
     seen = {MANIFEST}
     for file in contents.files:
         if file.name.casefold() in seen:
-            raise BadInput(
-                f"Two parts of the checkpoint would be written to {file.name!r}.",
-                why="models, parts and a rank's parts share one folder.",
-                fix="rename one of the parts.",
-            )
+            raise _collision(file.name)
         seen.add(file.name.casefold())
+
+
+def _collision(name: str) -> BadInput:
+    return BadInput(
+        f"Two parts of the checkpoint would be written to {name!r}.",
+        why="models, parts and a rank's parts share one folder.",
+        fix="rename one of the parts.",
+    )

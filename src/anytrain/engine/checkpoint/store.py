@@ -48,6 +48,14 @@ class Store:
         job = saving.prepare(self.place(name, world or Solo()), snapshot, exchange)
         return job if isinstance(job, SaveFailed) else saving.write(job, exchange)
 
+    def refuse_unshared(self, world: World) -> None:
+        """Raise CheckpointError on every rank unless all of them see this folder."""
+        failed = saving.unshared(self.place("shared", world), collective(world))
+        if failed is not None:
+            raise CheckpointError(
+                f"Cannot begin a run in {self.root}.", why=failed.why, fix=failed.fix
+            )
+
     def newest_whole(self, *, world: World | None = None) -> Newest:
         """Return the newest checkpoint whose every byte checks, and what was passed over.
 

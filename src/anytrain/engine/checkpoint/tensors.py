@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
 from anytrain.engine.checkpoint import layout
-from anytrain.engine.checkpoint.files import Buffer, Damaged
+from anytrain.engine.checkpoint.files import Buffer, Damaged, read_piece
 
 DTYPES = {
     "F64": torch.float64,
@@ -31,6 +32,7 @@ DTYPES = {
     "F8_E8M0": torch.float8_e8m0fnu,
     "C64": torch.complex64,
 }
+_SMALL_BYTES = 8 << 10
 CODES = {dtype: code for code, dtype in DTYPES.items()}
 
 
@@ -74,9 +76,27 @@ def read(data: bytearray, name: str) -> dict[str, torch.Tensor]:
     """
     try:
         entries, _ = layout.parse(data)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return {entry.name: _tensor(data, entry) for entry in entries}
+    except (*layout.ODD, RuntimeError, OverflowError) as error:  # torch refuses a shape
         raise Damaged(name, f"it is not a safetensors file: {error}") from error
-    return {entry.name: _tensor(data, entry) for entry in entries}
+
+
+def outline(folder: Path, name: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a file, large ones with their type and shape alone."""
+    held: dict[str, torch.Tensor] = {}
+    try:
+        for entry in layout.read_entries(folder, name):
+            if entry.num_bytes > _SMALL_BYTES:
+                held[entry.name] = torch.empty(
+                    entry.shape, dtype=DTYPES[entry.dtype], device="meta"
+                )
+                continue
+            data = bytearray(read_piece(folder, name, entry.start, entry.num_bytes))
+            here = layout.Entry(entry.name, entry.dtype, entry.shape)
+            held[entry.name] = _tensor(data, here)
+    except (ValueError, RuntimeError, OverflowError) as error:
+        raise Damaged(name, f"it is not a safetensors file: {error}") from error
+    return held
 
 
 def shards(

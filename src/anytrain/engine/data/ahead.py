@@ -9,16 +9,19 @@ from __future__ import annotations
 import copy
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import torch
 
 from anytrain.core.clock import Ledger
 from anytrain.engine.data.workers import Waits
-from anytrain.engine.tree import map_tensors
+from anytrain.engine.tree import leaves, map_tensors
 from anytrain.machine.backends.base import Backend, Lane
 
 _NOTHING = object()
+_KEPT_BYTES = 2**27
+_MOST_KEPT = 1024  # a GPU's queue holds no more launches
 
 
 class Placement:
@@ -57,6 +60,29 @@ class Placement:
         return Placement, (self.backend, self.device, self.non_blocking)
 
 
+class Kept:
+    """The last batches as they were on the host: what an error of the device is explained by.
+
+    They are held and not copied, and together are bounded by the size of the first.
+    """
+
+    def __init__(self, first: int) -> None:
+        self._batches: deque[tuple[int, Any]] = deque(maxlen=0)
+        self._num = first
+
+    def add(self, batch: Any) -> None:
+        """Hold one more batch, and let go of the oldest."""
+        if not self._batches:
+            sizes = [leaf.nbytes for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
+            most = _KEPT_BYTES // max(sum(sizes), 1)
+            self._batches = deque(maxlen=min(max(most, 2), _MOST_KEPT))
+        self._batches.append((self._num, batch))
+        self._num += 1
+
+    def __iter__(self) -> Iterator[tuple[int, Any]]:
+        return iter(list(self._batches))
+
+
 class Coming(NamedTuple):
     """A batch that was read and not yet handed out."""
 
@@ -85,7 +111,12 @@ class Ahead:
         self._is_read = False
         self._ledger, self._waits = ledger, waits
         self._waiting, self._sending = ledger.span("data"), ledger.span("transfer")
-        self._runs_behind = placement is not None and placement.device.type != "cpu"
+        self.runs_behind = placement is not None and placement.device.type != "cpu"
+        """Whether the device works on a batch after the host has gone on."""
+        self.explain: Callable[[Exception, Iterator[Any]], Exception] | None = None
+        """Returns the error that says what was being loaded when one was raised."""
+        self.kept: Kept | None = None
+        """Holds the last batches; None where nobody needs them."""
         self.reached: Any = None
         """Where the stream stood after the batch that was handed out last."""
         self.is_last = False
@@ -120,17 +151,32 @@ class Ahead:
         while self._coming:
             arrive = self._coming.popleft().arrive
             if arrive is not None:
-                arrive()
+                with suppress(
+                    RuntimeError
+                ):  # a lost device; the error it was lost by is on its way
+                    arrive()
+        send_home = getattr(self._batches, "_shutdown_workers", None)
+        if send_home is not None and not self._batches._persistent_workers:  # type: ignore[attr-defined]  # torch's iterator
+            # Left to the garbage collector, which may take their queues first, it takes 10 s.
+            send_home()
 
     def _read(self) -> None:
         """Read one more batch and send it off; what waiting for it cost goes to the ledger."""
         with self._waiting:
-            batch = next(self._batches, _NOTHING)
-        if self._runs_behind or self._waits is not None:
+            try:
+                batch = next(self._batches, _NOTHING)
+            except Exception as error:
+                told = error if self.explain is None else self.explain(error, self._batches)
+                if told is error:
+                    raise
+                raise told from error
+        if self.runs_behind or self._waits is not None:
             self._count()
         if batch is _NOTHING:
             self._is_read = True
             return
+        if self.kept is not None:
+            self.kept.add(batch)
         reached = None if self._reached is None else self._reached()
         arrive = None
         if self._lane is not None:
@@ -149,7 +195,7 @@ class Ahead:
 
     def _placed(self, batch: Any) -> Any:
         assert self._placement is not None
-        if not self._runs_behind:  # it is where it is computed
+        if not self.runs_behind:  # it is where it is computed
             return self._placement(batch)
         with self._sending:
             return self._placement(batch)

@@ -8,7 +8,7 @@ of them.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import BatchSampler
 
 from anytrain.core.errors import BadInput
+from anytrain.engine.data.position import LaidOut
 from anytrain.engine.data.seeded import mix
 
 Numbers = np.ndarray[Any, np.dtype[np.int64]]
@@ -86,7 +87,7 @@ def padding_share(lengths: Any, padded: Any) -> float:
     return float(1 - own.sum() / np.broadcast_to(padded, own.shape).sum())
 
 
-class Bucketed(BatchSampler):
+class Bucketed(LaidOut, BatchSampler):
     """Full batches of one bucket each, in an order that seed and epoch decide.
 
     A bucket's samples are shuffled, and cut in steps of `batches_per_step` batches. Those that
@@ -108,34 +109,25 @@ class Bucketed(BatchSampler):
         self.lengths = np.asarray(lengths, dtype=np.int64)
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.epoch = 0
-        self.layout: dict[str, Any] = {
+        self.num_samples = len(self.lengths)
+        self.layout = {
             "buckets": [int(length) for length in sorted(buckets)],
             "batch_size": batch_size,
             "step_size": batch_size * batches_per_step,
             "seed": seed,
         }
-        self._kept: tuple[int, Mapping[str, Any]] | None = None
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
-        self.epoch = epoch
-
-    def keep_layout(self, layout: Mapping[str, Any], epoch: int) -> None:
-        """Let an epoch go on in the order it began with, whatever has changed since."""
-        self._kept = (epoch, layout)
-
-    def order_layout(self) -> Mapping[str, Any]:
-        """Return what, with the epoch, decides its order."""
-        kept = self._kept
-        return kept[1] if kept is not None and kept[0] == self.epoch else self.layout
 
     def __len__(self) -> int:
         batches = len(self.lengths) / self.batch_size
         return math.floor(batches) if self.drop_last else math.ceil(batches)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def order(self) -> list[int]:
+        """Return the epoch's samples, also those that `drop_last` leaves out of its batches."""
         order: list[int] = self._order().tolist()
+        return order
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = self.order()
         for start in range(0, len(order), self.batch_size):
             batch = order[start : start + self.batch_size]
             if len(batch) == self.batch_size or not self.drop_last:

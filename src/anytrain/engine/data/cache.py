@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
 
 Arrays: TypeAlias = dict[str, np.ndarray[Any, Any]]
 
@@ -70,10 +69,9 @@ class ArrayCache:
 
 
 def _tell(error: OSError) -> None:
-    warnings.warn(
+    give_notice(
         f"What was prepared is not kept for the next run: {error}. "
         "Set ANYTRAIN_CACHE to a folder that can be written to.",
-        Notice,
         stacklevel=4,
     )
 

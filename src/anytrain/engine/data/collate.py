@@ -12,10 +12,12 @@ from torch import Tensor
 from torch.utils.data import default_collate
 
 from anytrain.core.errors import BadInput
+from anytrain.core.text import one_line
 
 _LABELS = ("label", "label_ids")
 _NUMBERS = (int, float, bool)
 _MOST_SHOWN = 8
+_MOST_TEXT = 40
 
 
 def collate(features: Sequence[Any]) -> Any:
@@ -55,7 +57,8 @@ def _check(features: Sequence[Any]) -> None:
     for place, feature in enumerate(features):
         if feature is None:
             raise BadInput(
-                f"Cannot collate: sample {place} of the batch's {len(features)} is None.",
+                f"Cannot collate: number {place + 1} of the batch's {len(features)} samples "
+                "is None.",
                 why="the data set returned None for it; a __getitem__ without a return does.",
                 fix="let the data set return a sample for each index, leave out beforehand those "
                 "that it cannot give, or pass a data_collator that does.",
@@ -86,7 +89,8 @@ def _filled(
     except KeyError as error:
         lacking = next(i for i, row in enumerate(rows) if key not in row)
         raise BadInput(
-            f"Cannot collate {key!r}: sample {lacking} of the batch does not have it.",
+            f"Cannot collate {key!r}: number {lacking + 1} of the batch's samples does not "
+            "have it.",
             why="the first sample does, and a batch needs it of each.",
             fix=f"give every sample {key!r}, or none.",
         ) from error
@@ -152,8 +156,8 @@ def _refuse_odd(key: str, rows: Sequence[Any], error: TypeError) -> NoReturn:
     for place, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise BadInput(
-                f"Cannot collate {key!r}: sample {place} of the batch is no dict but of type "
-                f"{type(row).__name__}.",
+                f"Cannot collate {key!r}: number {place + 1} of the batch's samples is no dict "
+                f"but of type {type(row).__name__}.",
                 why="the first sample is one, and the samples of a batch are alike.",
                 fix="let the data set return samples of one kind.",
             ) from error
@@ -162,6 +166,16 @@ def _refuse_odd(key: str, rows: Sequence[Any], error: TypeError) -> NoReturn:
 
 def _refuse(key: str, values: list[Any], error: Exception) -> NoReturn:
     """Raise the error that says which rows do not fit."""
+    for place, value in enumerate(values):
+        if value is None or isinstance(value, str):  # the first is neither
+            raise BadInput(
+                f"Cannot collate {key!r}: number {place + 1} of the batch's samples has "
+                f"{one_line(repr(value), most=_MOST_TEXT)} there.",
+                why=f"the first sample has a value of type {type(values[0]).__name__}."
+                if place
+                else "a batch holds numbers.",
+                fix=f"give every sample a number (or numbers) for {key!r}, or none.",
+            ) from error
     lengths = _lengths(values)
     if len(set(lengths)) > 1:
         shown = ", ".join(map(str, lengths[:_MOST_SHOWN]))

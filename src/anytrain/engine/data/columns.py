@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.data.rows import Rows
@@ -63,6 +64,19 @@ def kept_columns(model: nn.Module, labels: Sequence[str]) -> list[str] | None:
     return list(dict.fromkeys([*forward_names(model), "label", "label_ids", *labels]))
 
 
+def column_names(dataset: Any) -> list[Any]:
+    """Return the names of a dataset's columns, by its first sample where it does not tell them."""
+    told = getattr(dataset, "column_names", None)
+    if told is not None:
+        return list(told)
+    try:
+        is_stream = isinstance(dataset, IterableDataset) or not hasattr(dataset, "__getitem__")
+        first = next(iter(dataset)) if is_stream else dataset[0]
+    except Exception:  # noqa: BLE001  whoever asks has another error to explain
+        return []
+    return list(first) if isinstance(first, Mapping) else []
+
+
 class DropColumns:
     """A collator that leaves out what the model does not take, and says so once."""
 
@@ -73,8 +87,10 @@ class DropColumns:
         *,
         model_name: str = "the model",
         description: str | None = None,
+        takes: Sequence[str] = (),
     ) -> None:
         self.collate = collate
+        self.takes = tuple(takes or keep)
         self.keep = frozenset(keep)
         self.model_name = model_name
         self.description = description
@@ -97,7 +113,7 @@ class DropColumns:
             self.has_told = True
             dropped = [key for key in feature if key not in self.keep]
             if not kept:
-                raise _nothing_left(dropped, sorted(self.keep), self.model_name, self.description)
+                raise _nothing_left(dropped, self.takes, self.model_name, self.description)
             _tell(dropped, self.model_name, self.description)
         return kept
 
@@ -108,34 +124,37 @@ def drop_dataset_columns(
     *,
     model_name: str = "the model",
     description: str | None = None,
+    takes: Sequence[str] = (),
 ) -> Any:
     """Return a dataset that has columns without those that are not kept.
 
-    The dataset is one with `column_names` and `remove_columns`, as those of `datasets`.
+    The dataset is one with `column_names` and `remove_columns`, as those of `datasets`. What the
+    model's forward `takes` is named where nothing is left; `keep` may hold more.
     """
     columns = list(dataset.column_names or ())
     dropped = [column for column in columns if column not in set(keep)]
     if not dropped:
         return dataset
     if len(dropped) == len(columns):
-        raise _nothing_left(dropped, keep, model_name, description)
+        raise _nothing_left(dropped, takes or keep, model_name, description)
     _tell(dropped, model_name, description)
     return dataset.remove_columns(dropped)
 
 
 def _nothing_left(
-    dropped: Sequence[str], keep: Sequence[str], model_name: str, description: str | None
+    dropped: Sequence[str], takes: Sequence[str], model_name: str, description: str | None
 ) -> BadInput:
+    taken = ", ".join(name for name in takes if name not in ("args", "kwargs"))
     return BadInput(
         f"No column of the {_set(description)} reaches {model_name}.",
-        why=f"it has {', '.join(map(str, dropped))}, and forward takes {', '.join(keep)}.",
+        why=f"it has {', '.join(map(str, dropped))}, and forward takes {taken}.",
         fix="rename the columns, or pass remove_unused_columns=False and a data_collator "
         "that makes what forward takes.",
     )
 
 
 def _set(description: str | None) -> str:
-    return f"{description} set" if description else "dataset"
+    return f"{description.lower()} set" if description else "data set"
 
 
 def _tell(dropped: Sequence[str], model_name: str, description: str | None) -> None:

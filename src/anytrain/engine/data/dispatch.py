@@ -25,55 +25,66 @@ class _Shape:
     dtype: torch.dtype
 
 
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """How what rank 0 reads is dealt to the ranks."""
+
+    world: World
+    device: torch.device
+    split_batches: bool
+    """Whether a round is one batch, split; else it is one batch a rank."""
+    drop_last: bool
+    slice_fn: Callable[..., Any] | None
+
+
 def dispatch(
     source: Iterator[Any],
-    world: World,
-    device: torch.device,
+    rounds: Rounds,
     *,
-    split_batches: bool,
-    drop_last: bool,
-    slice_fn: Callable[..., Any] | None,
     report: Callable[[int], None],
+    place: Callable[[], Any] = lambda: None,
+    reach: Callable[[Any], None] = lambda place: None,
 ) -> Iterator[Any]:
     """Yield this rank's rows of every round; `report` learns the size of the last one.
 
-    A short last round is filled from the first, so that every rank has rows.
+    A short last round is filled from the first, so that every rank has rows. One round is read
+    ahead: `reach` learns what `place` said before that, so where each round has ended.
     """
-    first = None
-    current = _read_round(source, world, split_batches, drop_last)
+    first, world = None, rounds.world
+    current = _read_round(source, rounds)
     while current is not None:
-        batch = _spread(current, world, device)
+        batch = _spread(current, world, rounds.device)
         size = batch_size(batch) or 0
         if first is None:
             first = rows(batch, slice(0, world.size))
-        following = _read_round(source, world, split_batches, drop_last)
+        reached = place()
+        following = _read_round(source, rounds)
         if following is None:
             report(size)
-            while not drop_last and size % world.size:
-                missing = world.size - size % world.size
-                batch = join_rows([batch, rows(first, slice(0, missing))])
-                size = batch_size(batch) or 0
+        while not rounds.drop_last and size % world.size:  # of a worker that is through, too
+            missing = world.size - size % world.size
+            batch = join_rows([batch, rows(first, slice(0, missing))])
+            size = batch_size(batch) or 0
         part = size // world.size
-        own = slice(world.rank * part, (world.rank + 1) * part)
-        yield _cut(batch, own, world, slice_fn)
+        reach(reached)
+        yield _cut(batch, slice(world.rank * part, (world.rank + 1) * part), rounds)
         current = following
 
 
-def _cut(batch: Any, own: slice, world: World, slice_fn: Callable[..., Any] | None) -> Any:
-    if slice_fn is None:
+def _cut(batch: Any, own: slice, rounds: Rounds) -> Any:
+    if rounds.slice_fn is None:
         return rows(batch, own)
-    return slice_fn(batch, own, process_index=world.rank, num_processes=world.size)
+    world = rounds.world
+    return rounds.slice_fn(batch, own, process_index=world.rank, num_processes=world.size)
 
 
-def _read_round(
-    source: Iterator[Any], world: World, split_batches: bool, drop_last: bool
-) -> Any | None:
+def _read_round(source: Iterator[Any], rounds: Rounds) -> Any | None:
     """Return (on every rank) the shapes of the next round, with the values on rank 0."""
-    batch, shapes = None, None
+    batch, shapes, world = None, None, rounds.world
     if world.rank == 0:
-        wanted = 1 if split_batches else world.size
+        wanted = 1 if rounds.split_batches else world.size
         batches = [b for _, b in zip(range(wanted), source, strict=False)]
-        if batches and not (drop_last and len(batches) < wanted):
+        if batches and not (rounds.drop_last and len(batches) < wanted):
             batch = _joined(batches)
             shapes = map_tensors(lambda t: _Shape(tuple(t.shape), t.dtype), batch)
     shapes = world.broadcast_object(shapes)

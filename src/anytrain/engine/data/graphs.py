@@ -10,13 +10,12 @@ from __future__ import annotations
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
 
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
 from anytrain.engine.data.ahead import Ahead
 
 # Creating the optimizer's state makes the second step another graph than the first.
@@ -32,7 +31,7 @@ class Remedies(NamedTuple):
     """What to do about a late shape, in the words of the door that the run came by."""
 
     last: str = "Pass drop_last=True to the loader, or fill the last batch up."
-    rows: str = "Give every batch as many rows."
+    rows: str = "Give every batch the same number of rows."
     length: str = 'Pad batches to one length (padding="max_length"), or to a few.'
 
 
@@ -180,13 +179,12 @@ class Graphs:
         self._num_odd += 1
         if self._num_odd != _ENOUGH_ODD or not self._is_main:
             return
-        warnings.warn(
+        give_notice(
             f"{self._num_odd} batches of known shapes were compiled for ({self.num_compiled} "
             "graphs so far): something other than a batch changes from step to step. It may be a "
             "Python number that the update uses (a scheduled momentum or weight decay), a shape "
             "inside the model (a slice, a mask, nonzero), or a branch on a value. This is told "
             "once; the run's record counts the graphs.",
-            Notice,
             stacklevel=5,
         )
 
@@ -205,11 +203,10 @@ class Graphs:
         fix = self.remedies.length
         if len(new) == len(old) and new[1:] == old[1:]:
             fix = self.remedies.last if is_last else self.remedies.rows
-        warnings.warn(
+        give_notice(
             f"batch tensor {news[0]!r} is {_by(new)}, was {_by(old)}: it compiles again "
             f"(graph {self.num_compiled + 1}){more}. {fix} This is told once; the run's record "
             "counts the shapes.",
-            Notice,
             stacklevel=5,
         )
 
@@ -300,7 +297,7 @@ def _by(shape: Shape) -> str:
 def _say(line: str) -> None:
     """Write a line where people see it: above a bar, or into a notebook's cell."""
     try:
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"anytrain: {line}\n")
         sys.stderr.flush()
     except (OSError, ValueError):  # nobody reads any more
         return

@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, Sampler
 
 from anytrain.core.errors import BadInput
+from anytrain.engine.data.position import LaidOut
 
 _MOST_BATCHES = 50
 _FEWEST_MEGABATCHES = 4
 _ATTENTION = 0.001
 
 
-class GroupedByLength(Sampler[int]):
+class GroupedByLength(LaidOut, Sampler[int]):
     """A shuffled order whose runs of `batch_size` have samples of like length.
 
     The shuffled samples are cut in megabatches of up to 50 batches (at least four of them, where
@@ -31,21 +33,17 @@ class GroupedByLength(Sampler[int]):
     def __init__(self, lengths: Sequence[int], batch_size: int, *, seed: int = 0) -> None:
         self.lengths = _plain(lengths)
         self.batch_size = _at_least_one("batch_size", batch_size)
-        self.seed = seed
-        self.epoch = 0
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
-        self.epoch = epoch
+        self.layout = {"batch_size": self.batch_size, "seed": seed}
 
     def __len__(self) -> int:
         return len(self.lengths)
 
     def __iter__(self) -> Iterator[int]:
         lengths, count = self.lengths, len(self.lengths)
-        order = _shuffled(count, self.seed + self.epoch)
-        batches = min(count // (self.batch_size * _FEWEST_MEGABATCHES), _MOST_BATCHES)
-        size = max(batches, 1) * self.batch_size
+        batch_size, seed = (self.order_layout()[name] for name in ("batch_size", "seed"))
+        order = _shuffled(count, seed + self.epoch)
+        batches = min(count // (batch_size * _FEWEST_MEGABATCHES), _MOST_BATCHES)
+        size = max(batches, 1) * batch_size
         parts = [
             sorted(order[start : start + size], key=lengths.__getitem__, reverse=True)
             for start in range(0, count, size)
@@ -56,7 +54,7 @@ class GroupedByLength(Sampler[int]):
         return (index for part in parts for index in part)
 
 
-class Rebalanced(BatchSampler):
+class Rebalanced(LaidOut, BatchSampler):
     """Micro-batches of unlike sizes and like cost: few long samples, or many short ones.
 
     The samples of an optimizer step are a shuffled order's next `step_size`, sorted by length
@@ -80,8 +78,9 @@ class Rebalanced(BatchSampler):
         self.step_size = step_size
         self.batch_size = None  # type: ignore[assignment]  # batches vary
         self.drop_last = drop_last
-        self.seed = seed
-        self.epoch = 0
+        self.layout = {"seed": seed, "cut": (step_size, self.parts, 0)}
+        self.num_samples = len(self.lengths)
+        self.usual_size = max(step_size // self.parts, 1)
         if step_size < self.parts:
             raise BadInput(
                 f"Cannot cut a step of {step_size} samples in {self.parts} micro-batches.",
@@ -90,17 +89,31 @@ class Rebalanced(BatchSampler):
                 fix="take a bigger batch, or accumulate less.",
             )
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
-        self.epoch = epoch
-
     def __len__(self) -> int:
         steps = len(self.lengths) / self.step_size
         return (math.floor(steps) if self.drop_last else math.ceil(steps)) * self.parts
 
     def __iter__(self) -> Iterator[list[int]]:
-        order = _shuffled(len(self.lengths), self.seed + self.epoch)
-        for start in range(0, len(order), self.step_size):
+        return self.batches_after(0)
+
+    def batches_after(self, num_samples: int) -> Iterator[list[int]]:
+        """Yield what is left of the epoch after the first samples of its shuffled order.
+
+        A step that was begun goes on with its other micro-batches, as it was cut. Where steps are
+        cut otherwise now it comes again as a whole: nobody can tell which of its samples are left.
+        """
+        layout, own = self.order_layout(), (self.step_size, self.parts)
+        step_size, parts, begun = layout.get("cut") or (*own, 0)
+        into = (num_samples - begun) % step_size
+        first, num_seen = num_samples - into, into // self.usual_size
+        if (step_size, parts) != own:
+            num_seen = 0
+            self.keep_layout({**layout, "cut": (*own, first)}, self.epoch)
+        return islice(self._batches_from(first), num_seen, None)
+
+    def _batches_from(self, first: int) -> Iterator[list[int]]:
+        order = _shuffled(len(self.lengths), self.order_layout()["seed"] + self.epoch)
+        for start in range(first, len(order), self.step_size):
             step = order[start : start + self.step_size]
             if len(step) < self.step_size and self.drop_last:
                 return
@@ -180,7 +193,7 @@ def lengths_of(dataset: Any, column: str = "length", input_name: str | None = No
     first = dataset[0] if len(dataset) else {name: ()}
     if not isinstance(first, Mapping) or name not in first:
         raise BadInput(
-            "Cannot go by length: the lengths of the samples are not known.",
+            "Cannot group by length: the lengths of the samples are not known.",
             why=f"the dataset has no column {column!r}, and its samples have no {name!r} to count.",
             fix="add a column of lengths (length_column_name), use another "
             "train_sampling_strategy, or leave length_buckets out.",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from anytrain.core.errors import add_to_message
 from anytrain.engine.data import plain_code
 from anytrain.engine.data.collate import collate as stacked
 from anytrain.engine.data.columns import DropColumns
@@ -44,6 +45,7 @@ _COLLATORS = {
     )
 }
 """Other libraries' that stack and pad, and draw nothing."""
+_MOST_NAMED = 8
 _REMEMBERED = 10_000  # batches whose samples can be named after something went wrong
 
 
@@ -82,7 +84,7 @@ class Tickets(BatchSampler):
         self._seeds = seeds
         self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]  # None where batches vary
         self.drop_last = getattr(batch_sampler, "drop_last", False)
-        self._key = 0
+        self._key = self._first = 0
         self._dealt: deque[tuple[int, list[Any]]] = deque(maxlen=_REMEMBERED)
 
     def begin(self, seed: int, epoch: int) -> None:
@@ -94,16 +96,25 @@ class Tickets(BatchSampler):
         """Return the samples of the epoch's batch of that number, if it is remembered."""
         return next((batch for n, batch in reversed(self._dealt) if n == number), None)
 
+    @property
+    def newest(self) -> int:
+        """The number of the batch that was dealt last; -1 before the first."""
+        return self._dealt[-1][0] if self._dealt else -1
+
+    def known(self) -> list[tuple[int, list[Any]]]:
+        """Return the batches of the epoch that are remembered: their numbers and samples."""
+        return list(self._dealt)
+
     def draw(self, batch: list[Any]) -> list[Any]:
         """Return the tickets of a batch of this epoch; its samples where nothing is drawn."""
         if not self._seeds:
             return batch
         return [Ticket(index, mix(self._key, _number(index))) for index in batch]
 
-    def of(self, batch_sampler: Any) -> Tickets:
-        """Return tickets of the same epoch for another dealing of its samples."""
+    def of(self, batch_sampler: Any, first: int) -> Tickets:
+        """Return tickets of the same epoch for another dealing, whose batches count from there."""
         others = Tickets(batch_sampler, seeds=self._seeds)
-        others._key = self._key
+        others._key, others._dealt, others._first = self._key, self._dealt, first
         return others
 
     def __len__(self) -> int:
@@ -111,7 +122,7 @@ class Tickets(BatchSampler):
 
     def __iter__(self) -> Iterator[Any]:
         dealt, draw = self._dealt.append, self.draw if self._seeds else None
-        for number, batch in enumerate(self.batch_sampler):
+        for number, batch in enumerate(self.batch_sampler, self._first):
             dealt((number, list(batch)))
             yield batch if draw is None else draw(batch)
 
@@ -164,7 +175,7 @@ class SeededDataset:
                 "reads from has come to its end."
             ) from error
         except Exception as error:
-            error.add_note(f"Raised by the data set, for sample {index!r}.")
+            add_to_message(error, f"Raised by the data set, for sample {index!r}.")
             raise
 
 
@@ -181,6 +192,17 @@ class SeededCollate:
             return self.collate(list(drawn))
         finally:
             put_back(drawn.before)
+
+
+def listed(samples: Sequence[Any]) -> str:
+    """Name the first few of these samples.
+
+    >>> listed([3, 1]), listed(range(20))
+    ('samples 3, 1', 'samples 0, 1, 2, 3, 4, 5, 6, 7 and 12 more')
+    """
+    shown = ", ".join(str(each) for each in samples[:_MOST_NAMED])
+    more = f" and {len(samples) - _MOST_NAMED} more" if len(samples) > _MOST_NAMED else ""
+    return f"sample{'s' if len(samples) > 1 else ''} {shown}{more}"
 
 
 def load(dataset: Any, collate: Callable[[list[Any]], Any], drawn: list[Any]) -> Any:

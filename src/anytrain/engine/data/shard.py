@@ -13,6 +13,7 @@ from typing import Any
 from torch.utils.data import BatchSampler, IterableDataset
 
 from anytrain.core.errors import BadInput
+from anytrain.engine.data.position import RestOfBatches, batch_samples
 
 
 class BatchSamplerShard(BatchSampler):
@@ -55,10 +56,11 @@ class BatchSamplerShard(BatchSampler):
     def sampler(self, sampler: Any) -> None:
         self.batch_sampler.sampler = sampler
 
-    def after(self, num_batches: int) -> BatchSamplerShard:
-        """Return a dealing, among these ranks, of what is left after `num_batches`."""
+    def after(self, num_samples: int) -> BatchSamplerShard:
+        """Return a dealing, among these ranks, of what is left after the order's first samples."""
+        size = self.num_processes * batch_samples(self.batch_sampler)
         return BatchSamplerShard(
-            SkipBatchSampler(self.batch_sampler, num_batches),
+            RestOfBatches(self.batch_sampler, num_samples, size),
             self.num_processes,
             self.process_index,
             self.split_batches,
@@ -90,6 +92,8 @@ class BatchSamplerShard(BatchSampler):
             if self.drop_last:
                 return
             self.remainder = sum(len(batch) for batch in current)
+            if head := getattr(self.batch_sampler, "head", None):
+                first = [head]  # of the whole epoch, not of what was left of it
             own = self._share(self._fill(current, first) if self.even_batches else current)
             if own:
                 yield own
@@ -156,6 +160,20 @@ class IterableDatasetShard(IterableDataset[Any]):
         self.even_batches = even_batches
         self.remainder: int | None = None
         self.epoch = 0
+
+    def of(self, dataset: Any) -> IterableDatasetShard:
+        """Return another stream dealt as this one is, in the same epoch."""
+        other = IterableDatasetShard(
+            dataset,
+            self.batch_size,
+            self.drop_last,
+            self.num_processes,
+            self.process_index,
+            self.split_batches,
+            self.even_batches,
+        )
+        other.epoch = self.epoch
+        return other
 
     @property
     def round_size(self) -> int:

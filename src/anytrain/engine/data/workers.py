@@ -71,9 +71,14 @@ class MindedWorkers(_MultiProcessingDataLoaderIter):
     torch tells by a signal, wherever the main thread is: in the middle of a step, or of a save.
     """
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        super().__init__(loader)
-        self._mind(False)
+    @classmethod
+    def of(cls, loader: DataLoader[Any]) -> Iterator[Any]:
+        """Return the loader's iterator, one that tells so where torch's own has workers."""
+        batches = iter(loader)
+        if type(batches) is _MultiProcessingDataLoaderIter:
+            batches.__class__ = cls  # it may be one that outlives its epoch
+            batches._mind(False)  # type: ignore[attr-defined]  # the class has just changed
+        return batches
 
     def _get_data(self) -> Any:
         self._mind(True)

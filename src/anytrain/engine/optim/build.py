@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import BadInput, Unsupported
+from anytrain.core.nearest import nearest
 from anytrain.engine.optim.adafactor import Adafactor
 
 _NO_DECAY = re.compile(r"bias|layernorm|rmsnorm|(?:^|\.)norm(?:$|\.)|_norm(?:$|\.)")
@@ -149,8 +149,8 @@ def _refused(name: str) -> BadInput | Unsupported:
         return Unsupported(what, why=why, fix=f"pass optim={instead!r}.")
     library = next((lib for lib, names in _LIBRARIES.items() if name in names), None)
     if library is None:
-        near = difflib.get_close_matches(name, _OPTIONS, 1)
-        fix = f"optim={near[0]!r} is the nearest." if near else "take one of these."
+        near = nearest(name, _OPTIONS)
+        fix = f"did you mean optim={near!r}?" if near else "take one of these."
         return BadInput(what, why=f"the optimizers are {known}.", fix=fix)
     why = _NEEDS.format(library=library)
     if name in _INSIDE:

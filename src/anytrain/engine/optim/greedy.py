@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import math
 import sys
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
-from anytrain.core.errors import BadInput, BadType, Notice
+from anytrain.core.errors import BadInput, BadType
+from anytrain.core.notices import give_notice
 
 # What is counted, as opposed to what was asked for.
 _COUNTED = (
@@ -223,9 +223,8 @@ def _each_group(option: str, value: float | Sequence[float], optimizer: Optimize
 
 def _tell_if_stuck(rates: list[float], lowest: list[float]) -> None:
     if all(rate <= low for rate, low in zip(rates, lowest, strict=True)):
-        warnings.warn(
+        give_notice(
             f"greedy: the learning rate {max(rates):g} is not above min_lr={max(lowest):g}, so it "
             'can only rise; pass lr_scheduler_kwargs={"min_lr": ...} below it to let it fall.',
-            Notice,
             stacklevel=4,
         )

@@ -7,10 +7,8 @@ counts, not what the interrupted one asked. The other two follow a metric.
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import math
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +17,9 @@ from typing import Any
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import BadInput
+from anytrain.core.nearest import nearest
+from anytrain.core.notices import give_notice
 from anytrain.engine.optim.adafactor import Adafactor, AdafactorSchedule
 from anytrain.engine.optim.greedy import Greedy
 
@@ -104,11 +104,11 @@ def build(
     """
     name = str(getattr(name, "value", name))
     if name not in _SCHEDULES:
-        near = difflib.get_close_matches(name, _SCHEDULES, 1)
+        near = nearest(name, _SCHEDULES)
         raise BadInput(
             f"There is no schedule named {name!r}.",
             why=f"the schedules are {', '.join(_SCHEDULES)}.",
-            fix=f"lr_scheduler_type={near[0]!r} is the nearest." if near else "take one of these.",
+            fix=f"did you mean lr_scheduler_type={near!r}?" if near else "take one of these.",
         )
     known, make = _SCHEDULES[name]
     ask = Ask(name, optimizer, num_warmup_steps, num_training_steps, dict(options or {}))
@@ -180,81 +180,108 @@ def _constant(step: int) -> float:
     return 1.0
 
 
-def _constant_after(step: int, *, warmup: int) -> float:
-    warm = _warming(step, warmup)
+def _constant_after(step: int, *, num_warmup_steps: int) -> float:
+    warm = _warming(step, num_warmup_steps)
     return 1.0 if warm is None else warm
 
 
-def _linear(step: int, *, warmup: int, length: int) -> float:
-    warm = _warming(step, warmup)
+def _linear(step: int, *, num_warmup_steps: int, num_training_steps: int) -> float:
+    warm = _warming(step, num_warmup_steps)
     if warm is not None:
         return warm
-    return max(0.0, float(length - step) / float(max(1, length - warmup)))
+    left = float(num_training_steps - step)
+    return max(0.0, left / float(max(1, num_training_steps - num_warmup_steps)))
 
 
-def _cosine(step: int, *, warmup: int, length: int, cycles: float, floor: float) -> float:
-    warm = _warming(step, warmup)
+def _cosine(
+    step: int,
+    *,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    num_cycles: float,
+    min_lr_rate: float = 0.0,
+) -> float:
+    warm = _warming(step, num_warmup_steps)
     if warm is not None:
         return warm
-    return _above(floor, _wave(cycles, _progress(step, warmup, length)))
+    done = _progress(step, num_warmup_steps, num_training_steps)
+    return _above(min_lr_rate, _wave(num_cycles, done))
 
 
-def _restarts(step: int, *, warmup: int, length: int, cycles: float) -> float:
-    warm = _warming(step, warmup)
+def _restarts(
+    step: int, *, num_warmup_steps: int, num_training_steps: int, num_cycles: float
+) -> float:
+    warm = _warming(step, num_warmup_steps)
     if warm is not None:
         return warm
-    done = _progress(step, warmup, length)
-    return 0.0 if done >= 1.0 else max(0.0, _wave(0.5, (cycles * done) % 1.0))
+    done = _progress(step, num_warmup_steps, num_training_steps)
+    return 0.0 if done >= 1.0 else max(0.0, _wave(0.5, (num_cycles * done) % 1.0))
 
 
 def _polynomial(
-    step: int, *, warmup: int, length: int, end: float, power: float, rate: float
+    step: int,
+    *,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    lr_end: float,
+    power: float,
+    lr_init: float,
 ) -> float:
-    warm = _warming(step, warmup)
+    warm = _warming(step, num_warmup_steps)
     if warm is not None:
         return warm
-    if step > length or length == warmup:
-        return end / rate
-    left = 1 - (step - warmup) / (length - warmup)
-    return float(((rate - end) * left**power + end) / rate)
+    if step > num_training_steps or num_training_steps == num_warmup_steps:
+        return lr_end / lr_init
+    left = 1 - (step - num_warmup_steps) / (num_training_steps - num_warmup_steps)
+    return float(((lr_init - lr_end) * left**power + lr_end) / lr_init)
 
 
-def _inverse_sqrt(step: int, *, warmup: int, timescale: float) -> float:
-    warm = _warming(step, warmup)
+def _inverse_sqrt(step: int, *, num_warmup_steps: int, timescale: float) -> float:
+    warm = _warming(step, num_warmup_steps)
     if warm is not None:
         return warm
-    return 1.0 / math.sqrt((step + timescale - warmup) / timescale)
+    return 1.0 / math.sqrt((step + timescale - num_warmup_steps) / timescale)
 
 
 def _cosine_from_above(
-    step: int, *, warmup: int, length: int, cycles: float, floor: float, first: float | None
-) -> float:
-    """A cosine that never rests at 0: its warm-up starts above, its fall one step early."""
-    if step < warmup:
-        if first is None:
-            return (step + 1.0) / max(1.0, warmup)
-        return first + (1.0 - first) * step / max(1, warmup - 1)
-    return _above(floor, _wave(cycles, _progress(step + 1, warmup, length)))
-
-
-def _three_stages(
     step: int,
     *,
-    warmup: int,
-    stable: float,
-    decay: float,
-    curves: tuple[str, str],
-    floor: float,
-    cycles: float,
+    num_warmup_steps: int,
+    num_training_steps: int,
+    num_cycles: float,
+    min_lr_rate: float,
+    warmup_lr_rate: float | None,
 ) -> float:
-    if step < warmup:
-        return _above(floor, _rise(curves[0], float(step) / float(max(1, warmup))))
-    if step < warmup + stable:
+    """A cosine that never rests at 0: its warm-up starts above, its fall one step early."""
+    if step < num_warmup_steps:
+        if warmup_lr_rate is None:
+            return (step + 1.0) / max(1.0, num_warmup_steps)
+        return warmup_lr_rate + (1.0 - warmup_lr_rate) * step / max(1, num_warmup_steps - 1)
+    done = _progress(step + 1, num_warmup_steps, num_training_steps)
+    return _above(min_lr_rate, _wave(num_cycles, done))
+
+
+def _three_stages(  # noqa: PLR0913  # each by the name that scripts read
+    step: int,
+    *,
+    num_warmup_steps: int,
+    num_stable_steps: float,
+    num_decay_steps: float,
+    warmup_type: str,
+    decay_type: str,
+    min_lr_ratio: float,
+    num_cycles: float,
+) -> float:
+    if step < num_warmup_steps:
+        done = float(step) / float(max(1, num_warmup_steps))
+        return _above(min_lr_ratio, _rise(warmup_type, done))
+    falling = step - num_warmup_steps - num_stable_steps
+    if falling < 0:
         return 1.0
-    if step < warmup + stable + decay:
-        done = float(step - warmup - stable) / float(max(1, decay))
-        return _above(floor, _fall(curves[1], done, cycles))
-    return floor
+    if falling < num_decay_steps:
+        done = float(falling) / float(max(1, num_decay_steps))
+        return _above(min_lr_ratio, _fall(decay_type, done, num_cycles))
+    return min_lr_ratio
 
 
 def _rise(curve: str, done: float) -> float:
@@ -274,8 +301,15 @@ def _fall(curve: str, done: float, cycles: float) -> float:
 
 
 def _of_step(ask: Ask, factor: Callable[..., float], **values: Any) -> LambdaLR:
-    """Return a schedule whose state is its position: a partial has nothing else to save."""
+    """Return a schedule whose state is its position: a partial has nothing else to save.
+
+    What the partial holds has HF's names, by which scripts read it.
+    """
     return LambdaLR(ask.optimizer, partial(factor, **values))
+
+
+def _span(ask: Ask) -> dict[str, Any]:
+    return {"num_warmup_steps": ask.num_warmup_steps, "num_training_steps": ask.length}
 
 
 def _make_constant(ask: Ask) -> LambdaLR:
@@ -283,23 +317,19 @@ def _make_constant(ask: Ask) -> LambdaLR:
 
 
 def _make_constant_after(ask: Ask) -> LambdaLR:
-    return _of_step(ask, _constant_after, warmup=ask.num_warmup_steps)
+    return _of_step(ask, _constant_after, num_warmup_steps=ask.num_warmup_steps)
 
 
 def _make_linear(ask: Ask) -> LambdaLR:
-    return _of_step(ask, _linear, warmup=ask.num_warmup_steps, length=ask.length)
+    return _of_step(ask, _linear, **_span(ask))
 
 
 def _make_cosine(ask: Ask) -> LambdaLR:
-    cycles = ask.number("num_cycles", 0.5)
-    values = {"warmup": ask.num_warmup_steps, "length": ask.length}
-    return _of_step(ask, _cosine, **values, cycles=cycles, floor=0.0)
+    return _of_step(ask, _cosine, **_span(ask), num_cycles=ask.number("num_cycles", 0.5))
 
 
 def _make_restarts(ask: Ask) -> LambdaLR:
-    cycles = ask.number("num_cycles", 1)
-    values = {"warmup": ask.num_warmup_steps, "length": ask.length}
-    return _of_step(ask, _restarts, **values, cycles=cycles)
+    return _of_step(ask, _restarts, **_span(ask), num_cycles=ask.number("num_cycles", 1))
 
 
 def _make_polynomial(ask: Ask) -> LambdaLR:
@@ -309,8 +339,7 @@ def _make_polynomial(ask: Ask) -> LambdaLR:
             f"cannot fall from the learning rate {rate} to lr_end={end}",
             "lr_end must be smaller than the learning rate.",
         )
-    values = {"warmup": ask.num_warmup_steps, "length": ask.length}
-    return _of_step(ask, _polynomial, **values, end=end, power=power, rate=rate)
+    return _of_step(ask, _polynomial, **_span(ask), lr_end=end, power=power, lr_init=rate)
 
 
 def _make_inverse_sqrt(ask: Ask) -> LambdaLR:
@@ -320,7 +349,8 @@ def _make_inverse_sqrt(ask: Ask) -> LambdaLR:
             f"cannot take timescale={timescale}",
             "it is a number of updates above 0, by default that of the warm-up.",
         )
-    return _of_step(ask, _inverse_sqrt, warmup=ask.num_warmup_steps, timescale=timescale)
+    warmup = ask.num_warmup_steps
+    return _of_step(ask, _inverse_sqrt, num_warmup_steps=warmup, timescale=timescale)
 
 
 def _floor(ask: Ask) -> float:
@@ -339,19 +369,19 @@ def _floor(ask: Ask) -> float:
 
 
 def _make_cosine_with_floor(ask: Ask) -> LambdaLR:
-    values = {"warmup": ask.num_warmup_steps, "length": ask.length, "floor": _floor(ask)}
-    return _of_step(ask, _cosine, **values, cycles=ask.number("num_cycles", 0.5))
+    cycles = ask.number("num_cycles", 0.5)
+    return _of_step(ask, _cosine, **_span(ask), num_cycles=cycles, min_lr_rate=_floor(ask))
 
 
 def _make_cosine_from_above(ask: Ask) -> LambdaLR:
     first = ask.number("warmup_lr_rate", math.nan)
-    values = {"warmup": ask.num_warmup_steps, "length": ask.length, "floor": _floor(ask)}
     return _of_step(
         ask,
         _cosine_from_above,
-        **values,
-        cycles=ask.number("num_cycles", 0.5),
-        first=None if math.isnan(first) else first,
+        **_span(ask),
+        num_cycles=ask.number("num_cycles", 0.5),
+        min_lr_rate=_floor(ask),
+        warmup_lr_rate=None if math.isnan(first) else first,
     )
 
 
@@ -363,24 +393,21 @@ def _make_three_stages(ask: Ask) -> LambdaLR:
         stable = ask.number("num_stable_steps")
         total = warmup + stable + decay
         if ask.num_training_steps is not None and total != ask.num_training_steps:
-            warnings.warn(
+            give_notice(
                 f"warmup_stable_decay: {warmup} warm-up, {stable:g} stable and {decay:g} decay "
                 f"updates make {total:g}, and training has {ask.num_training_steps}.",
-                Notice,
                 stacklevel=4,
             )
     return _of_step(
         ask,
         _three_stages,
-        warmup=warmup,
-        stable=stable,
-        decay=decay,
-        curves=(
-            ask.word("warmup_type", "linear", _CURVES),
-            ask.word("decay_type", "cosine", _CURVES),
-        ),
-        floor=ask.number("min_lr_ratio", 0.0),
-        cycles=ask.number("num_cycles", 0.5),
+        num_warmup_steps=warmup,
+        num_stable_steps=stable,
+        num_decay_steps=decay,
+        warmup_type=ask.word("warmup_type", "linear", _CURVES),
+        decay_type=ask.word("decay_type", "cosine", _CURVES),
+        min_lr_ratio=ask.number("min_lr_ratio", 0.0),
+        num_cycles=ask.number("num_cycles", 0.5),
     )
 
 

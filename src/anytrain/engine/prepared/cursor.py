@@ -57,6 +57,9 @@ class Cursor:
         self.stops: Stops | None = None
         self.end_step: Callable[[], None] | None = None
         """Ends the device's graph where a loop's step ends; None where the device has none."""
+        self.left: tuple[int, list[Any] | None] | None = None
+        """The number and the samples of the batch at which a walk was left early, by a break or an
+        error; None while one goes on."""
         self._updates_before = 0
         self._open: list[weakref.ref[Walked]] = []
 
@@ -118,6 +121,7 @@ class Cursor:
         """Note that a loader is being walked."""
         if self.stops is not None:
             self.stops.arm()
+        self.left = None
         self._open.append(weakref.ref(loader))
 
     def leave(self, loader: Walked) -> None:

@@ -6,21 +6,27 @@ that of the batch handed out, not of the ones read ahead.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
-from anytrain.engine.data.ahead import Ahead, Placement
+from anytrain.core.notices import give_notice
+from anytrain.engine.data.ahead import Ahead, Kept, Placement
 from anytrain.engine.data.alike import Watch
-from anytrain.engine.data.dispatch import dispatch
+from anytrain.engine.data.dispatch import Rounds, dispatch
 from anytrain.engine.data.graphs import Watched
-from anytrain.engine.data.seeded import SeededCollate, SeededDataset, Tickets, load
+from anytrain.engine.data.grouped import Rebalanced
+from anytrain.engine.data.position import Position, RestOfBatches
+from anytrain.engine.data.seeded import SeededCollate, SeededDataset, load
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.data.workers import AutoWorkers, MindedWorkers, sent_home, with_workers
-from anytrain.engine.prepared.rebuild import rebuild, skipping
+from anytrain.engine.prepared import failed
+from anytrain.engine.prepared.dealt import Dealt, Place
+from anytrain.engine.prepared.rebuild import rebuild, rest_of_stream, skipping
 from anytrain.engine.prepared.walk import Walk
 
 __all__ = ["Placement", "PreparedLoader", "Walk"]
@@ -29,8 +35,8 @@ __all__ = ["Placement", "PreparedLoader", "Walk"]
 class PreparedLoader(DataLoader[Any]):
     """A prepared data loader; everything it does not define is the loader's below.
 
-    Its position is counted in batches of the global order (`_done`), so that an epoch can be
-    taken up by another number of ranks.
+    Its position is a place in the order of the epoch's samples, so that an epoch can be taken up
+    by another number of ranks, and in batches of another size.
     """
 
     base_dataloader: DataLoader[Any]
@@ -39,12 +45,15 @@ class PreparedLoader(DataLoader[Any]):
     remainder: int
     iteration: int
     _drop_last: bool
-    _done: int
+    _position: Position | None
+    _reading: tuple[int, int]
+    _turned: int | None
     _at_start: dict[str, Any] | None
     _resume: dict[str, Any] | None
     _seed: int | None
     _stream: dict[str, Any] | None
     _dealer: Any
+    _dispatched: Any
     _skip: int | None
 
     def __init__(
@@ -58,12 +67,15 @@ class PreparedLoader(DataLoader[Any]):
             remainder=-1,
             iteration=0,
             _drop_last=drop_last,
-            _done=0,
+            _position=None,
+            _reading=(0, 0),
+            _turned=None,
             _at_start=None,
             _resume=None,
             _seed=seed,
             _stream=None,
             _dealer=None,
+            _dispatched=None,
             _skip=None,
         )
 
@@ -105,7 +117,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def __len__(self) -> int:
         length = len(self.base_dataloader)
-        each = self._per_batch if self.walk.dispatching else 1
+        each = self._dealt.per_batch if self.walk.dispatching else 1
         return length // each if self._drop_last else -(-length // each)
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator
@@ -114,22 +126,24 @@ class PreparedLoader(DataLoader[Any]):
     def walk_from(self, skip: int | None) -> Generator[Any]:
         """Yield the epoch's batches after the first `skip`; None takes a restored position."""
         walk, resume, own = self.walk, self._resume, self.__dict__
-        each = self._per_batch
         if skip is None:
             skip, self._skip = self._skip, None
-        done = skip * each if skip is not None else resume["done"] if resume else 0
-        self._begin(resume)
+        position = self._beginning(skip, resume)
+        self._begin(position, resume)
         walk.cursor.enter(self)
         ledger, batches = walk.ledger, None
         entered = ledger.enter_walk(walk.cursor.updates)
         try:
             with ledger.span("data"):
-                batches = self._after(done, resume)
+                batches = self._after(position, resume)
             for current in batches:
+                position = Position(position.samples + position.round_size, position.round_size)
+                reached = batches.reached
                 if batches.is_last:
                     self._finish()
-                own["_done"] = done = done + each
-                own["_stream"] = batches.reached
+                    position = position.at_end(self.num_samples())
+                    reached = walk.stream_state()  # read to its end, it may stand at its beginning
+                own["_position"], own["_stream"] = position, reached
                 yield current
                 if walk.cursor.end_step is not None:
                     walk.cursor.end_step()
@@ -138,6 +152,8 @@ class PreparedLoader(DataLoader[Any]):
             self.iteration += 1
             self._rewind()
         except GeneratorExit:  # left early, by a break: the next walk begins at the start
+            newest = self._position.rounds - 1 if self._position else 0
+            walk.cursor.left = (newest, self.samples_of(newest))
             self._rewind()
             raise
         finally:
@@ -156,18 +172,36 @@ class PreparedLoader(DataLoader[Any]):
         self._skip = num_batches or None
 
     def _rewind(self) -> None:
-        self._done = 0
+        self._position = None
         self._at_start = None
         self._stream = None
 
-    def _begin(self, resume: dict[str, Any] | None) -> None:
+    def _beginning(self, skip: int | None, resume: dict[str, Any] | None) -> Position:
+        """Return where the next walk begins: at the restored position, or so many batches on."""
+        size = self._dealt.round_size
+        if resume is None or (skip is not None and resume.get("round_size", size) == size):
+            return Position((skip or 0) * size, size)
+        position = self._dealt.position_in(resume)
+        if skip is not None:  # whoever counts batches counts the saved run's
+            give_notice(
+                f"The checkpoint's batches had another size, so that {skip} batches to skip may be "
+                f"another place than the checkpoint's: going on there, after {position.samples} "
+                "samples of the epoch.",
+                stacklevel=4,
+            )
+        return position
+
+    def _begin(self, position: Position, resume: dict[str, Any] | None) -> None:
         """Start an epoch: share the order, and note the generators it is drawn from."""
         self.set_epoch(self.iteration)
         self._resume = None
-        self._done = 0
+        self._position = position
         self._dealer = None
         self.end_of_dataloader = False
-        self.remainder = self._expected_remainder()
+        self._reading, self._turned = self._dealt.own_reading, None
+        if resume is not None and resume.get("reading") is not None:
+            self._reading, self._turned = tuple(resume["reading"]), resume.get("turned")
+        self.remainder = self._expected_remainder(position.samples)
         walk = self.walk
         if resume is not None:
             self._at_start = resume["at_start"]
@@ -177,31 +211,53 @@ class PreparedLoader(DataLoader[Any]):
         if walk.tickets is not None:
             walk.tickets.begin(self._seed or 0, self.iteration)
 
-    def _after(self, done: int, resume: dict[str, Any] | None) -> Ahead:
-        """Return the epoch's batches less the first ones, in the order a checkpoint names.
+    def _after(self, position: Position, resume: dict[str, Any] | None) -> Ahead:
+        """Return the epoch's batches after a position, in the order a checkpoint names.
 
         Making the iterator draws from torch's generator, so after a resume the generators are
         set to the epoch's start first, and back to what the checkpoint restored last.
         """
-        if not done and resume is None:
+        if not position.samples and resume is None:
             return self._ahead(self._whole())
         walk = self.walk
+        place = None if resume is None or walk.stream is None else resume["stream"]
+        if position.ended:
+            if place is not None:
+                walk.stream.load_state_dict(place)
+            return self._ahead(iter(()))
         with walk.drawing_again(None if resume is None else resume["at_start"], self.get_sampler):
-            base, drop = self._rest(done, resume)
+            base, drop = self._rest(position.samples, place)
             batches = self._batches(base)
             for _ in range(drop):
                 next(batches, None)
-            ahead = self._ahead(batches)
+            ahead = self._ahead(batches, position.rounds)
             ahead.fill()  # draws the permutation, and what the walk before had drawn ahead
         return ahead
 
-    def _ahead(self, batches: Iterator[Any]) -> Ahead:
+    def _ahead(self, batches: Iterator[Any], first: int = 0) -> Ahead:
         walk = self.walk
         waits = None if walk.workers is None else walk.workers.waits
-        reached = None if walk.stream is None else walk.stream_state
+        reached = None if walk.stream is None else self._reached
         if walk.shapes is not None:
-            return Watched(walk.shapes, batches, walk.placement, walk.ledger, reached, waits)
-        return Ahead(batches, walk.placement, walk.ledger, reached, waits)
+            ahead: Ahead = Watched(
+                walk.shapes, batches, walk.placement, walk.ledger, reached, waits
+            )
+        else:
+            ahead = Ahead(batches, walk.placement, walk.ledger, reached, waits)
+        if walk.tickets is not None and self._dealer is None:
+            ahead.explain = partial(self._explained, first)
+        if walk.tickets is None and ahead.runs_behind:
+            ahead.kept = walk.kept = Kept(first)
+        return ahead
+
+    def _explained(self, first: int, error: Exception, batches: Iterator[Any]) -> Exception:
+        """Return the error of loading that names the samples; `first` is the walk's first batch."""
+        dataset, tickets = self.base_dataloader.dataset, self.walk.tickets
+        assert tickets is not None
+        newest = tickets.newest - first
+        return failed.told(
+            error, dataset, batches, lambda number: self.samples_of(first + number), newest
+        )
 
     def _whole(self) -> Iterator[Any]:
         """Return a whole epoch's batches, from workers where they were waited for too long."""
@@ -219,11 +275,11 @@ class PreparedLoader(DataLoader[Any]):
         """
         done, watch = 0, Watch(base)
         try:
-            for batch in self._batches(base, MindedWorkers):
+            for batch in self._batches(base):
                 if (changed := watch.changed()) is not None:
                     auto.give_up(f"{changed} was changed in the middle of an epoch")
                     break
-                done += self._per_batch
+                done += self._dealt.round_size
                 yield batch
             else:
                 return
@@ -236,56 +292,68 @@ class PreparedLoader(DataLoader[Any]):
         yield from first
         yield from rest
 
-    def _rest(self, done: int, resume: dict[str, Any] | None) -> tuple[DataLoader[Any], int]:
-        """Return a loader of what is left, and how many batches of it must be read and dropped."""
-        each, base = self._per_batch, self.base_dataloader
+    def _rest(self, done: int, place: Any) -> tuple[DataLoader[Any], int]:
+        """Return a loader of what follows so many samples, and how many batches to drop of it."""
+        base = self.base_dataloader
         if isinstance(self.dataset, IterableDataset):
-            return base, self.walk.catch_up(done // each, resume and resume["stream"])
-        dealt = self._source()
-        if isinstance(dealt, BatchSamplerShard) and done % each:
-            # Another number of ranks began this epoch: skip first, then deal.
+            return self._rest_of_stream(done, place)
+        dealt, tickets = self._dealt.source(), self.walk.tickets
+        whole, part = divmod(done, self._dealt.base_size)
+        if not part and not isinstance(self._dealt.undealt(), Rebalanced):
+            rest = skipping(base, whole)  # as if this epoch had begun with batches of this size
+            return (base, done // self._dealt.round_size) if rest is None else (rest, 0)
+        if isinstance(dealt, BatchSamplerShard):
             self._dealer = dealt.after(done)
-            if self.batch_sampler is None:  # a batch sampler in the sampler's place
-                return rebuild(base, sampler=self._dealer, batch_size=None), 0
-            return rebuild(base, batch_sampler=_ticketed(self._dealer, self.walk.tickets)), 0
-        local = done // each if isinstance(dealt, BatchSamplerShard) else done
-        rest = skipping(base, local)
-        return (base, done // each) if rest is None else (rest, 0)
+        else:
+            self._dealer = RestOfBatches(dealt, done, 0)
+        if self.batch_sampler is None:  # a batch sampler in the sampler's place
+            return rebuild(base, sampler=self._dealer, batch_size=None), 0
+        batches = self._dealer
+        if tickets is not None:
+            batches = tickets.of(batches, Position(done, self._dealt.base_size).rounds)
+        return rebuild(base, batch_sampler=batches), 0
 
-    def _batches(
-        self, base: DataLoader[Any], walked: Callable[[DataLoader[Any]], Iterator[Any]] = iter
-    ) -> Iterator[Any]:
-        walk = self.walk
+    def _rest_of_stream(self, done: int, place: Any) -> tuple[DataLoader[Any], int]:
+        base, walk = self.base_dataloader, self.walk
+        if place is not None:
+            walk.stream.load_state_dict(place)
+            return base, 0
+        walk.tell_read_again(done, "samples" if base.batch_size else "batches")
+        alike = done % self._dealt.round_size == 0 and self._reading == self._dealt.own_reading
+        if alike and self._turned is None:
+            return base, done // self._dealt.round_size
+        if self._reading[1] and self._turned is None:
+            self._turned = done  # from here on samples are counted one by one
+        rest = rest_of_stream(base, done, self._reading, self._turned or 0)
+        self._dealer = rest.dataset
+        return rest, 0
+
+    def _batches(self, base: DataLoader[Any]) -> Iterator[Any]:
+        walk, walked = self.walk, MindedWorkers.of
         if not walk.dispatching or walk.world.size == 1:  # alone, a batch stays as it is
             return sent_home(walked(base))
         return dispatch(
             sent_home(walked(base)) if walk.world.rank == 0 else iter(()),
-            walk.world,
-            walk.device,
-            split_batches=walk.split_batches,
-            drop_last=self._drop_last,
-            slice_fn=walk.slice_fn,
+            Rounds(walk.world, walk.device, walk.split_batches, self._drop_last, walk.slice_fn),
             report=self._note_remainder,
+            place=walk.stream_state,
+            reach=self._note_place,
         )
 
-    @property
-    def _per_batch(self) -> int:
-        """How many batches of the global order make one that is handed out."""
-        return 1 if self.walk.split_batches else self.walk.world.size
+    def _reached(self) -> Any:
+        """Return where the stream stood after the batch that was read last."""
+        if self.walk.dispatching and self.walk.world.size > 1:
+            return self._dispatched
+        return self.walk.stream_state()
+
+    def _note_place(self, place: Any) -> None:
+        self._dispatched = place
 
     def _finish(self) -> None:
         self.end_of_dataloader = True
-        exact = getattr(self._source(), "remainder", None)
+        exact = getattr(self._dealt.source(), "remainder", None)
         if exact is not None:
             self.remainder = exact
-
-    def _source(self) -> Any:
-        """What knows how the samples were dealt."""
-        if isinstance(self.dataset, IterableDataset):
-            return self.dataset
-        if self._dealer is not None:
-            return self._dealer
-        return self.batch_sampler if self.batch_sampler is not None else self.sampler
 
     @property
     def num_unrepeated(self) -> int:
@@ -308,52 +376,55 @@ class PreparedLoader(DataLoader[Any]):
 
     def end_restored_epoch(self) -> None:
         """Where a restored position is at the end of its epoch, begin the next walk after it."""
-        if self._resume is None or isinstance(self.dataset, IterableDataset):
-            return  # the length of a stream is not to be relied on
-        try:
-            length = len(self) * self._per_batch
-        except (TypeError, NotImplementedError):
-            return  # a batch sampler that does not know its length
-        if self._resume["done"] >= length:
+        if self._resume is None:
+            return
+        is_stream = isinstance(self.dataset, IterableDataset)  # its length is not to be relied on
+        if self._dealt.position_in(self._resume).ended or (
+            not is_stream and self.place_of(self._resume).left == 0
+        ):
             self.rewind()
             self.iteration += 1
 
-    def rescale(self, saved_size: int, size: int, *, at_end: bool) -> None:
-        """Count a restored position in batches of another size; a part of one is not done."""
-        if self._resume is not None:
-            samples = self._resume["done"] * saved_size
-            done = -(-samples // size) if at_end else samples // size
-            self._resume = {**self._resume, "done": done}
+    def step_back(self, num_batches: int) -> None:
+        """Let a restored position be so many of the saved run's batches earlier."""
+        resume = self._resume
+        if resume is not None and "samples" in resume:
+            samples = max(0, resume["samples"] - num_batches * resume["round_size"])
+            # A stream that knows its place knows no earlier one: it is read again up to it.
+            self._resume = {**resume, "samples": samples, "ended": False, "stream": None}
 
     def _note_remainder(self, remainder: int) -> None:
         self.remainder = remainder
 
-    def _expected_remainder(self) -> int:
-        if self._drop_last:
-            return -1
-        try:
-            return self.total_dataset_length % self.total_batch_size
-        except (TypeError, AttributeError, NotImplementedError, ZeroDivisionError):
-            return -1  # a stream that does not know its length
+    @property
+    def _dealt(self) -> Dealt:
+        return Dealt(self)  # kept, it would keep the loader from being freed at once
+
+    def num_samples(self) -> int | None:
+        """Return how many samples an epoch's order has; None where nobody knows."""
+        return self._dealt.num_samples()
+
+    def place_of(self, state: Mapping[str, Any]) -> Place:
+        """Return where a saved position is, counted in this loader's batches."""
+        return self._dealt.place_of(state, drop_last=self._drop_last)
 
     @property
     def total_batch_size(self) -> int:
         """The number of samples of one batch over all ranks."""
-        source: Any = self._source()
-        if source is None or not hasattr(source, "batch_size"):
-            source = self.base_dataloader
-        size = int(source.batch_size)
-        if self.walk.dispatching:
-            return size if self.walk.split_batches else size * self.walk.world.size
-        if getattr(source, "split_batches", False):
-            return size
-        return size * int(_innermost(source, "num_processes", 1))
+        return self._dealt.total_batch_size
 
     @property
     def total_dataset_length(self) -> int:
         """The number of samples over all ranks."""
-        dataset: Any = self.dataset
-        return int(getattr(dataset, "total_dataset_length", None) or len(dataset))
+        return self._dealt.total_dataset_length
+
+    def _expected_remainder(self, done: int) -> int:
+        if self._drop_last or self._reading[1] > 1:
+            return -1  # each of several workers that read a stream has a last round of its own
+        try:
+            return (self.total_dataset_length - done) % self.total_batch_size
+        except (TypeError, AttributeError, NotImplementedError, ZeroDivisionError):
+            return -1  # a stream that does not know its length
 
     def samples_of(self, number: int) -> list[Any] | None:
         """Return which samples made this rank's batch of that number; None where nobody knows."""
@@ -361,10 +432,26 @@ class PreparedLoader(DataLoader[Any]):
 
     def load_again(self, samples: list[Any]) -> Any:
         """Return a batch of this epoch once more, with whatever was drawn while loading it."""
-        base, tickets, place = self.base_dataloader, self.walk.tickets, self.walk.placement
-        assert tickets is not None
-        batch = load(base.dataset, base.collate_fn, tickets.draw(samples))
+        place, batch = self.walk.placement, self._loaded(samples)
         return batch if place is None else place(batch)
+
+    def on_host(self, first: int = 0) -> Iterator[tuple[int, list[Any] | None, Any]]:
+        """Yield batches of this epoch as they are on the host, with their numbers and samples.
+
+        They begin with number `first`, or the first that is still known. It takes no device.
+        """
+        if self.walk.tickets is not None:
+            for number, samples in self.walk.tickets.known():
+                if number >= first:
+                    yield number, samples, self._loaded(samples)
+        for number, batch in self.walk.kept or ():
+            if number >= first:
+                yield number, None, batch
+
+    def _loaded(self, samples: list[Any]) -> Any:
+        base, tickets = self.base_dataloader, self.walk.tickets
+        assert tickets is not None
+        return load(base.dataset, base.collate_fn, tickets.draw(samples))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, in whatever takes one."""
@@ -379,35 +466,41 @@ class PreparedLoader(DataLoader[Any]):
 
     def get_sampler(self) -> Any:
         """Return the sampler of single indices."""
-        source = self._source()
+        source = self._dealt.source()
         while getattr(source, "batch_sampler", None) is not None:
             source = source.batch_sampler
         return getattr(source, "sampler", None)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position: the epoch, the batches handed out, the epoch's generators."""
+        """Return the position: the epoch, the samples handed out, the epoch's generators."""
+        if self._resume is not None:  # restored, and not walked since
+            return {**self._resume, "iteration": self.iteration}
+        position = self._position or Position(0, self._dealt.round_size)
         return {
             "iteration": self.iteration,
-            "done": self._done,
+            "samples": position.samples,
+            "ended": position.ended,
+            "round_size": position.round_size,
+            "reading": self._reading,
+            "turned": self._turned,
             "at_start": self._at_start,
             "generator": self.walk.generator_state(),
             "seed": self._seed,
             "stream": self._stream,
-            "layout": None if (held := self._laid_out()) is None else held.order_layout(),
+            "layout": None if (held := self._dealt.laid_out()) is None else held.order_layout(),
         }
 
-    def _laid_out(self) -> Any:
-        """Return the sampler whose order follows from a layout as well; None where none does."""
-        source = self._source()
-        while source is not None and not hasattr(source, "order_layout"):
-            source = getattr(source, "batch_sampler", None)
-        return source
+    @property
+    def layout_names(self) -> Sequence[str]:
+        """Which facts of a layout the order follows from."""
+        held = self._dealt.laid_out()
+        return () if held is None else tuple(held.layout)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue, at the next walk, after the batches that `state` counts."""
+        """Continue, at the next walk, after the samples that `state` counts."""
         self.iteration = state["iteration"]
         self._seed = state["seed"]
-        laid_out, layout = self._laid_out(), state.get("layout")
+        laid_out, layout = self._dealt.laid_out(), state.get("layout")
         if laid_out is not None and layout is not None:
             laid_out.keep_layout(layout, self.iteration)
         # A position at the very end counts too: the next walk then only ends that epoch, so that
@@ -418,15 +511,3 @@ class PreparedLoader(DataLoader[Any]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PreparedLoader, (self.base_dataloader, self.walk, self._drop_last, self._seed)
-
-
-def _ticketed(batches: Any, tickets: Tickets | None) -> Any:
-    return batches if tickets is None else tickets.of(batches)
-
-
-def _innermost(source: Any, name: str, default: Any) -> Any:
-    while source is not None:
-        if hasattr(source, name):
-            return getattr(source, name)
-        source = getattr(source, "batch_sampler", None)
-    return default

@@ -16,7 +16,7 @@ from torch import nn
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.precision import Precision, to_float32
-from anytrain.machine.parallel.world import World
+from anytrain.machine.strategies.base import Strategy
 
 _ORIGINAL = "_anytrain_original_forward"
 _HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -102,13 +102,17 @@ def _swapping() -> Iterator[None]:
 
 
 def unwrap(
-    model: nn.Module, world: World, *, keep_forward: bool = True, keep_compiled: bool = True
+    model: nn.Module,
+    strategy: Strategy,
+    *,
+    keep_forward: bool = True,
+    keep_compiled: bool = True,
 ) -> nn.Module:
     """Return the model that was given to `prepare`."""
     compiled: nn.Module | None = None
     if hasattr(model, "_orig_mod"):
         compiled, model = model, model._orig_mod  # type: ignore[assignment]  # torch.compile's wrapper
-    inner = world.original(model)
+    inner = strategy.original(model)
     while isinstance(inner, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
         inner = inner.module  # the user's own wrapper
     if hasattr(inner, "_orig_mod"):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from anytrain.engine.data.shard import SkipBatchSampler
+from anytrain.engine.data.shard import IterableDatasetShard, SkipBatchSampler
+from anytrain.engine.data.workers import sent_home
 
 
 def rebuild(loader: DataLoader[Any], **changes: Any) -> DataLoader[Any]:
@@ -43,3 +46,55 @@ def skipping(loader: DataLoader[Any], num_batches: int) -> DataLoader[Any] | Non
         batches = SkipBatchSampler(loader.sampler, num_batches)
         return rebuild(loader, sampler=batches, batch_size=None)
     return None
+
+
+def rest_of_stream(
+    loader: DataLoader[Any], num_samples: int, reading: tuple[int, int], turned: int = 0
+) -> DataLoader[Any]:
+    """Return a loader of what follows a stream's first samples, dealt as the given one deals.
+
+    What several workers read is in the order of their turns, so it is read in these turns still:
+    `reading` names how much each reads at once, and how many workers there are. Of the samples
+    the first `turned` are counted in whole turns, also where a worker's last one was short.
+    """
+    shard, changes = loader.dataset, {"num_workers": 0, "prefetch_factor": None}
+    rest: Any = RestOfStream(_undealt(shard), num_samples)
+    if reading[1]:
+        options = {"num_workers": reading[1], "drop_last": loader.drop_last, "collate_fn": list}
+        reader = rebuild(loader, dataset=rest.stream, batch_size=reading[0], **options)
+        rest.turns = sent_home(iter(reader))  # draws workers' seeds now
+        rest.turned, rest.turn_size = turned, reading[0]
+    if isinstance(shard, IterableDatasetShard):
+        rest = shard.of(rest)
+    kept = {"batch_size": loader.batch_size, "drop_last": loader.drop_last}
+    alone = {"persistent_workers": False, "multiprocessing_context": None, "timeout": 0}
+    return rebuild(loader, dataset=rest, **kept, **changes, **alone)
+
+
+def _undealt(dataset: Any) -> Any:
+    return dataset.dataset if isinstance(dataset, IterableDatasetShard) else dataset
+
+
+class RestOfStream(IterableDataset[Any]):
+    """A stream less its first samples, read in turns where several workers do."""
+
+    def __init__(self, stream: Any, num_samples: int) -> None:
+        self.stream, self.num_samples = stream, num_samples
+        self.turns: Iterator[Any] | None = None
+        self.turned, self.turn_size = 0, 1
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "stream":  # not yet set: a copy is being made
+            raise AttributeError(name)
+        return getattr(self.stream, name)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.turns is None:
+            yield from islice(iter(self.stream), self.num_samples, None)
+            return
+        turned, more = self.turned, self.num_samples - self.turned
+        for samples in self.turns:
+            rest = samples[turned:]
+            turned = max(0, turned - self.turn_size)
+            yield from rest[more:]
+            more = max(0, more - len(rest))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import random
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,9 +17,9 @@ import numpy as np
 import torch
 
 from anytrain.core.clock import Ledger
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
 from anytrain.engine import rng
-from anytrain.engine.data.ahead import Placement
+from anytrain.engine.data.ahead import Kept, Placement
 from anytrain.engine.data.graphs import LoaderShapes
 from anytrain.engine.data.seeded import Tickets
 from anytrain.engine.data.workers import AutoWorkers
@@ -52,6 +51,8 @@ class Walk:
     """The loader that the user prepared."""
     workers: AutoWorkers | None = None
     """Chooses how many processes load; None keeps to the loader's own number."""
+    kept: Kept | None = None
+    """The last batches on the host, where they cannot be loaded again."""
     shapes: LoaderShapes | None = None
     """Knows new shapes, where each is compiled; None where nothing compiles."""
 
@@ -59,18 +60,13 @@ class Walk:
         """Return where the stream is, if it can tell."""
         return None if self.stream is None else copy.deepcopy(self.stream.state_dict())
 
-    def catch_up(self, num_batches: int, state: dict[str, Any] | None) -> int:
-        """Take the stream to its place; return how many batches are left to read and drop."""
-        if self.stream is not None and state is not None:
-            self.stream.load_state_dict(state)
-            return 0
-        warnings.warn(
-            f"Reading {num_batches} batches again to get back to where the stream was. Give the "
+    def tell_read_again(self, number: int, what: str) -> None:
+        """Say that a stream which cannot take its place is read up to it."""
+        give_notice(
+            f"Reading {number} {what} again to get back to where the stream was. Give the "
             "dataset state_dict() and load_state_dict() to skip this (with num_workers=0).",
-            Notice,
             stacklevel=2,
         )
-        return num_batches
 
     # -- what orders are drawn from -----------------------------------------------------------
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import sys
 import time
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +16,8 @@ from functools import partial
 from typing import IO, Any, Protocol, TextIO
 
 from anytrain.core.environment import in_notebook
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
+from anytrain.core.text import printable
 from anytrain.engine.recording.pace import Pace
 from anytrain.engine.recording.shown import (
     Entry,
@@ -81,6 +81,8 @@ class Course:
     evaluates: bool = False
     memory: DeviceMemory | None = None
     shares: Shares | None = None
+    spent_in: str = "time"
+    """What the shares are of."""
     is_here: bool = True
     """Whether this process trains, so that its own memory is the run's."""
 
@@ -311,7 +313,7 @@ class Plain(Followed):
         if self.is_broken:
             return
         try:
-            put(stream, line + "\n")
+            put(stream, printable(line) + "\n")
         except (OSError, ValueError) as error:  # nobody reads any more, or the file was closed
             self.is_broken = True
             tell_broken(error)
@@ -376,7 +378,7 @@ def put(stream: IO[str], text: str) -> None:
 def tell_broken(error: Exception) -> None:
     """Say that nothing more is shown."""
     why = str(error).rstrip(".") or type(error).__name__
-    warnings.warn(f"Progress is no longer shown: {why}. Training goes on.", Notice, stacklevel=3)
+    give_notice(f"Progress is no longer shown: {why}. Training goes on.", stacklevel=3)
 
 
 def pick() -> Console:

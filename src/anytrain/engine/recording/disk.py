@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.errors import Notice
+from anytrain.core.errors import AnytrainError
+from anytrain.core.notices import give_notice
 from anytrain.engine.recording.trackers.files import append, replace, to_json
 
 
@@ -38,16 +38,17 @@ class Disk:
         except Exception as error:  # noqa: BLE001  full disks, and values that nobody can describe
             if not self._has_complained:
                 self._has_complained = True
-                warnings.warn(
+                give_notice(
                     f"Cannot {what}: {reason(error)}. Training goes on; the record of this run may "
                     "lack entries.",
-                    Notice,
                     stacklevel=5,
                 )
 
 
 def reason(error: Exception) -> str:
     """Return what an error says; its kind too, where it is none of the disk's."""
+    if isinstance(error, AnytrainError):
+        return error.why.rstrip(".")
     try:
         return str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
     except Exception:  # noqa: BLE001  an error may fail to say what it is

@@ -44,7 +44,9 @@ def figures(shown: Share, names: Sequence[str] = ()) -> dict[str, Any]:
     notes = found.pop("notes", [])
     if found["num_undecided"]:
         what = "Tokens" if shown.kind == "tokens" else "Samples"
-        notes.append(f"{what} whose score is no number count as wrong: {found['num_undecided']:,}.")
+        notes.append(
+            f"{what} whose score is not a number count as wrong: {found['num_undecided']:,}."
+        )
     if shown.is_cut:
         notes.append(f"Only the first {MOST_ROWS:,} samples of each process are counted.")
     return {**found, **({"note": " ".join(notes)} if notes else {})}
@@ -152,7 +154,7 @@ def _tokens(shown: Share, names: list[str]) -> dict[str, Any]:
         "confusion": table.tolist(),
         "per_class": _per_class(table.diagonal(), supports, table.sum(axis=0)),
         "worst": worst,
-        "notes": ["Tokens are counted, and of each sample its most confidently wrong one shown."],
+        "notes": ["Tokens are counted; of each sample, the most confidently wrong one is shown."],
     }
 
 

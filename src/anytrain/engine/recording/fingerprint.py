@@ -1,8 +1,9 @@
-"""Tell data sets apart without reading them: kind, length, columns, and a hash of some rows.
+"""Tell data sets apart by what their samples are: kind, length, columns, and a hash of some.
 
-INVARIANT: no row is asked for, and no code of the user's runs but `len`: neither a random draw
-nor a slow row is touched. What is hashed lies in memory already: some rows of lists, tensors and
-arrays, and what a data set's attributes hold of these. Other values count by their type.
+INVARIANT: no code of the user's runs but `len`: neither a random draw nor a slow row is touched.
+What is hashed lies in memory or in a file's map already: some rows of lists, tensors, arrays and
+tables of `datasets`, and of a data set of one's own what its `__getitem__` names of these. Where
+rows came from (a cache, a file's time, the library's own fingerprint) is no part of it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ import hashlib
 import struct
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from inspect import getattr_static
 from itertools import islice
+from types import CodeType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -20,9 +23,14 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 _MOST_ROWS = 32
+_STRETCH = 64
+"""So many values in a row are taken of an array that has one dimension."""
 _MOST_VALUES = 4_096
 _MOST_BYTES = 1 << 20
 _MOST_DEPTH = 6
+_MOST_FUNCTIONS = 100
+_READS = ("__len__", "__getitem__", "__getitems__", "__getattr__")
+_ANY_NAME = frozenset({"getattr", "vars", "__dict__", "attrgetter", "__getattribute__"})
 
 
 def describe(dataset: Any) -> dict[str, Any]:
@@ -40,11 +48,8 @@ def describe(dataset: Any) -> dict[str, Any]:
 
 
 def _fingerprint(dataset: Any) -> str | None:
-    own = getattr_static(dataset, "_fingerprint", None)
-    if isinstance(own, str):  # datasets.Dataset keeps one of every change to it
-        return own
-    if isinstance(dataset, IterableDataset):
-        return None
+    if isinstance(dataset, IterableDataset) or not hasattr(type(dataset), "__getitem__"):
+        return None  # a stream
     sample = _Sample()
     sample.add(dataset, 0)
     return sample.hex()
@@ -67,7 +72,8 @@ class _Sample:
         self._num_left -= 1
         if min(self._num_left, self._room) <= 0 or depth > _MOST_DEPTH:
             return
-        self._mark(type(value).__name__)
+        # An array that lies in a file is of another class, and the same content.
+        self._mark("ndarray" if isinstance(value, np.ndarray) else type(value).__name__)
         if value is None or isinstance(value, bool | int | float | complex | str | bytes):
             self._plain(value)
         elif isinstance(value, torch.Tensor | np.ndarray | np.generic):
@@ -76,20 +82,15 @@ class _Sample:
             self._pairs(value, depth)
         elif type(value) in (list, tuple, range):
             self._rows(value, depth)
+        elif _is_table(value):
+            self._table(value, depth)
         elif depth == 0 or isinstance(value, Dataset):
-            self._held(value, depth)
-
-    def _held(self, dataset: Any, depth: int) -> None:
-        """Add what a data set holds: its own fingerprint where it keeps one, or its attributes."""
-        own = getattr_static(dataset, "_fingerprint", None)
-        if isinstance(own, str):
-            self._plain(own)
-        else:
-            self._pairs(getattr(dataset, "__dict__", {}), depth)
+            self._pairs(_held(value), depth)
 
     def _pairs(self, values: Mapping[Any, Any], depth: int) -> None:
         self._mark(f"{len(values)}")
-        for name, inner in islice(values.items(), _MOST_VALUES):
+        first = islice(values.items(), _MOST_VALUES)  # to sort a million takes its time
+        for name, inner in sorted(first, key=_name):
             self._mark(str(name))
             self.add(inner, depth + 1)
 
@@ -97,6 +98,37 @@ class _Sample:
         self._plain(len(rows))
         for index in _some(len(rows)):
             self.add(rows[index], depth + 1)
+
+    def _table(self, table: Any, depth: int) -> None:
+        """Add rows of a table of `datasets` as they are stored: nothing is decoded."""
+        from datasets.formatting import query_table
+
+        self._plain(len(table))
+        names = sorted(table.format["columns"] or table.column_names)
+        for index in _some(len(table)):
+            row = query_table(table._data, index, table._indices)
+            for name in names:
+                self._mark(name)
+                self._arrow(row.column(name).combine_chunks(), depth + 1)
+
+    def _arrow(self, values: Any, depth: int) -> None:
+        """Add a column's values; a long list becomes an array, and no object for each number."""
+        import pyarrow as pa
+
+        kind = getattr(values.type, "storage_type", values.type)
+        values = getattr(values, "storage", values)
+        if depth > _MOST_DEPTH:
+            return
+        if pa.types.is_struct(kind):
+            for inner in values.flatten():
+                self._arrow(inner, depth + 1)
+        elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
+            self._array(values.value_lengths().to_numpy(zero_copy_only=False))
+            self._arrow(values.flatten(), depth + 1)
+        elif pa.types.is_primitive(kind):
+            self._array(values.to_numpy(zero_copy_only=False))
+        else:
+            self.add(values[:_STRETCH].to_pylist(), depth)
 
     def _plain(self, value: Any) -> None:
         data = value if isinstance(value, bytes) else str(value).encode(errors="replace")
@@ -116,8 +148,9 @@ class _Sample:
         if flat.dtype.hasobject:
             return
         rows = flat if flat.ndim else flat.reshape(1)
+        long = _STRETCH if rows.ndim == 1 else 1
         for index in _some(len(rows)):
-            row = rows[index].reshape(-1)
+            row = rows[index : index + long].reshape(-1)
             self._content(np.ascontiguousarray(row[: _MOST_BYTES // 16]).tobytes())
 
     def _content(self, data: bytes) -> None:
@@ -127,6 +160,79 @@ class _Sample:
 
     def _mark(self, text: str) -> None:
         self._hash.update(f"<{text}>".encode(errors="backslashreplace"))
+
+
+def _name(pair: tuple[Any, Any]) -> str:
+    return str(pair[0])
+
+
+def _is_table(value: Any) -> bool:
+    """Whether it is a data set of the library `datasets`, which is not imported for it."""
+    return any(kind.__module__ == "datasets.arrow_dataset" for kind in type(value).__mro__)
+
+
+def _held(dataset: Any) -> dict[str, Any]:
+    """Return the attributes of a data set that its samples are made of, as far as code tells."""
+    held: dict[str, Any] = getattr(dataset, "__dict__", {})
+    names = _names_read(type(dataset))
+    if names is None:
+        return held
+    return {name: value for name, value in held.items() if name in names}
+
+
+def _names_read(kind: type) -> frozenset[str] | None:
+    """Return every name in the code that gives a row; None where it could read any attribute."""
+    found: set[str] = set()
+    waiting: list[Any] = [each for name in _READS for each in _defined(kind, name)]
+    seen: set[Any] = set()
+    while waiting:
+        function = waiting.pop()
+        if not isinstance(function, FunctionType) or len(seen) > _MOST_FUNCTIONS:
+            return None  # not written in Python, wrapped in something, or no end of it
+        if function in seen:
+            continue
+        seen.add(function)
+        names = _names_in(function.__code__)
+        found |= names
+        for name in names:
+            waiting += _defined(kind, name)
+            waiting += _ours(function.__globals__.get(name))
+        waiting += [one for cell in function.__closure__ or () for one in _ours(_content(cell))]
+    return None if found & _ANY_NAME else frozenset(found)
+
+
+def _defined(kind: type, name: str) -> list[Any]:
+    """Return the functions that a class and those it inherits from have under a name."""
+    found = []
+    for each in kind.__mro__:
+        value = vars(each).get(name)
+        value = getattr(value, "__func__", value)
+        if isinstance(value, property | cached_property):
+            value = value.fget if isinstance(value, property) else value.func
+        if callable(value) and each not in (object, Dataset):
+            found.append(value)
+    return found
+
+
+def _names_in(code: CodeType) -> set[str]:
+    """Return the names of attributes and globals in a function's code, and in what it holds."""
+    inner = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _ours(value: Any) -> list[Any]:
+    """Return a function that may be handed the data set; a library's reads none of its names."""
+    is_library = getattr(value, "__module__", None) or ""
+    if isinstance(value, FunctionType) and is_library.split(".")[0] not in ("torch", "numpy"):
+        return [value]
+    return []
+
+
+def _content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not filled yet
+        return None
 
 
 def _some(length: int) -> list[int]:

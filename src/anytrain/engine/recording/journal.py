@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from anytrain.core.records import LOGGED
 from anytrain.engine.recording.disk import Disk
 
 
@@ -47,10 +48,23 @@ class Journal:
         is_first, self._has_begun = not self._has_begun, True
         if not self._is_main or (is_first and (self._is_alone or not _holds_some(self.path))):
             return
-        self._disk.append(
-            self.path,
-            {"step": step, "time": round(time.time(), 3), "event": "begin", "prelude": prelude},
-        )
+        self._mark(step, prelude=prelude)
+
+    def go_on(self, step: int, of: str) -> None:
+        """Go on from `step` with one kind of entries: those that are logged, or losses unasked.
+
+        A loop of the user's own may count them in different steps.
+        """
+        prelude = 0
+        if of == LOGGED:
+            prelude, self._num_before = self._num_before, 0
+            self._has_begun = True
+        if self._is_main and _holds_some(self.path):
+            self._mark(step, prelude=prelude, of=of)
+
+    def _mark(self, step: int, **more: Any) -> None:
+        told = {"step": step, "time": round(time.time(), 3), "event": "begin", **more}
+        self._disk.append(self.path, told)
 
     def write(
         self,
@@ -59,19 +73,22 @@ class Journal:
         values: Mapping[str, Any],
         *,
         needs_training: bool = False,
+        event: str | None = None,
     ) -> None:
-        """Add an entry.
+        """Add an entry; `event` says of one that nobody logged what it is.
 
         With `needs_training`, one that comes before a training, among another process's entries,
         has no step and is no part of their history, unless a training follows in this process.
         """
         if not self._is_main:
             return
-        if not self._has_begun:
+        if not self._has_begun and event is None:
             self._is_alone |= not self._num_before and not _holds_some(self.path)
             self._num_before += 1
-        is_aside = needs_training and not (self._has_begun or self._is_alone)
         place: dict[str, Any] = {"step": step, "epoch": epoch, "time": round(time.time(), 3)}
+        if event is not None:
+            place |= {"event": event}
+        is_aside = needs_training and not (self._has_begun or self._is_alone)
         if is_aside:
             place |= {"step": None, "event": "evaluation"}
         taken = {*place, "event"}

@@ -7,10 +7,13 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
-from anytrain.engine.recording.console import Course, Followed
+from anytrain.core.text import amount
+from anytrain.engine.recording.chart import Points, charts
+from anytrain.engine.recording.console import Course, Followed, Trail
 from anytrain.engine.recording.shown import Entry, Pairs, Summary, duration, number
 
 _MOST_ROWS = 200
+_MOST_CHARTS = 6
 _CELL = 'style="text-align:left;padding:2px 12px 2px 0"'
 
 Show = Callable[[Mapping[str, str]], Any]
@@ -24,7 +27,7 @@ def _display(rendering: Mapping[str, str]) -> Any:
 
 
 class NotebookBar(Followed):
-    """A bar, and a table: Step, Training Loss, Validation Loss, and one column a metric."""
+    """A bar, curves, and a table: Step, Training Loss, Validation Loss, one column a metric."""
 
     # Each update is a message to the browser with the whole table in it.
     interval_s = 0.25
@@ -38,6 +41,9 @@ class NotebookBar(Followed):
         self._num_left_out = 0
         self._training_loss = ""
         self._summary: Summary | None = None
+        self._evaluated: dict[str, Trail] = {}
+        """The figures of evaluations so far, by what their columns are called."""
+        self._charts = ""
 
     def begin(self, course: Course) -> None:
         """Start an output of its own for a training."""
@@ -56,10 +62,13 @@ class NotebookBar(Followed):
         if entry.is_evaluation:
             loss = {"Training Loss": self._training_loss} if self.pace is not None else {}
             self._add(entry.step, {**loss, **_columns_of(entry)})
+            for name, value in entry.values.items():
+                self._evaluated.setdefault(_title(name), Trail()).add(entry.step, value)
         elif "loss" in entry.values:
             self._training_loss = number(entry.values["loss"])
             if not self.course.evaluates:
                 self._add(entry.step, {"Training Loss": self._training_loss})
+        self._charts = charts(self._curves())
         self.draw()
 
     def end(self, summary: Summary) -> None:
@@ -79,7 +88,19 @@ class NotebookBar(Followed):
     def _forget(self) -> None:
         self._page = self._summary = None
         self._columns, self._rows, self._num_left_out = ["Step"], [], 0
-        self._training_loss = ""
+        self._training_loss = self._charts = ""
+        self._evaluated = {}
+
+    def _curves(self) -> dict[str, dict[str, Points]]:
+        """Return the curves by chart: all losses in one, each other figure in its own."""
+        losses: dict[str, Points] = {"training": self.standing.losses.points()}
+        found: dict[str, dict[str, Points]] = {"Loss": losses}
+        for title, trail in self._evaluated.items():
+            if title.endswith("Loss"):
+                losses[title.removesuffix(" Loss").lower() or "validation"] = trail.points()
+            elif len(found) < _MOST_CHARTS:
+                found[title] = {"validation": trail.points()}
+        return found
 
     def _add(self, step: int, values: dict[str, str]) -> None:
         self._columns.extend(name for name in values if name not in self._columns)
@@ -114,10 +135,13 @@ class NotebookBar(Followed):
                 f'<div>{label} <progress value="{done}"{scale} style="width:300px;'
                 f'vertical-align:middle"></progress> {done}{of}  {tail}</div>'
             )
+        if self._charts:
+            parts.append(self._charts)
         if self._rows:
             parts.append(_html_table(self._columns, self._rows))
-        if self._num_left_out:
-            parts.append(f"<div>{self._num_left_out} earlier entries are not shown.</div>")
+        if left_out := self._num_left_out:
+            verb = "is" if left_out == 1 else "are"
+            parts.append(f"<div>{amount(left_out, 'earlier entry')} {verb} not shown.</div>")
         if self._summary is not None:
             parts.append(f"<b>{escape(self._summary.title)}</b>{_html_pairs(self._summary.rows())}")
         return "\n".join(parts)
@@ -143,12 +167,13 @@ def _columns_of(entry: Entry) -> dict[str, str]:
     >>> _columns_of(Entry(5, None, {"eval_loss": 0.5, "eval_f1_macro": 0.9}))
     {'Validation Loss': '0.5', 'F1 Macro': '0.9'}
     """
-    named = {}
-    for name, value in entry.values.items():
-        words = name.split("_")[1:] or [name]
-        title = " ".join(word.capitalize() for word in words)
-        named["Validation Loss" if title == "Loss" else title] = number(value)
-    return named
+    return {_title(name): number(value) for name, value in entry.values.items()}
+
+
+def _title(name: str) -> str:
+    words = name.split("_")[1:] or [name]
+    title = " ".join(word.capitalize() for word in words)
+    return "Validation Loss" if title == "Loss" else title
 
 
 def _html_table(columns: list[str], rows: list[dict[str, str]]) -> str:

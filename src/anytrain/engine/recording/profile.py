@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from typing import Any
 
 import torch
 
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 
 ACTIVITIES = ("cpu", "cuda", "xpu", "mtia", "hpu")
 _SCHEDULE = ("wait", "warmup", "active", "repeat", "skip_first")
@@ -47,11 +47,10 @@ def profile(options: ProfileOptions, rank: int) -> Iterator[torch.profiler.profi
     with _profiler(options, export) as profiler:
         yield profiler
     if export is not None and not export.has_recorded:
-        warnings.warn(
+        give_notice(
             f"The profiler recorded nothing, so there is no {export.path.name}: the block ended "
             f"before the schedule {dict(options.schedule_option or {})} reached an active step. "
             "Call profiler.step() at the end of each step, and take more of them.",
-            Notice,
             stacklevel=3,
         )
 
@@ -105,10 +104,9 @@ class _Export:
         except RuntimeError as error:
             if "already saved" not in str(error):
                 raise
-            warnings.warn(
+            give_notice(
                 f"{self.path} is not written: on_trace_ready has exported this trace already, and "
                 "torch gives each trace out once.",
-                Notice,
                 stacklevel=2,
             )
 

@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from anytrain.core.errors import NotAFile
 from anytrain.core.records import EVENTS, FORMAT, METRICS, RUN
-from anytrain.core.records.lines import parse
+from anytrain.core.records.lines import as_file, parse
 from anytrain.engine.recording import origin
 from anytrain.engine.recording.disk import Disk
 from anytrain.engine.recording.events import Events
@@ -103,12 +104,13 @@ class Record:
         values: Mapping[str, Any],
         *,
         needs_training: bool = False,
+        event: str | None = None,
     ) -> None:
         """Add an entry to the log; see `Journal.write`."""
         if not self.has_begun:
             self._since = self._since or round(time.time(), 3)
         with self._disk.harmless(f"write {self.journal.path}"):
-            self.journal.write(step, epoch, values, needs_training=needs_training)
+            self.journal.write(step, epoch, values, needs_training=needs_training, event=event)
             self._take_git()
 
     def end(self) -> None:
@@ -131,7 +133,9 @@ class Record:
         """Put this start into run.json, among the others; other things in it stay."""
         path = self.folder / RUN
         try:
-            kept = parse(path.read_bytes())
+            kept = parse(as_file(path).read_bytes())
+        except NotAFile:
+            raise
         except OSError:
             kept = {}
         found = kept.get("starts")

@@ -83,6 +83,8 @@ class Summary:
     remark: str | None = None
     compiled: str | None = None
     """Where the time went, if something but the steps took much of it."""
+    since: int = 0
+    """The step that this start went on from: the time and the speed are of what came after it."""
     heading: str | None = None
     """What to say first, where it is known better than by the count of steps."""
 
@@ -96,11 +98,12 @@ class Summary:
 
     def rows(self) -> Pairs:
         """Return what is known, named."""
-        rows = [("steps", self._steps()), ("time", duration(self.seconds))]
+        of = f" since step {self.since}" if self.since else ""
+        rows = [("steps", self._steps()), (f"time{of}", duration(self.seconds))]
         if self.epochs is not None:
             rows.insert(1, ("epochs", number(self.epochs)))
         if self.samples_per_second is not None:
-            rows.append(("samples/s", rate(self.samples_per_second)))
+            rows.append((f"samples/s{of}", rate(self.samples_per_second)))
         if self.loss is not None:
             rows.append(("training loss", number(self.loss) + self._lowest()))
         rows.extend((name, number(value)) for name, value in self.metrics.items())
@@ -146,15 +149,6 @@ def mean(values: Sequence[float]) -> float:
     1.25e+308
     """
     return sum(value / len(values) for value in values)
-
-
-def printable(text: Any) -> str:
-    """Return a text without characters that would move a cursor or colour a terminal.
-
-    >>> printable("a\\x1b[2Jb")
-    'a [2Jb'
-    """
-    return "".join(letter if letter.isprintable() else " " for letter in str(text))
 
 
 def rate(per_second: float) -> str:

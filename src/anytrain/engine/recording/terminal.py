@@ -20,6 +20,7 @@ from rich.console import Console as RichConsole
 from rich.table import Table
 from rich.text import Text
 
+from anytrain.core.text import safe_console
 from anytrain.engine.recording.console import Course, Followed, put, tell_broken
 from anytrain.engine.recording.curve import sparkline
 from anytrain.engine.recording.shown import Entry, Summary, duration, fitting, lines
@@ -158,7 +159,7 @@ class Terminal(Followed):
     def _below(self, width: int) -> list[Text]:
         """Return where the time went, and what else is to be said."""
         spent, remark = self.spent(), self.standing.remark
-        told = [Text(fitting(["time", *spent], width), style="dim")] if spent else []
+        told = [Text(fitting([self.course.spent_in, *spent], width), style="dim")] if spent else []
         if remark:
             told.append(Text(remark[:width], style="yellow"))
         return told
@@ -167,10 +168,9 @@ class Terminal(Followed):
         if self._console is not None or self.is_broken:
             return
         stream, width = self._given
-        self._console = RichConsole(
+        self._console = safe_console(
             file=stream or sys.stdout,
             width=width,
-            highlight=False,
             force_jupyter=False,
             force_terminal=True,
         )

@@ -6,7 +6,6 @@ import atexit
 import os
 import socket
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,7 +13,7 @@ from time import perf_counter
 from typing import Any
 
 from anytrain.core.clock import Ledger
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
 from anytrain.core.records import TIMESHEET, Life
 from anytrain.engine.recording.disk import reason
 from anytrain.engine.recording.trackers.files import append, to_json
@@ -130,10 +129,9 @@ class Timesheet:
     def _complain(self, error: Exception) -> None:
         if not self._has_complained:
             self._has_complained = True
-            warnings.warn(
+            give_notice(
                 f"Cannot write {self.path}: {reason(error)}. Training goes on; `anytrain why` "
                 "may know less of it.",
-                Notice,
                 stacklevel=4,
             )
 

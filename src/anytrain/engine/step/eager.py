@@ -34,9 +34,17 @@ class EagerStep:
     clip: Callable[[], torch.Tensor] | None
     optimizers: tuple[Any, ...]
     schedulers: tuple[Any, ...]
+    add_up: Callable[[torch.Tensor], None]
+    """Given each loss once it is through; one of a recording is a copy that stays as it is."""
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one batch; the update comes when the accumulated step is complete."""
+        output = self.take(batch)
+        self.add_up(output.loss)
+        return output
+
+    def take(self, batch: Any) -> StepOutput:
+        """Take the step."""
         return self.run(batch, self.ends_update())
 
     def run(self, batch: Any, ends_update: bool) -> StepOutput:
@@ -72,8 +80,8 @@ class RecordedStep(EagerStep):
     shortening: Shortening = field(kw_only=True)
     _ends: bool = True
 
-    def __call__(self, batch: Any) -> StepOutput:
-        """Train on one batch; the update comes when the accumulated step is complete."""
+    def take(self, batch: Any) -> StepOutput:
+        """Take the step, by its recording where there is one."""
         ends = self._ends = self.ends_update()
         found = self.recordings.find(self, batch, (ends, self.num_micro()))
         if found is None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
 
-from anytrain.core.errors import Notice, Unsupported
+from anytrain.core.errors import Unsupported
+from anytrain.core.notices import give_notice
 from anytrain.engine.precision import LossScale
 
 Closure = Callable[[], Any] | None
@@ -339,9 +339,8 @@ def _values(grad: torch.Tensor) -> torch.Tensor:
 
 def warn_of_skip() -> None:
     """Say once that an update was left out."""
-    warnings.warn(
+    give_notice(
         "An update was skipped: its gradient held a NaN or an infinity. No parameter, optimizer "
         "state or schedule position changed. Later ones are counted (num_skipped_steps).",
-        Notice,
         stacklevel=4,
     )

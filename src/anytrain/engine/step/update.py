@@ -40,6 +40,16 @@ class Judge(Protocol):
         """Return 1 for a bad step, else 0, once the update is through."""
 
 
+class Counted(Protocol):
+    """The items that a step was trained on, where they are not those of the loader's batches."""
+
+    def settle(self, loss: torch.Tensor) -> torch.Tensor:
+        """Make the gradients, and the loss that is returned, means over these items."""
+
+    def forget(self) -> None:
+        """Begin to count anew."""
+
+
 class StepOutput(NamedTuple):
     """What a step leaves behind, as device tensors: reading one is the only wait.
 
@@ -97,6 +107,10 @@ class Update:
     """What to do where the memory is full; None where that is an error."""
     untrained: tuple[nn.Parameter, ...] = ()
     """Parameters of the model that the optimizer has not; gradients may come to them."""
+    end_backward: Callable[[], None] | None = None
+    """Completes gradients that ranks share; None where there is nothing to complete."""
+    counted: Counted | None = None
+    """None where a step trains on the loader's batches as they are."""
 
     def __call__(self, batch: Any) -> StepOutput:
         """Train on one step's micro-batches."""
@@ -105,6 +119,8 @@ class Update:
             loss = self.gradients(batch)
         else:
             loss = self.fit.run(partial(self.gradients, batch), self.forget_gradients)
+        if self.counted is not None:
+            loss = self.counted.settle(loss)
         self.judge.look(loss)
         norm = self.clipped()
         if self.latch is not None and self.latch.held is not None:
@@ -126,6 +142,8 @@ class Update:
         self.optimizer.zero_grad()
         for parameter in self.untrained:
             parameter.grad = None
+        if self.counted is not None:
+            self.counted.forget()
 
     def end(self) -> None:
         """Let go of what was kept for the next step: there is none."""
@@ -153,6 +171,8 @@ class Update:
             total = loss if total is None else total + loss
             self._told("substep_end")
         loss = self.micro(self.model, last, last_items)
+        if self.end_backward is not None:
+            self.end_backward()
         return loss if total is None else total + loss
 
     def _told(self, moment: EventKind) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
 from anytrain.insight.pages.page import Markup, tag
 
 _WIDTH, _HEIGHT = 720.0, 260.0
+_NARROW, _LOW = 360.0, 220.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 8.0, 22.0, 24.0
 _TICKS = 4
 
@@ -46,6 +48,59 @@ def area(
         role="img",
         aria_label=title,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Dot:
+    """A point of `dots`."""
+
+    x: float
+    y: float
+    words: str
+    is_marked: bool = False
+
+
+def dots(
+    points: Sequence[Dot],
+    ticks: Sequence[tuple[float, str]],
+    label: Callable[[float], str],
+    *,
+    title: str,
+) -> Markup:
+    """Return points over an axis with these marks; the marked one is filled and drawn last."""
+    xs, ys = [*(dot.x for dot in points), *(at for at, _ in ticks)], [dot.y for dot in points]
+    x = _scale(*_apart(xs), _LEFT + 10, _NARROW - 14)
+    low, high = _apart(ys)
+    y = _scale(low, high, _LOW - _BOTTOM - 10, _TOP)
+    drawn = [tag("title", title)]
+    for tick in range(_TICKS + 1):
+        value = low + (high - low) * tick / _TICKS
+        at = f"{y(value):.1f}"
+        drawn += [
+            tag("line", x1=f"{_LEFT}", x2=f"{_NARROW}", y1=at, y2=at, stroke="var(--line)"),
+            tag("text", label(value), x=f"{_LEFT - 6}", y=f"{y(value) + 4:.1f}", text_anchor="end"),
+        ]
+    for place, words in ticks:
+        is_last = place == max(xs) and len(ticks) > 1
+        at = f"{_NARROW if is_last else x(place):.1f}"
+        side = "end" if is_last else "middle"
+        drawn.append(tag("text", words, x=at, y=f"{_LOW - 6}", text_anchor=side))
+    for dot in sorted(points, key=lambda dot: dot.is_marked):
+        drawn.append(
+            tag("circle", tag("title", dot.words), cx=f"{x(dot.x):.1f}", cy=f"{y(dot.y):.1f}",
+                r="6" if dot.is_marked else "4.5", stroke="var(--accent)", stroke_width="1.5",
+                fill="var(--accent)", fill_opacity="1" if dot.is_marked else "0.15")
+        )  # fmt: skip
+    box = f"0 0 {_NARROW:.0f} {_LOW:.0f}"
+    return tag("svg", drawn, viewBox=box, role="img", aria_label=title)
+
+
+def _apart(values: Sequence[float]) -> tuple[float, float]:
+    """Return the lowest and the highest value, or what lies around the only one."""
+    low, high = min(values, default=0.0), max(values, default=1.0)
+    if low < high:
+        return low, high
+    return low - (abs(low) or 1.0) / 2, high + (abs(high) or 1.0) / 2
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:

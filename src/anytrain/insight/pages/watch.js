@@ -43,7 +43,7 @@
     at("facts").replaceChildren(...pairs);
   }
 
-  function showLedger(ledger) {
+  function showLedger(ledger, caption) {
     const head = document.createElement("tr");
     for (const [text, kind] of [["time", ""], ["seconds", "number"], ["share", "number"], ["what", ""]]) {
       const cell = make("th", text, kind);
@@ -55,7 +55,7 @@
       const first = make("th", name);
       first.scope = "row";
       row.append(first, make("td", seconds.toFixed(1), "number"),
-        make("td", `${(100 * share).toFixed(1)} %`, "number"), make("td", meaning));
+        make("td", `${(100 * share).toFixed(1)}%`, "number"), make("td", meaning));
       return row;
     });
     const table = document.createElement("table");
@@ -63,7 +63,7 @@
     const body = document.createElement("tbody");
     top.append(head);
     body.append(...rows);
-    table.append(top, body);
+    table.append(make("caption", caption), top, body);
     at("ledger").replaceChildren(table);
   }
 
@@ -80,7 +80,7 @@
     write(words, state.words);
     showProgress(state);
     showFacts(state.facts ?? []);
-    showLedger(state.ledger ?? []);
+    showLedger(state.ledger ?? [], state.spent ?? "");
     section("ledger", state.ledger?.length);
     write(at("entries"), (state.entries ?? []).join("\n"));
     section("entries", state.entries?.length);

@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from anytrain.core.text import safe_console
 from anytrain.insight.preflight.findings import Finding, Place
 from anytrain.insight.preflight.report import Outlook, Report
 from anytrain.insight.preflight.words import plain, seconds, size
@@ -29,7 +30,7 @@ NO_BATCH = "batch of unknown size (no prepared loader)"
 
 def text(report: Report, width: int = _WIDTH) -> str:
     """Return the report as plain text."""
-    console = Console(file=io.StringIO(), width=width, highlight=False, markup=False)
+    console = safe_console(file=io.StringIO(), width=width, markup=False)
     show(report, console)
     written: str = console.file.getvalue()  # type: ignore[attr-defined]  # our own StringIO
     return written.rstrip()

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytrain.core import documents
 from anytrain.insight.preflight.findings import SEVERITIES, Finding, Severity
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Job, Moment
@@ -151,7 +152,7 @@ def foretold(folder: str | os.PathLike[str] | None, kind: str) -> Mapping[str, A
     if folder is None:
         return None
     try:
-        told = json.loads((Path(folder) / FILE).read_text(encoding="utf-8"))
+        told = documents.from_json((Path(folder) / FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     found = told.get(kind) if isinstance(told, dict) else None

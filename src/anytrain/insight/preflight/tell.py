@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rich.console import Console
-
 from anytrain.core.errors import BadInput
+from anytrain.core.text import safe_console
 from anytrain.insight.preflight import printed
 from anytrain.insight.preflight.report import Report
 from anytrain.insight.preflight.run import Start, preflight
@@ -38,7 +37,7 @@ def tell(
     for path in (ways.json_file, ways.html_file):
         if path is not None and path != "-":
             _check_writable(Path(path))
-    aside = Console(stderr=True, highlight=False, markup=False)
+    aside = safe_console(stderr=True, markup=False)
     report = preflight(
         command,
         parse_targets(tuple(targets)),
@@ -50,7 +49,7 @@ def tell(
     if ways.json_file == "-":
         sys.stdout.write(report.as_json() + "\n")
     else:
-        printed.show(report, Console(highlight=False, markup=False))
+        printed.show(report, safe_console(markup=False))
         if ways.json_file is not None:
             Path(ways.json_file).write_text(report.as_json() + "\n", encoding="utf-8")
     if ways.html_file is not None:

@@ -19,7 +19,7 @@ from anytrain.insight.proofs.compare import Difference, Part, compare_checkpoint
 from anytrain.insight.proofs.lives import Commit, Script, Trial, last_lines
 
 # A Trainer's files that name its folder or the time; what they hold besides is in other parts.
-_TELL_THE_TIME = ("registered.json", "trainer_state.json", "training_args.json")
+_TELL_THE_TIME = ("state.json", "trainer_state.json", "training_args.json")
 
 
 @dataclass(slots=True)
@@ -188,7 +188,8 @@ def _first_unlike(one: Sequence[Commit], other: Sequence[Commit]) -> tuple[int, 
             unlike = sorted(
                 name
                 for name in files
-                if name not in _TELL_THE_TIME and theirs.get(name) != files[name]
+                if theirs.get(name) != files[name]
+                and not (name in _TELL_THE_TIME and _TELL_THE_TIME[1] in files)
             )
             if unlike:
                 return commit.manifest.step, ", ".join(unlike)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytrain.core import records
 from anytrain.core.errors import BadInput
+from anytrain.core.records import Life, counted, together
 from anytrain.insight.report import diff_curves
 from anytrain.insight.report.diff_curves import Curve, Parting
 from anytrain.insight.report.page_curves import is_clocked
@@ -187,31 +188,28 @@ def _notes(
     for each in differences:
         silent = each["not_recorded"]
         if silent and len(silent) < len(labels) and each["group"] != "code":
-            found.append(f"{_listed(silent)} did not record {_OF[each['group']]}.")
+            one, several = _OF[each["group"]]
+            found.append(
+                f"{_listed(silent)} did not record {one if len(silent) == 1 else several}."
+            )
     codes = [each.get("code") or {} for each in facts]
     without = [name for name, code in zip(labels, codes, strict=True) if not code]
     dirty = [name for name, code in zip(labels, codes, strict=True) if code.get("git is_dirty")]
     if without:
         found.append(
-            f"{_listed(without)} recorded no git commit: whether the code differs, is open."
+            f"{_listed(without)} recorded no git commit, so whether the code differs is unknown."
         )
     if dirty:
         found.append(
             f"{_listed(dirty)} ran with uncommitted changes, which are not recorded: the commit "
-            "alone does not tell the code."
+            "alone does not say what code ran."
         )
     return found
 
 
 _OF = {
-    "arguments": "its arguments",
-    "model": "its model",
-    "data": "its data",
-    "code": "its code",
-    "plan": "its plan",
-    "versions": "its versions",
-    "hardware": "its hardware",
-    "place": "where it ran",
+    **{group: (f"its {group}", f"their {group}") for group in GROUPS},
+    "place": ("where it ran", "where they ran"),
 }
 
 
@@ -230,7 +228,8 @@ def _partings(
     found = []
     for name, curve in first.items():
         partings: list[Parting | None] = [
-            diff_curves.part(curve, other[name]) if name in other else None for other in others
+            diff_curves.part(curve, other[name], name) if name in other else None
+            for other in others
         ]
         if max(len(curve), *(len(other.get(name, {})) for other in others)) < 2:
             continue  # one figure, such as a mean over the run, is no curve
@@ -320,19 +319,15 @@ def _times(runs: Sequence[Run]) -> list[dict[str, Any]]:
 
 
 def _spent(run: Run) -> dict[str, float | None]:
-    seconds: dict[str, float] = {}
-    for life in run.lives:
-        for name, spent in life.seconds.items():
-            seconds[name] = seconds.get(name, 0.0) + spent
-    steps = sum(life.num_steps for life in run.lives)
+    life = together(counted(run.lives)) if run.lives else Life({})
+    seconds, steps = life.seconds, life.num_steps
     going = sum(seconds.get(name, 0.0) for name in ("data", "transfer", "other", "step", "wait"))
-    per_step = as_number(run.lives[-1].began.get("samples_per_step")) if run.lives else None
-    peaks = [as_number(life.last.get("peak_bytes")) for life in run.lives]
+    per_step = as_number(life.began.get("samples_per_step"))
     return {
         "seconds": sum(seconds.values()) or None,
         "seconds per step": going / steps if steps else None,
         "samples per second": steps * per_step / going if per_step and going else None,
-        "peak bytes": max((peak for peak in peaks if peak), default=None),
+        "peak bytes": as_number(life.last.get("peak_bytes")) or None,
         **{f"seconds: {name}": spent for name, spent in seconds.items()},
     }
 

@@ -1,8 +1,9 @@
-"""Find where two curves part: the first step at which they differ by more than their own noise."""
+"""Find where two curves part: the first step at which they differ by more than they jump about."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -10,15 +11,17 @@ from statistics import median
 from typing import Any
 
 RULE = (
-    "Curves are held against each other at the steps that both logged. They part at the first of "
-    "4 shared points in a row that differ in one direction by more than twice the noise (and by "
-    "more than a millionth). The noise is how much the two curves themselves jump about there: "
-    "the median second difference of the 31 points around, as a standard deviation, of both "
-    "together. Of more than 400 shared points, means of neighbours are taken for points; from 100 "
-    "on, the means of 25 stretches are judged too, which tells small differences that last. With "
-    "fewer than 6 shared points there is no noise to measure, and only the first difference is "
-    "told. A value that is not finite in one run alone parts them at once. Chance alone does so "
-    "in fewer than one pair of curves in a hundred."
+    "Curves are compared at the steps that both runs logged. They part at the first of 4 shared "
+    "points in a row that differ in one direction by more than twice their fluctuation (and by "
+    "more than a millionth). The fluctuation is how much the two curves jump from point to point "
+    "there: the median second difference of the 31 points around, as a standard deviation, of both "
+    "together. How much a run would differ from its own repetition is another question: to see "
+    "that, compare runs that differ in their seed alone. Of more than 400 shared points, means of "
+    "neighbours are compared; from 100 on, the means of 25 stretches too, which show small "
+    "differences that last. Fewer than 6 shared points show no fluctuation, and only the first "
+    "difference is told. A value that is not finite in one run alone parts them at once. A figure "
+    "that is set beforehand, such as the learning rate, does not fluctuate: it parts at its first "
+    "difference. Of pairs that differ by chance alone, fewer than one in a hundred is said to part."
 )
 # Of 1,200 pairs of 100 to 1,000 points that differ by independent noise alone, this calls 3 apart;
 # 3 in a row of 15 points around called 10 of 100.
@@ -35,6 +38,11 @@ _NEGLIGIBLE = 1e-6
 # slope in it; the median of a normal's size is 0.6745 of its deviation.
 _TO_DEVIATION = 1 / (math.sqrt(6) * 0.6745)
 
+_SET = re.compile(
+    r"(?:.*[/_-])?(?:learning_rate|lr|weight_decay|momentum|total_flos|num_tokens"
+    r"|num_input_tokens(?:_seen)?|epoch|global_step)(?:[/_-].*)?"
+)
+
 Curve = Mapping[int, float]
 
 
@@ -49,11 +57,13 @@ class Parting:
     differ_from: int | None
     """The first shared step with another value; None if there is none."""
     parts_at: int | None
-    """The first step beyond noise; None if there is none, or too few points to tell."""
+    """The first step beyond the fluctuation; None if there is none, or too few points to tell."""
     has_noise: bool
-    """Whether there were points enough to measure the noise."""
+    """Whether there were points enough to measure the fluctuation."""
     differences: int = 0
     """Shared steps with another value."""
+    is_set: bool = False
+    """Whether the figure is set beforehand, and no chance is in it."""
 
     def line(self) -> str:
         """Return it in words.
@@ -63,8 +73,10 @@ class Parting:
         """
         if not self.num_shared:
             return "no step that both logged"
+        if self.is_set:
+            return f"set beforehand: {self._of_what_is_set()}"
         if self.differ_from is None:
-            return f"equal to the bit at all {self.num_shared} shared steps"
+            return f"equal to the bit at {self._all()}"
         start = (
             f"differ from step {self.differ_from} on"
             if self.same_until is None
@@ -73,21 +85,48 @@ class Parting:
         if self.parts_at is not None:
             return f"{start}, part at step {self.parts_at}"
         if not self.has_noise:
-            return f"{start}; {self.num_shared} shared steps are too few to tell noise"
-        return f"{start}, and stay within noise"
+            few = (
+                "1 shared step is"
+                if self.num_shared == 1
+                else f"{self.num_shared} shared steps are"
+            )
+            return f"{start}; {few} too few to say more"
+        return f"{start}, by no more than they fluctuate"
+
+    def _of_what_is_set(self) -> str:
+        if self.parts_at is None:
+            return f"the same at {self._all()}"
+        return f"another from step {self.parts_at} on"
+
+    def _all(self) -> str:
+        return (
+            "the one shared step" if self.num_shared == 1 else f"all {self.num_shared} shared steps"
+        )
 
     def plain(self) -> dict[str, Any]:
         """Return it as plain values, with the words."""
         return {**asdict(self), "said": self.line()}
 
 
-def part(one: Curve, other: Curve) -> Parting:
-    """Return how two curves relate; each is a value by step."""
+def is_set(name: str) -> bool:
+    """Whether a figure is set beforehand or counted, so that no chance is in it.
+
+    >>> is_set("learning_rate"), is_set("train/lr-head"), is_set("loss"), is_set("num_tokens")
+    (True, True, False, True)
+    """
+    return _SET.fullmatch(name) is not None
+
+
+def part(one: Curve, other: Curve, name: str = "") -> Parting:
+    """Return how two curves relate; each is a value by step, and `name` is the figure's."""
     steps = sorted(one.keys() & other.keys())
     pairs = [(one[step], other[step]) for step in steps]
     apart = [n for n, pair in enumerate(pairs) if _differ(pair)]
     first = apart[0] if apart else None
-    beyond = None if first is None else _beyond(pairs, first)
+    if is_set(name):
+        beyond = next((n for n, pair in enumerate(pairs) if _is_another(*pair)), None)
+    else:
+        beyond = None if first is None else _beyond(pairs, first)
     return Parting(
         num_shared=len(steps),
         same_until=_before(steps, first),
@@ -95,6 +134,7 @@ def part(one: Curve, other: Curve) -> Parting:
         parts_at=None if beyond is None else steps[beyond],
         has_noise=len(steps) >= _LEAST_POINTS,
         differences=len(apart),
+        is_set=is_set(name),
     )
 
 
@@ -116,7 +156,7 @@ def _beyond(pairs: Sequence[tuple[float, float]], first: int) -> int | None:
 
 
 def _in_a_row(pairs: Sequence[tuple[float, float]], first: int, size: int) -> int | None:
-    """Return where means of so many neighbours begin to differ beyond noise, and go on to."""
+    """Return where means of so many neighbours begin to differ beyond that, and go on to."""
     groups = [_mean(pairs[start : start + size]) for start in range(0, len(pairs), size)]
     row: list[int] = []
     for n in range(first // size, len(groups)):
@@ -133,6 +173,11 @@ def _are_finite(pair: tuple[float, float]) -> bool:
 def _differ(pair: tuple[float, float]) -> bool:
     a, b = pair
     return a != b and not (math.isnan(a) and math.isnan(b))
+
+
+def _is_another(a: float, b: float) -> bool:
+    """Whether a value that is set is another one, and not the same one rounded otherwise."""
+    return _differ((a, b)) and not abs(b - a) <= _NEGLIGIBLE * max(abs(a), abs(b))
 
 
 def _mean(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:

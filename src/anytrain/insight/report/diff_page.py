@@ -31,9 +31,9 @@ def write(path: Path, found: Mapping[str, Any], histories: Histories) -> None:
 def build(found: Mapping[str, Any], histories: Histories) -> str:
     """Return the page of a comparison."""
     charts = _charts(found, histories)
-    title = "Differences of " + " and ".join(_called(run) for run in found["runs"][:2])
+    title = "Differences between " + " and ".join(_called(run) for run in found["runs"][:2])
     if len(found["runs"]) > 2:
-        title = f"Differences of {len(found['runs'])} runs"
+        title = f"Differences between {len(found['runs'])} runs"
     sections: list[Markup | None] = [_head(found, title), _chosen(found), _parting(found, charts)]
     if len(found["runs"]) == 2:
         sections += [_figures(found), _times(found)]
@@ -115,7 +115,7 @@ def _parting(found: Mapping[str, Any], charts: Sequence[curves.Chart]) -> Markup
         (curve["name"], *(pair["said"] for pair in curve["pairs"])) for curve in found["curves"]
     ]
     told = [table(("figure", *others), rows)] if rows else [tag("p", diff_text.NO_CURVE)]
-    rule = tag("details", tag("summary", "How this is told"), tag("p", found["rule"]))
+    rule = tag("details", tag("summary", "How this is judged"), tag("p", found["rule"]))
     return _section("Where the curves part", *told, rule, curves.figures(charts))
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from itertools import combinations
 from os.path import commonprefix
 from typing import TYPE_CHECKING, Any
 
-from anytrain.engine.recording.shown import printable
+from anytrain.core.text import amount, one_line, safe_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -17,29 +18,28 @@ if TYPE_CHECKING:
 
 _SAME = "The runs are the same in everything that was recorded"
 NOTHING_CHOSEN = "No recorded choice, version or place differs."
-NO_CURVE = "No curve to compare: A logged no figure at two steps."
+NO_CURVE = "There is no curve to compare: A logged no figure more than once."
 _CHARACTERS = 60
-_IN_A_PIPE = 10_000  # columns: nothing is cut or wrapped there
+_IN_A_PIPE = 100  # columns: nothing is cut there, and what is longer goes on in the next line
+_UNBOUNDED = 100_000
 _UNITS = {"peak bytes": ("peak memory, GiB", 2.0**30)}
 
 
 def show(found: Mapping[str, Any]) -> None:
     """Print the comparison: two runs side by side, more as a table with a row each."""
-    from rich.console import Console
-
-    console = Console(highlight=False, markup=False, emoji=False)
+    console = safe_console(markup=False)
     if not console.is_terminal:
-        console = Console(highlight=False, markup=False, emoji=False, width=_IN_A_PIPE)
+        console = safe_console(markup=False, width=_IN_A_PIPE)
     for run in found["runs"]:
-        console.print(_text(heading(run), "bold"), soft_wrap=True)
+        _say(console, heading(run), "bold")
     if found["is_same"]:
-        console.print(_text(same(found), "green"), soft_wrap=True)
+        _say(console, same(found), "green")
     if len(found["runs"]) > 2:
         _print_runs(console, found)
     else:
         _print_differences(console, found)
     for note in found["notes"]:
-        console.print(_text(f"Note: {note}", "yellow"), soft_wrap=True)
+        _say(console, f"Note: {note}", "yellow")
     _print_curves(console, found)
     if len(found["runs"]) == 2:
         _print_numbers(console, "Figures", *figure_rows(found))
@@ -62,8 +62,12 @@ def same(found: Mapping[str, Any]) -> str:
 
 def counted(found: Mapping[str, Any]) -> str:
     """Return how much is the same, by group."""
-    told = [f"{each['same']} of {each['group']}" for each in found["differences"] if each["same"]]
-    return f"The same: {', '.join(told)}." if told else "Nothing that both recorded is the same."
+    told = [_several(each["same"], each["group"]) for each in found["differences"] if each["same"]]
+    return f"The same: {', '.join(told)}." if told else "Nothing that was recorded is the same."
+
+
+def _several(count: int, group: str) -> str:
+    return amount(count, group[:-1]) if group.endswith("s") else f"{count:,} of the {group}"
 
 
 def value_text(value: object) -> str:
@@ -79,7 +83,7 @@ def value_text(value: object) -> str:
     if isinstance(value, list):
         words = [value_text(each) for each in value]
         return " ".join(repr(word) if " " in word or not word else word for word in words)
-    return printable(value)
+    return one_line(value)
 
 
 def value_texts(values: Sequence[object]) -> list[str]:
@@ -226,75 +230,117 @@ def _text(text: str, style: str = "") -> Text:
     """Return text that neither moves the cursor nor colours the terminal, whatever a run wrote."""
     from rich.text import Text
 
-    return Text(printable(text), style=style)
+    return Text(one_line(text), style=style)
 
 
-def _table(title: str, *head: str) -> Table:
+def _say(console: Console, text: str, style: str = "") -> None:
+    console.print(_text(text, style), overflow="fold")
+
+
+def _print(
+    console: Console,
+    title: str,
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    numbers: int | None = None,
+) -> None:
+    """Print a table; rows that are too wide for it follow, a line for each of their values.
+
+    The columns from `numbers` on are aligned to the right.
+    """
+    short = list(rows)
+    table = _table(title, head, short, numbers)
+    while short and _width(console, table) > console.width:
+        short.remove(max(short, key=lambda row: sum(map(len, row))))
+        table = _table(title, head, short, numbers)
+    console.print(table if short else _text(title, "italic"))
+    names = head.index("A") if "A" in head else 1
+    long = [row for row in rows if row not in short]
+    for row in long:
+        _say(console, "  " + "  ".join(filter(None, row[:names])), "bold")
+        for name, cell in zip(head[names:], row[names:], strict=True):
+            _fold(console, f"    {name}: ", cell)
+    if long:
+        console.print()
+
+
+def _table(
+    title: str, head: Sequence[str], rows: Sequence[Sequence[str]], numbers: int | None
+) -> Table:
     from rich import box
     from rich.table import Table
 
-    return Table(*map(printable, head), title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for n, name in enumerate(head):
+        right = numbers is not None and n >= numbers
+        table.add_column(one_line(name), justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(_text, row))
+    return table
 
 
-def _add(table: Table, cells: Iterable[str]) -> None:
-    table.add_row(*map(_text, cells))
+def _width(console: Console, table: Table) -> int:
+    from rich.measure import Measurement
+
+    return Measurement.get(console, console.options.update(max_width=_UNBOUNDED), table).maximum
+
+
+def _fold(console: Console, before: str, text: str) -> None:
+    """Print a value behind its name; what does not fit goes on below it, and nothing is cut."""
+    room = max(console.width - len(before), 20)
+    lines = textwrap.wrap(one_line(text), room, drop_whitespace=False) or [""]
+    for n, line in enumerate(lines):
+        console.print(_text(f"{before if n == 0 else ' ' * len(before)}{line}"), soft_wrap=True)
 
 
 def _cut(console: Console, texts: Sequence[str]) -> list[str]:
     """Cut what is said of one thing where it is shown in a terminal, and not in a pipe."""
-    told = [printable(text) for text in texts]
+    told = [one_line(text) for text in texts]
     return fitted(told) if console.is_terminal else told
 
 
 def _print_differences(console: Console, found: Mapping[str, Any]) -> None:
-    table = _table("What differs", "", "name", *(run["label"] for run in found["runs"]))
-    for each in found["differences"]:
-        for row in each["rows"]:
-            _add(table, (each["group"], row["name"], *_cut(console, with_reasons(row))))
-    if table.rows:
-        console.print(table)
+    rows = [
+        (each["group"], row["name"], *_cut(console, with_reasons(row)))
+        for each in found["differences"]
+        for row in each["rows"]
+    ]
+    if rows:
+        head = ("", "name", *(run["label"] for run in found["runs"]))
+        _print(console, "What differs", head, rows)
     elif not found["is_same"]:
-        console.print(_text(NOTHING_CHOSEN))
-    console.print(_text(counted(found)), soft_wrap=True)
+        _say(console, NOTHING_CHOSEN)
+    _say(console, counted(found))
 
 
 def _print_runs(console: Console, found: Mapping[str, Any]) -> None:
-    """Print a row a run; a column a run where that is too wide for the terminal."""
-    from rich.measure import Measurement
-
+    """Print a row a run; a column a run where that is too wide."""
     columns = [(name, _cut(console, texts)) for name, texts in run_columns(found)]
-    table = _table("Runs", *(name for name, _ in columns))
-    for n in range(len(found["runs"])):
-        _add(table, (texts[n] for _, texts in columns))
-    unbounded = console.options.update(max_width=_IN_A_PIPE)
-    if Measurement.get(console, unbounded, table).maximum > console.width:
+    width = sum(max(len(name), *map(len, texts)) + 3 for name, texts in columns)
+    if width <= console.width:
+        rows = [[texts[n] for _, texts in columns] for n in range(len(found["runs"]))]
+        _print(console, "Runs", [name for name, _ in columns], rows)
+    else:
         (_, names), *rest = columns
-        table = _table("Runs", "", *names)
-        for name, texts in rest:
-            _add(table, (name, *texts))
-    console.print(table)
-    console.print(_text(counted(found)), soft_wrap=True)
+        _print(console, "Runs", ("", *names), [(name, *texts) for name, texts in rest])
+    _say(console, counted(found))
 
 
 def _print_curves(console: Console, found: Mapping[str, Any]) -> None:
     if not found["curves"]:
-        console.print(_text(NO_CURVE))
+        _say(console, NO_CURVE)
         return
     others = [run["label"] for run in found["runs"][1:]]
-    table = _table("Where the curves part", "figure", *(f"A and {other}" for other in others))
-    for curve in found["curves"]:
-        _add(table, (curve["name"], *(pair["said"] for pair in curve["pairs"])))
-    console.print(table)
-    console.print(_text(found["rule"], "dim"))
+    rows = [
+        (curve["name"], *(pair["said"] for pair in curve["pairs"])) for curve in found["curves"]
+    ]
+    head = ("figure", *(f"A and {other}" for other in others))
+    _print(console, "Where the curves part", head, rows)
+    _say(console, found["rule"], "dim")
 
 
 def _print_numbers(
     console: Console, title: str, head: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-    table = _table(title, *head)
-    for column in table.columns[1:]:
-        column.justify = "right"
-    for row in rows:
-        _add(table, row)
     if rows:
-        console.print(table)
+        _print(console, title, head, rows, numbers=1)

@@ -60,7 +60,9 @@ def _sections(
 
 def _curves(charts: list[Chart]) -> Section | None:
     if not charts:
-        return section("curves", "Curves", [tag("p", "No figure was logged twice yet.")])
+        return section(
+            "curves", "Curves", [tag("p", "No figure has been logged more than once yet.")]
+        )
     hint = (
         "Drag over a chart to zoom, double-click to see all. "
         "With the keyboard: arrow keys, + and -, 0 for all."

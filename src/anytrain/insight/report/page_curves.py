@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from anytrain.core import records
 from anytrain.core.records import Life, Run
 from anytrain.insight.pages.curves import Chart, Point, Series
 from anytrain.insight.report.page_values import finite, real
@@ -110,12 +111,8 @@ def history(run: Run, name: str) -> list[Point]:
 
 
 def counted(run: Run) -> list[tuple[Life, float]]:
-    """Return the lives that the run's history is made of, each with the last step that counts.
-
-    A life that began at step 0 makes all before it another story.
-    """
-    first = max((n for n, life in enumerate(run.lives) if _begin(life) == 0), default=0)
-    lives = run.lives[first:]
+    """Return the lives that the run's history is made of, each with the last step that counts."""
+    lives = records.counted(run.lives)
     ends = [_begin(later) for later in lives[1:]] + [float("inf")]
     return list(zip(lives, ends, strict=False))  # no life yet: none at all
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anytrain.core.records import Run
+from anytrain.core.text import amount
 from anytrain.insight.pages.curves import number
 from anytrain.insight.pages.page import Markup, tag
 from anytrain.insight.report.page_section import Section, facts, section
@@ -21,10 +22,10 @@ def arguments(run: Run, defaults: Mapping[str, Any]) -> Section | None:
         return section("arguments", "Arguments", [facts(settings, "As far as they were recorded")])
     changed = {k: v for k, v in given.items() if not _is_default(k, v, defaults)}
     rest = {k: v for k, v in given.items() if k not in changed}
-    content = [facts(changed, "Not the default" if defaults else "As they were")]
+    content = [facts(changed, "Other than the default" if defaults else "As they were given")]
     if rest:
-        told = tag("summary", f"The {len(rest)} that are as by default")
-        content.append(tag("details", told, facts(rest, "As by default")))
+        told = tag("summary", f"{amount(len(rest), 'argument')} at the default")
+        content.append(tag("details", told, facts(rest, "At the default")))
     return section("arguments", "Arguments", content)
 
 
@@ -94,16 +95,17 @@ def _launched(start: dict[str, Any], command: list[str]) -> list[str]:
 def _remarks(run: Run, git: dict[str, Any]) -> Iterator[str]:
     start = _start(run)
     if git.get("is_dirty"):
-        yield "The code had changes that were not committed: the commit alone is not what ran."
+        yield "The code had changes that were not committed, so the commit alone is not what ran."
     for name, version in mapping(start.get("versions")).items():
         if "+" in text(version):
-            yield f"Of {name} the build was {text(version)}."
+            yield f"The build of {name} was {text(version)}."
     seed = whole(mapping(start.get("arguments")).get("seed"))
     if seed is not None:
-        yield f"The seed was {seed}; order and randomness follow from it."
+        yield f"The seed was {seed}; the order of the samples and all random draws follow from it."
     for split, data in _data(start):
         if known := data.get("fingerprint"):
-            yield f"The {split} data had the fingerprint {text(known, 100)}."
+            named = f"The fingerprint of the {split} data, a hash of some of its samples,"
+            yield f"{named} was {text(known, 100)}."
 
 
 def _is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from anytrain.core.records import Life, Run
+from anytrain.core.records import Life, Run, together
 from anytrain.insight.pages.curves import Point, number
 from anytrain.insight.pages.page import Content, Markup, joined, table, tag
 from anytrain.insight.report.page_curves import Figures, counted, is_clocked, starts
@@ -39,8 +39,8 @@ def how_it_stands(run: Run) -> str:
     """Return how the run ended, or up to where it is known, in a sentence or two."""
     life = run.lives[-1] if run.lives else None
     told = _last_words(run, life)
-    if len(run.lives) > 1:
-        told += f" It was started {len(run.lives)} times{_where(run)}."
+    if (num_starts := len(counted(run))) > 1:
+        told += f" It was started {num_starts} times{_where(run)}."
     return told
 
 
@@ -64,7 +64,7 @@ def every_figure(known: Figures) -> Section | None:
     if not rows:
         return None
     head = ("name", "values", "first", "last", "lowest", "highest")
-    caption = "Everything that was logged; charts above show the figures of the model."
+    caption = "Everything that was logged; the charts above show the figures of the model."
     return section(
         "figures",
         "All figures",
@@ -79,18 +79,19 @@ def _last_words(run: Run, life: Life | None) -> str:
     if run.state == "finished":
         return f"The run finished at {upto}{when}."
     if run.state == "running":
-        return f"The run goes on; this is how it stood at {upto}{when}."
+        return f"The run is still going; this is how it stood at {upto}{when}."
     if run.state == "killed":
         return (
-            f"The run was killed: it stopped without a word. It is known up to {upto}{when}; what "
-            "it did after its last line is not."
+            f"The run was killed. It is known up to {upto}{when}; what happened after that is not "
+            "known."
         )
     if run.state == "failed":
         return f"The run failed after {upto}{when}. {_error(life)}".rstrip()
     if run.state == "stopped":
         return f"The run was stopped after {upto}{when}, by a signal or a key."
     if run.state == "ended":
-        return f"Its process ended after {upto}{when}, and did not say whether all was done."
+        ended = f"The process ended after {upto}{when}"
+        return f"{ended} without saying whether the training was complete."
     host = "" if life is None else text(life.began.get("host", "another host"))
     where = f" It ran on {host}, and only that host knows whether it still does." if host else ""
     return f"How the run ended is not known; it was last heard of at {upto}{when}.{where}"
@@ -98,7 +99,7 @@ def _last_words(run: Run, life: Life | None) -> str:
 
 def _error(life: Life | None) -> str:
     error = None if life is None else life.last.get("error")
-    return f"It said: {text(error)}" if error else ""
+    return f"The error was: {text(error)}" if error else ""
 
 
 def _tiles(run: Run, known: Figures) -> Iterator[tuple[str, Content, str]]:
@@ -112,7 +113,7 @@ def _tiles(run: Run, known: Figures) -> Iterator[tuple[str, Content, str]]:
             yield name, number(values[-1]), _range(values)
     yield from _best(run)
     if life is not None:
-        yield from _machine(life)
+        yield from _machine(together([each for each, _ in counted(run)]))
 
 
 def _losses(known: Figures) -> Iterator[tuple[str, Content, str]]:
@@ -130,10 +131,12 @@ def _progress(run: Run, life: Life) -> Iterator[tuple[str, Content, str]]:
     more = [f"epoch {epoch:.4g}"] if epoch is not None else []
     more += [f"last logged at step {number(logged)}"] if logged is not None else []
     yield "steps", f"{number(position(run))}{of}", ", ".join(more)
-    spent = sum(sum(each.seconds.values()) for each, _ in counted(run))
-    if spent:
-        start = sum(each.seconds.get("start", 0.0) for each, _ in counted(run))
-        yield "time", number(spent, "seconds"), f"start {number(start, 'seconds')}"
+    lives = [each for each, _ in counted(run)]
+    seconds = together(lives).seconds
+    if spent := sum(seconds.values()):
+        start = number(seconds.get("start", 0.0), "seconds")
+        told = f"{len(lives)} starts, {start} before their first batches"
+        yield "time", number(spent, "seconds"), told if len(lives) > 1 else f"start {start}"
 
 
 def _machine(life: Life) -> Iterator[tuple[str, Content, str]]:

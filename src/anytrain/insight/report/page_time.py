@@ -6,31 +6,26 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-from anytrain.core.clock import NAMES
-from anytrain.core.records import Life, Run
+from anytrain.core.records import Life, Run, counted, together
+from anytrain.core.text import amount
 from anytrain.insight.pages.curves import number
 from anytrain.insight.pages.page import Markup, joined, table, tag
-from anytrain.insight.report.page_curves import counted
 from anytrain.insight.report.page_section import Section, section
 from anytrain.insight.report.page_values import finite, listed, mapping, moment, text, whole
-from anytrain.insight.report.why import MEANING, judge
+from anytrain.insight.report.why import MEANING, NOTHING, judge, over, shares
 
 _SHOWN = 0.0005
 
 
 def time_ledger(run: Run) -> Section | None:
     """Return where the time went, and one thing to do about it."""
-    lives = [life for life, _ in counted(run)]
-    seconds: dict[str, float] = {}
-    for life in lives:
-        for name, spent in life.seconds.items():
-            seconds[name] = seconds.get(name, 0.0) + spent
+    lives = counted(run.lives)
+    life = together(lives) if lives else Life({})
+    seconds = life.seconds
     whole_time = sum(seconds.values())
     if whole_time <= 0:
         return None
-    order = dict.fromkeys([*(name for name in NAMES if name in seconds), *seconds])
-    shares = {name: seconds[name] / whole_time for name in order}
-    shown = {name: share for name, share in shares.items() if share >= _SHOWN}
+    shown = {name: share for name, share in shares(life).items() if share >= _SHOWN}
     rows = [
         (
             joined(_colour(n), f" {name}"),
@@ -40,28 +35,29 @@ def time_ledger(run: Run) -> Section | None:
         )
         for n, (name, share) in enumerate(shown.items())
     ]
-    starts = f", over {len(lives)} starts" if len(lives) > 1 else ""
-    caption = f"{number(whole_time, 'seconds')} in all{starts}"
+    caption = f"{number(whole_time, 'seconds')} in all{over(lives)}"
     ledger = table(("time", "seconds", "share", "what"), rows, caption=caption, numbers=(1, 2))
-    return section("time", "Where the time went", (_bar(shown), ledger, _verdict(lives[-1])))
+    return section("time", "Where the time went", (_bar(shown), ledger, _verdict(life)))
 
 
 def shapes(run: Run) -> Section | None:
     """Return the shapes of the batches, and how much of them was padding."""
-    last = run.lives[-1].last if run.lives else {}
+    lives = counted(run.lives)
+    last = together(lives).last if lives else {}
     content: list[Markup] = []
     found = [text(each, 60) for each in listed(last.get("shapes"))]
     if found:
         more = f" and {len(found) - 24} more" if len(found) > 24 else ""
         named = ", ".join(found[:24])
-        content.append(tag("p", f"Batches came in {len(found)} shapes: {named}{more}."))
+        content.append(tag("p", f"Batches came in {amount(len(found), 'shape')}: {named}{more}."))
     waste = finite(last.get("padding_share"))
     if waste is not None:
         content.append(tag("p", f"{waste:.1%} of what was computed was padding."))
     late = mapping(last.get("late_shapes"))
     graphs = whole(last.get("graphs"))
     if graphs:
-        content.append(tag("p", f"{graphs} graphs were compiled."))
+        were = "was" if graphs == 1 else "were"
+        content.append(tag("p", f"{amount(graphs, 'graph')} {were} compiled."))
     if late:
         rows = [(name, text(times)) for name, times in late.items()]
         caption = "New shapes after the first batches"
@@ -156,8 +152,8 @@ def _verdict(life: Life) -> Markup:
     except (ArithmeticError, LookupError, TypeError, ValueError):  # the record is damaged
         return Markup("")
     if finding is None:
-        return tag("p", "Nothing takes more than its due.")
-    said = f"{finding.share:.0%} {MEANING[finding.name]}. "
+        return tag("p", NOTHING)
+    said = f"{finding.share:.0%} of the time: {MEANING[finding.name]}. "
     return tag("p", tag("strong", said), finding.remedy)
 
 

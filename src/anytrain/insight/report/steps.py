@@ -1,12 +1,12 @@
 """How many steps a run has taken, and how far its log counts.
 
 A Trainer logs at its updates. A loop of one's own logs at whatever step it says, such as its
-batches: there only the timesheet counts updates.
+batches: there only the timesheet counts updates, and the losses that were taken from `backward`.
 """
 
 from __future__ import annotations
 
-from anytrain.core.records import Run
+from anytrain.core.records import Run, is_unasked
 from anytrain.insight.report.page_values import whole
 
 _NEWEST = 100
@@ -21,8 +21,8 @@ def position(run: Run) -> int:
     """Return how many updates the run is known to have made."""
     last = run.lives[-1] if run.lives else None
     known = [] if last is None else [whole(last.last.get("step")), whole(last.began.get("step"))]
-    if logs_at_updates(run):  # a kill may leave the log ahead of the timesheet
-        known.append(_logged(run))
+    # A kill may leave the log ahead of the timesheet.
+    known.append(_logged(run) if logs_at_updates(run) else _logged(run, unasked=True))
     return max((step for step in known if step is not None), default=0)
 
 
@@ -32,6 +32,7 @@ def own_count(run: Run) -> int | None:
     return None if logged == position(run) else logged
 
 
-def _logged(run: Run) -> int | None:
-    steps = (whole(entry.get("step")) for entry in run.metrics[-_NEWEST:])
+def _logged(run: Run, *, unasked: bool = False) -> int | None:
+    newest = [entry for entry in run.metrics[-_NEWEST:] if is_unasked(entry) == unasked]
+    steps = (whole(entry.get("step")) for entry in newest)
     return max((step for step in steps if step is not None), default=None)

@@ -14,12 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from anytrain.core.errors import BadInput, Notice
-from anytrain.core.records import Run, open_run
+from anytrain.core.records import Run, counted, is_unasked, open_run, together
+from anytrain.core.text import amount, one_line
 from anytrain.engine.recording.console import Course, Followed, Plain
-from anytrain.engine.recording.shown import Entry, Summary, duration, entry, printable
+from anytrain.engine.recording.shown import Entry, Summary, duration, entry
 from anytrain.engine.recording.terminal import Terminal
 from anytrain.insight.report.steps import logs_at_updates, own_count, position
-from anytrain.insight.report.why import shares
+from anytrain.insight.report.why import over, shares
 
 _LOOK_S = 0.5
 _NEWEST = 1000
@@ -105,14 +106,17 @@ class Watch:
                 step=_whole(first.get("step")) or 0,
                 samples_per_step=_whole(first.get("samples_per_step")),
                 memory=lambda: memory(run),
-                shares=lambda: shares(run.lives[-1]) if run.lives else {},
+                shares=lambda: shares(together(counted(run.lives))) if run.lives else {},
+                spent_in=f"time{over(counted(run.lives))}",
                 is_here=False,
             )
         )
         if before is None:
             told = max(len(run.metrics) - self._earlier, 0)
             if told:
-                self.view.say(f"{told} earlier entries are not shown")
+                self.view.say(
+                    f"{amount(told, 'earlier entry')} {'is' if told == 1 else 'are'} not shown"
+                )
         elif before:
             self.view.say(f"started again at step {self.view.course.step}")
         self._num_times = 0
@@ -165,7 +169,7 @@ class Watch:
             pace.go_on(now)
         if found.is_evaluation:
             self.evaluated.update(found.pairs())
-        at_update = logs_at_updates(self.run)
+        at_update = logs_at_updates(self.run) or is_unasked(raw)
         self.view.take(found, at_update=at_update)
         if at_update:
             self.view.step = max(self.view.step, found.step)
@@ -247,7 +251,7 @@ def await_steps(folder: Path, wait: Wait, say: Callable[[str], None]) -> Run | N
         words = f"Waiting for the record of a run in {folder} ... (q or Ctrl-C leaves)"
         try:
             run = run or open_run(folder)
-        except BadInput:
+        except BadInput:  # nothing is there yet
             pass
         else:
             run.refresh()
@@ -282,7 +286,7 @@ def present(run: Run, width: int, is_ascii: bool) -> list[str]:
     watch = Watch(run, lambda clock: Terminal(io.StringIO(), width, clock), earlier=0)
     watch.look()
     bars = [line.plain for line in watch.view.bars(width, is_ascii)]  # type: ignore[union-attr]
-    told = [f"{printable(run.name)}: {standing(run)}"]
+    told = [f"{one_line(run.name)}: {standing(run)}"]
     last = heard(run)
     if last is not None and not watch.is_over:
         told[0] += f", last heard {_ago(last)}"
@@ -324,7 +328,7 @@ def ending(run: Run) -> str:
         "killed": f"The run was killed after step {step}"
         + ("." if last is None else f"; last heard {_ago(last)}."),
     }
-    return told.get(run.state, f"The run is over: {printable(run.state)}.")
+    return told.get(run.state, f"The run is over: {one_line(run.state)}.")
 
 
 def summary(watch: Watch) -> Summary:
@@ -349,9 +353,10 @@ def summary(watch: Watch) -> Summary:
         metrics=watch.evaluated,
         best=None
         if value is None
-        else (printable(best.get("metric", "")), value, _whole(best.get("step"))),
-        best_checkpoint=printable(best["path"]) if best.get("path") else None,
+        else (one_line(best.get("metric", "")), value, _whole(best.get("step"))),
+        best_checkpoint=one_line(best["path"]) if best.get("path") else None,
         results=str(run.folder),
+        since=0 if life is None else _whole(life.began.get("step")) or 0,
         heading=None if run.state == "finished" else ending(run),
     )
 
@@ -359,9 +364,9 @@ def summary(watch: Watch) -> Summary:
 def shown(raw: dict[str, Any]) -> Entry:
     """Return what is shown of a line of the log; nothing in it can move a cursor."""
     values = {
-        printable(name): printable(value) if isinstance(value, str) else value
+        one_line(name): one_line(value) if isinstance(value, str) else value
         for name, value in raw.items()
-        if name not in ("step", "time", "epoch")
+        if name not in ("step", "time", "epoch", "event")
     }
     return entry(_whole(raw.get("step")) or 0, _number(raw.get("epoch")), values)
 
@@ -389,7 +394,7 @@ def memory(run: Run) -> dict[str, int]:
 def whereabouts(run: Run) -> str:
     """Return which process a run is, as far as that is known here."""
     began = run.lives[-1].began if run.lives else run.starts[-1] if run.starts else {}
-    pid, host = began.get("pid", "?"), printable(began.get("host", "?"))
+    pid, host = began.get("pid", "?"), one_line(began.get("host", "?"))
     if run.state == "unknown":
         return f"whether it still runs is known on {host} only (process {pid})"
     return f"process {pid}"
@@ -397,13 +402,13 @@ def whereabouts(run: Run) -> str:
 
 def event_words(event: dict[str, Any]) -> str:
     """Return an event as a line; nothing for one that the log tells anyway."""
-    kind, path = event.get("kind"), printable(Path(str(event.get("path", ""))).name)
+    kind, path = event.get("kind"), one_line(Path(str(event.get("path", ""))).name)
     if kind == "notice":
-        return f"notice: {printable(event.get('text', ''))}"
+        return f"notice: {one_line(event.get('text', ''))}"
     if kind == "checkpoint":
         return f"saved {path}"
     if kind == "best":
-        return f"best so far: {printable(event.get('metric', ''))} {_short(event.get('value'))}"
+        return f"best so far: {one_line(event.get('metric', ''))} {_short(event.get('value'))}"
     return ""
 
 
@@ -428,7 +433,7 @@ def _losses(run: Run, name: str) -> list[tuple[float, int]]:
 
 
 def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else printable(value)
+    return f"{value:.4g}" if isinstance(value, float) else one_line(value)
 
 
 def _ago(at: float) -> str:

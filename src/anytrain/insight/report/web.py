@@ -27,13 +27,14 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from anytrain.core.errors import BadInput
-from anytrain.core.records import Run, open_run
-from anytrain.engine.recording.shown import lines, printable
+from anytrain.core.records import Run, counted, open_run, together
+from anytrain.core.text import one_line
+from anytrain.engine.recording.shown import lines
 from anytrain.insight.pages import curves
 from anytrain.insight.pages.page import beside, embedded, tag
 from anytrain.insight.report import watch
 from anytrain.insight.report.page_curves import charts_of
-from anytrain.insight.report.why import MEANING, shares
+from anytrain.insight.report.why import MEANING, over, shares
 
 HOST = "127.0.0.1"
 STATE = "anytrain-watch"
@@ -171,7 +172,7 @@ class Answers(BaseHTTPRequestHandler):
             asked = urlsplit(self.path)
             given = parse_qs(asked.query)
         except ValueError:
-            self._refuse(HTTPStatus.BAD_REQUEST, "That is no address.")
+            self._refuse(HTTPStatus.BAD_REQUEST, "That is not an address.")
             return
         if not self._has_token(given):
             self._refuse(HTTPStatus.FORBIDDEN, "The address lacks the token that was printed.")
@@ -278,7 +279,7 @@ def _opened(address: str) -> Iterator[None]:
 
 def waiting(folder: Path) -> dict[str, Any]:
     """Return what the page says before there is a record."""
-    words = f"Waiting for the record of a run in {printable(folder)} ..."
+    words = f"Waiting for the record of a run in {one_line(folder)} ..."
     return {"name": folder.name, "kind": "waiting", "words": words}
 
 
@@ -290,7 +291,7 @@ def told(followed: watch.Watch) -> dict[str, Any]:
     if view.standing.remark:
         kind, words = "silent", f"{words}; {view.standing.remark}"
     facts = [
-        ("Elapsed", view.elapsed()),
+        ("Elapsed" if len(counted(run.lives)) < 2 else "Elapsed in this start", view.elapsed()),
         ("Left", view.left()),
         ("Speed", view.speed()),
         *((_MEMORY.get(name, name), value) for name, value in view.standing.memory),
@@ -298,12 +299,13 @@ def told(followed: watch.Watch) -> dict[str, Any]:
         *followed.evaluated.items(),
     ]
     return {
-        "name": printable(run.name),
+        "name": one_line(run.name),
         "kind": kind,
         "words": words,
         "step": view.step,
         "total": view.course.total,
         "facts": [[name, value] for name, value in facts if value],
+        "spent": f"{sum(row[1] for row in _ledger(run)):.1f} s in all{over(counted(run.lives))}",
         "ledger": _ledger(run),
         "entries": _entries(run),
         "events": _events(run),
@@ -353,13 +355,13 @@ def _since(given: dict[str, list[str]]) -> int:
 
 
 def _ledger(run: Run) -> list[list[Any]]:
-    """Return name, seconds, share and meaning of where the time of the newest start went."""
+    """Return name, seconds, share and meaning of where the time of all starts went."""
     if not run.lives:
         return []
-    life = run.lives[-1]
+    life = together(counted(run.lives))
     seconds, found = life.seconds, shares(life)
     return [
-        [printable(name), round(seconds[name], 1), round(share, 4), MEANING.get(name, "")]
+        [one_line(name), round(seconds[name], 1), round(share, 4), MEANING.get(name, "")]
         for name, share in sorted(found.items(), key=lambda pair: -pair[1])
         if share >= _SHOWN_SHARE
     ]

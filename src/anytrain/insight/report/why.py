@@ -6,11 +6,13 @@ that was killed.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from anytrain.core.clock import NAMES
-from anytrain.core.records import Life
+from anytrain.core.records import Life, together
+from anytrain.core.text import amount
 
 MEANING = {
     "start": "from the start of the process to the first batch",
@@ -23,6 +25,7 @@ MEANING = {
     "record": "compiling, or recording steps",
     "other": "the rest: callbacks, logging, trackers",
 }
+NOTHING = "Nothing takes too much of the time."
 # From which share of the time after the start on something other than the step takes too much.
 _TOO_MUCH = {
     "data": 0.1,
@@ -34,8 +37,8 @@ _TOO_MUCH = {
 }
 _STEP = ("step", "wait")
 _SLOW_START, _SLOW_START_S = 0.5, 5.0
-_WORTH = 0.05
-"""A smaller share of the whole time is not worth a word, however short the steps were."""
+_WORTH, _WORTH_S = 0.05, 0.5
+"""A smaller share of the whole time, or less time, is not worth a word."""
 # A process that computes all the time has a core at least, unless somebody takes it away.
 _STARVED, _TELLING_S = 0.8, 5.0
 
@@ -66,6 +69,11 @@ def shares(life: Life) -> dict[str, float]:
     return {name: seconds[name] / whole if whole else 0.0 for name in order}
 
 
+def over(lives: Sequence[Life]) -> str:
+    """Return which starts the figures are of, where there are several."""
+    return f", over all {len(lives)} starts" if len(lives) > 1 else ""
+
+
 def judge(life: Life) -> Finding | None:
     """Return the one thing to change; None where nothing stands out."""
     seconds, found = life.seconds, shares(life)
@@ -75,28 +83,34 @@ def judge(life: Life) -> Finding | None:
     excess = {
         name: seconds[name] / running / bound
         for name, bound in _TOO_MUCH.items()
-        if running and found.get(name, 0.0) >= _WORTH
+        if running and _is_worth_it(seconds.get(name, 0.0), found.get(name, 0.0))
     }
     worst = max(excess, key=excess.__getitem__, default="")
     if worst and excess[worst] >= 1:
         return Finding(worst, found[worst], _REMEDIES[worst](life))
     if start >= _SLOW_START_S and found["start"] >= _SLOW_START:
         return Finding("start", found["start"], _for_the_start(life))
-    remedy = _for_the_step(life)
-    share = sum(found.get(name, 0.0) for name in _STEP)
-    return None if remedy is None or share < _WORTH else Finding("step", share, remedy)
+    spent, share = (sum(each.get(name, 0.0) for name in _STEP) for each in (seconds, found))
+    remedy = _for_the_step(life) if _is_worth_it(spent, share) else None
+    return None if remedy is None else Finding("step", share, remedy)
 
 
-def tell(life: Life) -> dict[str, Any]:
-    """Return everything there is to tell, as plain values."""
+def _is_worth_it(seconds: float, share: float) -> bool:
+    return seconds >= _WORTH_S and share >= _WORTH
+
+
+def tell(lives: Sequence[Life]) -> dict[str, Any]:
+    """Return everything there is to tell of a run, over all its starts, as plain values."""
+    newest, life = lives[-1], together(lives)
     seconds, finding = life.seconds, judge(life)
     training = sum(seconds.get(name, 0.0) for name in ("data", "transfer", "other", *_STEP))
     samples = life.began.get("samples_per_step")
     rate = life.num_steps * samples / training if samples and training else None
     return {
-        "state": life.state,
-        "host": life.began.get("host"),
-        "heard": life.heard,
+        "starts": len(lives),
+        "state": newest.state,
+        "host": newest.began.get("host"),
+        "heard": newest.heard,
         "steps": life.num_steps,
         "step": life.last.get("step"),
         "max_steps": life.began.get("max_steps"),
@@ -127,14 +141,14 @@ def _for_data(life: Life) -> str:
     workers = life.last.get("workers")
     if workers:
         return (
-            f"{workers} workers do not keep up: do the work on each sample once and keep it "
-            "(tokenise before training), or raise dataloader_num_workers."
+            f"{amount(int(workers), 'worker')} cannot keep up: do the work on each sample once and "
+            "keep it (tokenise before training), or raise dataloader_num_workers."
         )
     if cores <= 2:
         return (
             "Do the work on each sample once, before training (tokenise, decode, resize), and keep "
-            f"it. With {cores} cores a worker (dataloader_num_workers=1) helps only where samples "
-            "wait for a disk or a network."
+            f"it. With {amount(cores, 'core')}, a worker (dataloader_num_workers=1) helps only "
+            "where samples wait for a disk or a network."
         )
     return (
         f"Batches are made in the training process: pass dataloader_num_workers={min(cores - 1, 4)}"
@@ -160,8 +174,8 @@ def _for_evaluation(life: Life) -> str:
     )
     every = _setting(life, "eval_strategy")
     if every == "steps" and steps:
-        return f"Evaluate more rarely than every {steps:g} steps (eval_steps), or with {larger}."
-    return f"Evaluate with {larger}, or more rarely."
+        return f"Evaluate less often than {_every(steps)} (eval_steps), or with {larger}."
+    return f"Evaluate with {larger}, or less often."
 
 
 def _for_saving(life: Life) -> str:
@@ -171,10 +185,10 @@ def _for_saving(life: Life) -> str:
             "Saves are waited for: leave async_save on, so that they are written behind the loop."
         )
     if asynchronous is None:
-        return "Call save_state(blocking=False), which writes behind the loop, or save more rarely."
-    every = f"every {steps:g} steps" if _setting(life, "save_strategy") == "steps" else "so often"
+        return "Call save_state(blocking=False), which writes behind the loop, or save less often."
+    every = _every(steps) if _setting(life, "save_strategy") == "steps" else "so often"
     return (
-        f"The disk does not keep up with a save {every}: save more rarely (save_steps), or the "
+        f"The disk does not keep up with a save {every}: save less often (save_steps), or the "
         "model alone (save_only_model=True)."
     )
 
@@ -183,10 +197,13 @@ def _for_recording(life: Life) -> str:
     shapes = life.last.get("shapes") or []
     if len(shapes) > 1 and life.choice("shapes")[0] != "buckets":
         return (
-            f"Batches came in {len(shapes)} shapes, and each is recorded or compiled once: bound "
-            f"their number with {_BUCKETS}."
+            f"Batches came in {amount(len(shapes), 'shape')}, and each is recorded or compiled "
+            f"once: bound their number with {_BUCKETS}."
         )
-    return "It is paid once: a longer run repays it, and a second one finds what was compiled."
+    return (
+        "This is paid once: in a longer run it is a smaller share, and the next run finds what was "
+        "compiled."
+    )
 
 
 def _for_the_start(life: Life) -> str:
@@ -199,7 +216,7 @@ def _for_the_start(life: Life) -> str:
 def _for_the_rest(life: Life) -> str:
     every = _setting(life, "logging_steps")
     rarer = f" (logging_steps, now {every:g})" if isinstance(every, int | float) else ""
-    return f"Look at your callbacks and trackers, and log more rarely{rarer}."
+    return f"Look at your callbacks and trackers, and log less often{rarer}."
 
 
 def _for_the_step(life: Life) -> str | None:
@@ -209,12 +226,12 @@ def _for_the_step(life: Life) -> str | None:
     if "graphs" in life.last:
         return _for_compiling(life)
     if device.startswith("cuda") and step == "eager":
-        return f"Each kernel is launched from Python, for the step is not recorded: {because}."
+        return f"Each kernel is launched from Python, because the step is not recorded: {because}."
     cores = _cores_had(life)
     if device.startswith("cpu") and cores is not None and cores < _STARVED:
         return (
-            f"It got {cores:.1f} of a core while it ran: other programs take the processor, or a "
-            "limit does. Stop what runs beside it, or lift the limit."
+            f"The run got {cores:.1f} of a core: other programs or a limit take the rest of the "
+            "processor. Stop what runs beside it, or raise the limit."
         )
     if life.choice("precision")[0] == "no" and device.startswith(("cpu", "cuda")):
         return (
@@ -235,9 +252,13 @@ def _for_compiling(life: Life) -> str | None:
         return None
     return (
         f"{name!r} had {times} new shapes after the first batches, and each was compiled "
-        f"({life.last['graphs']} graphs in all): bound their number with {_BUCKETS}, and pass "
-        "drop_last=True."
+        f"({amount(int(life.last['graphs']), 'graph')} in all): bound their number with "
+        f"{_BUCKETS}, and pass drop_last=True."
     )
+
+
+def _every(steps: float) -> str:
+    return "every step" if steps == 1 else f"every {steps:g} steps"
 
 
 def _cores_had(life: Life) -> float | None:

@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from anytrain.machine.backends.cuda_short_attention import (
     MOST,
@@ -107,9 +108,9 @@ def quick(own: Attend, device: torch.device) -> Attend:
 
     Torch's own choice stands in deterministic mode, in compiled code, where the user has named
     kernels (`torch.nn.attention.sdpa_kernel`), and where a mode of somebody's looks at what torch's
-    functions or operations are given. (Around the forward pass of checkpointed blocks alone, and
-    not around their recomputation, such a mode makes the two differ.) The order of kernels is one
-    for all threads.
+    functions or operations are given, unless that says `only_looks`. (Around the forward pass of
+    checkpointed blocks alone, and not around their recomputation, such a mode makes the two
+    differ.) The order of kernels is one for all threads.
     """
     usual = torch._C._get_sdp_priority_order()
     first = [_EFFICIENT, *(kind for kind in usual if kind != _EFFICIENT)]
@@ -147,7 +148,7 @@ def _is_free(usual: list[int]) -> bool:
         torch._C._get_sdp_priority_order() == usual
         and all(getattr(torch._C, f"_get_{name}_sdp_enabled")() for name in _SWITCHES)
         and not torch.are_deterministic_algorithms_enabled()
-        and not torch._C._len_torch_dispatch_stack()
+        and all(getattr(mode, "only_looks", False) for mode in _get_current_dispatch_mode_stack())
         and all(isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack())
         and not torch._C._is_tracing()
         and torch._C._functorch.peek_interpreter_stack() is None

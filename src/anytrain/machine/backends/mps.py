@@ -22,8 +22,9 @@ from typing import ClassVar
 import torch
 
 from anytrain.core import environment
-from anytrain.core.errors import AnytrainError, BadInput, Notice
+from anytrain.core.errors import AnytrainError, BadInput
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
+from anytrain.core.notices import give_notice
 from anytrain.core.plan import Wishes
 from anytrain.machine.backends import trial
 
@@ -191,11 +192,9 @@ def chip() -> str:
 @cache
 def _tell_narrowed(wide: torch.dtype, narrow: torch.dtype) -> None:
     """Say once per process that a dtype was narrowed."""
-    warnings.warn(
-        Notice(
-            f"mps has no {str(wide).removeprefix('torch.')}: such inputs are cast to "
-            f"{str(narrow).removeprefix('torch.')} when they are placed on the device."
-        ),
+    give_notice(
+        f"mps has no {str(wide).removeprefix('torch.')}: such inputs are cast to "
+        f"{str(narrow).removeprefix('torch.')} when they are placed on the device.",
         stacklevel=3,
     )
 

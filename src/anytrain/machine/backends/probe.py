@@ -11,6 +11,7 @@ from importlib import import_module
 
 from anytrain.core.errors import BadInput, DeviceBroken
 from anytrain.core.facts import Found, NotFound
+from anytrain.core.nearest import nearest
 from anytrain.core.plan import Wish
 from anytrain.machine.backends.base import Backend
 
@@ -48,10 +49,12 @@ def parse_device(text: str) -> tuple[str, int | None]:
     name = _ALIASES.get(name, name)
     known = [*TABLE, *BY_NAME_ONLY]
     if name not in known or (colon and not number.isdecimal()):
+        near = None if name in known else nearest(name, known)
+        usual = 'pass one of these, such as "cuda" or "cuda:1", or nothing for the best one here.'
         raise BadInput(
             f"Unknown device {text!r}.",
-            why=f"known devices are {', '.join(known)}, with a number where there are several.",
-            fix='pass one of these, such as "cuda" or "cuda:1", or nothing for the best one here.',
+            why=f"known are {', '.join(known)}, with a number where there are several.",
+            fix=f"did you mean {near!r}?" if near else usual,
         )
     return name, int(number) if colon else None
 

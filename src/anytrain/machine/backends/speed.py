@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from anytrain.core import environment
+from anytrain.core import documents, environment
 from anytrain.core.facts import Capabilities, Gain
 from anytrain.core.plan import Wishes
 
@@ -110,7 +110,7 @@ def _best_ratio(step: Callable[[bool], None], seconds: float) -> float:
 
 def _read(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = documents.from_json(path.read_text())
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gc
 import sys
-import warnings
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -20,8 +19,9 @@ from typing import Any, ClassVar
 import torch
 
 from anytrain.core import environment
-from anytrain.core.errors import BadInput, DeviceBroken, Notice, WrongOrder
+from anytrain.core.errors import BadInput, DeviceBroken, WrongOrder
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
+from anytrain.core.notices import give_notice
 from anytrain.core.plan import Wishes
 from anytrain.machine.backends import trial
 from anytrain.machine.backends.base import Lane
@@ -298,10 +298,9 @@ def _nothing() -> None:
 
 @cache
 def _tell_undivided(rows: int, devices: int) -> None:
-    warnings.warn(
+    give_notice(
         f"A batch of {rows} rows cannot be split over {devices} devices: each computes all of it. "
         f"Make the batch size a multiple of {devices}.",
-        Notice,
         stacklevel=2,
     )
 

@@ -7,6 +7,7 @@ seconds, and what each rank left behind is collected for whoever explains it.
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import time
@@ -27,6 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from anytrain.core.errors import AnytrainError, BadInput, PeerLost
+from anytrain.machine.parallel import meet
 from anytrain.machine.processes import notes, supervise
 from anytrain.machine.processes.crashes import Ending, ending
 
@@ -70,7 +72,10 @@ class Outcome:
 def run(job: Job) -> Outcome:
     """Run the job on this machine until it succeeds, fails or is stopped."""
     agent: _Agent | None = None
-    # torch's agent takes the signals over once its processes run; before that they are ours.
+    # torch's agent takes the signals over once its processes run; before that they are ours. Of
+    # those that are ignored here it must not make handlers: ranks inherit that they are ignored.
+    names = ",".join(signum.name for signum in supervise.stop_signals())
+    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = names
     with supervise.hearing_signals(lambda: [] if agent is None else agent.processes()):
         try:
             meeting = _Meeting(job)
@@ -150,7 +155,8 @@ class _Agent(LocalElasticAgent):
     def _shutdown(
         self, death_sig: signal.Signals = signal.SIGTERM, *rest: Any, **more: Any
     ) -> None:
-        supervise.end(self.processes(), death_sig, supervise.GRACE_S)
+        asked, beats = supervise.passed_on(death_sig), self._job.beats
+        supervise.end(self.processes(), asked, supervise.GRACE_S, beats=beats)
         super()._shutdown(death_sig)
 
     def _note_endings(
@@ -204,17 +210,22 @@ class _Meeting(RendezvousHandler):
         if job.machine_rank != 0:
             _await_listener(job)
         try:
-            self._store = dist.TCPStore(  # type: ignore[attr-defined]  # not in stubs
-                job.address,
-                job.port,
-                job.num_machines,
-                is_master=job.machine_rank == 0,
-                timeout=timedelta(seconds=job.meet_s),
-                wait_for_workers=False,
-            )
-        except dist.DistNetworkError as error:
+            self._store = self._open()
+        except (dist.DistNetworkError, OSError) as error:
             raise _no_meeting(job, error) from error
         self.port: int = self._store.port
+
+    def _open(self) -> Any:
+        job = self._job
+        if job.machine_rank == 0:
+            return meet.listening_store(job.address, job.port, job.meet_s)
+        return dist.TCPStore(  # type: ignore[attr-defined]  # not in stubs
+            job.address,
+            job.port,
+            job.num_machines,
+            timeout=timedelta(seconds=job.meet_s),
+            wait_for_workers=False,
+        )
 
     @property
     def use_agent_store(self) -> bool:
@@ -239,9 +250,7 @@ class _Meeting(RendezvousHandler):
         if self._attempt == 1:
             return self.port
         if self._job.machine_rank == 0:
-            self._fresh = dist.TCPStore(  # type: ignore[attr-defined]  # not in stubs
-                self._job.address, 0, is_master=True, wait_for_workers=False
-            )
+            self._fresh = meet.listening_store(self._job.address, 0, self._job.meet_s)
             store.set("port", str(self._fresh.port))
         return int(store.get("port"))
 
@@ -297,7 +306,7 @@ def _await_listener(job: Job) -> None:
 
 def _no_meeting(job: Job, error: Exception) -> AnytrainError:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    if "EADDRINUSE" in text:
+    if "EADDRINUSE" in text or "already in use" in text:
         return port_in_use(job.port)
     return PeerLost(
         f"Machine {job.machine_rank} cannot reach machine 0 at {job.address}:{job.port}.",

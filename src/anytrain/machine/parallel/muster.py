@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import math
 import time
-import warnings
 from collections.abc import Callable
 
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
 from anytrain.machine.parallel.world import Board
 from anytrain.machine.processes.judge import Heard
 from anytrain.machine.processes.pulse import Beat, Pulse
@@ -147,9 +146,8 @@ class _Stillness:
 
 def _tell_waiting(what: str, missing: list[int]) -> None:
     ranks = ", ".join(map(str, missing[:8])) + (", ..." if len(missing) > 8 else "")
-    warnings.warn(
+    give_notice(
         f"{what} has waited {_LONG_S:.0f} s for rank {ranks}: every process is to call it.",
-        Notice,
         stacklevel=6,
     )
 

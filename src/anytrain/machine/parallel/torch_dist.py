@@ -9,25 +9,23 @@ import atexit
 import sys
 import time
 from contextlib import AbstractContextManager
-from datetime import timedelta
 from functools import cache
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
 
 from anytrain.core import environment
 from anytrain.core.environment import Place
-from anytrain.core.errors import AnytrainError, BadInput, PeerLost, WrongOrder
-from anytrain.machine.parallel import ddp, rest, xla_group
+from anytrain.core.errors import WrongOrder
+from anytrain.machine.parallel import meet, rest, xla_group
 from anytrain.machine.parallel.muster import Muster
 from anytrain.machine.parallel.store import StoreBoard
 from anytrain.machine.parallel.world import ReduceOp, Solo, World
 from anytrain.machine.processes import meeting
 from anytrain.machine.processes.judge import Heard
 from anytrain.machine.processes.last_words import LastWords
-from anytrain.machine.processes.pulse import Pulse
+from anytrain.machine.processes.pulse import Beat, Pulse
 from anytrain.machine.processes.watch import Watch
 
 T = TypeVar("T")
@@ -68,7 +66,8 @@ def join(
         return _solo(beats)
     rest.let_gloo_rest_at_exit()
     if not dist.is_initialized():
-        _meet(place, transport, device, timeout_s, init_method)
+        meet.meet(place, transport, device, timeout_s, init_method, stall_s, beats)
+        atexit.register(_leave_group)
     if dist.get_world_size() == 1:
         return _solo(beats)
     return _one_per_group(place, device, stall_s, beats)
@@ -108,8 +107,8 @@ class TorchWorld:
         known = place.size == self.size
         self.local_rank = place.local_rank if known else self.rank
         self.local_size = place.local_size if known else self.size
-        self._on_device = xla_group.make() if device.type == "xla" else None
-        self.transport: str | None = dist.get_backend(self._on_device)
+        self.carrier = xla_group.make() if device.type == "xla" else None
+        self.transport: str | None = dist.get_backend(self.carrier)
         self.board = StoreBoard("board")
         self.stall_s = stall_s
         self.is_closed = False
@@ -117,7 +116,8 @@ class TorchWorld:
         self._pulse = Pulse(self.rank, beats)
         self._watch = self._start_watch(stall_s)
         self._muster = Muster(self.board, self._pulse, self.size, self._hear)
-        self._last_words = LastWords(self._pulse, self.size, self._hush, environment.read().debug)
+        debug = environment.read().debug
+        self._last_words = LastWords(self._pulse, self.size, self._hush, debug, self._gone)
         # Threads that talk to the store must be gone before the interpreter is taken down.
         atexit.register(self.close)
 
@@ -187,26 +187,9 @@ class TorchWorld:
         """Leave word of where this rank is."""
         self._pulse.mark(step, doing)
 
-    def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
-        """Return the model with its gradients averaged over the ranks in backward."""
-        with self._pulse.waiting("sharing the model"):
-            return ddp.replicate(model, self._device, options, self._on_device)
-
-    def original(self, model: nn.Module) -> nn.Module:
-        """Return what was given to `replicate`."""
-        return ddp.original(model)
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Leave gradients local inside the block."""
-        return ddp.no_sync(model)
-
-    def sync_next_backward(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Average the gradients of the next backward, though its forward ran under no_sync."""
-        return ddp.sync_next_backward(model)
-
-    def join(self, models: list[nn.Module]) -> AbstractContextManager[None]:
-        """Let ranks run out of batches at different times inside the block."""
-        return ddp.join(models)
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Leave word inside the block that this rank waits there for the others."""
+        return self._pulse.waiting(what)
 
     def follow(self, device: torch.device) -> None:
         """Use another device from now on, for a second run in this process."""
@@ -236,13 +219,16 @@ class TorchWorld:
         if self._watch is not None:
             self._watch.hush()
 
+    def _gone(self) -> list[Beat]:
+        return [] if self._watch is None else self._watch.gone()
+
     def _carry(self, value: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
         """Return the tensor where the transport can take it, in a dtype that it knows."""
         return value.to(self._carrier_device() or value.device, dtype or value.dtype)
 
     def _group(self, value: torch.Tensor) -> dist.ProcessGroup | None:
         """Return what carries a tensor: torch_xla's own group its own, the first one the rest."""
-        return self._on_device if value.device.type == "xla" else None
+        return self.carrier if value.device.type == "xla" else None
 
     def _carrier_device(self) -> torch.device | None:
         if self.transport == "gloo":
@@ -272,50 +258,6 @@ def _lone_pulse(beats: str) -> Pulse:
     pulse = Pulse(0, beats)
     LastWords(pulse, 1, lambda: None, environment.read().debug)
     return pulse
-
-
-def _meet(
-    place: Place,
-    transport: str,
-    device: torch.device,
-    timeout_s: float | None,
-    init_method: str | None,
-) -> None:
-    """Make the process group, or say why the ranks could not meet."""
-    options: dict[str, Any] = {"rank": place.rank, "world_size": place.size}
-    address, port = "", 0
-    if init_method is None or init_method == "env://":
-        address, port = meeting.meeting_point(place.launcher)
-        # torchrun's own variables also say whether its agent keeps the store.
-        init_method = "env://" if place.launcher == "torchrun" else f"tcp://{address}:{port}"
-    options["init_method"] = init_method
-    if timeout_s is not None:
-        options["timeout"] = timedelta(seconds=timeout_s)
-    if transport == "nccl":
-        # Connect now: a network that cannot carry the job shows at the start, not at step 1.
-        options["device_id"] = device
-    try:
-        # torch_xla's group carries its tensors alone: gloo has the rest, objects among it.
-        dist.init_process_group("gloo" if transport == "xla" else transport, **options)
-    except dist.DistError as error:
-        raise _no_meeting(error, place, f"{address}:{port}" if port else init_method) from error
-    atexit.register(_leave_group)
-
-
-def _no_meeting(error: Exception, place: Place, point: str) -> AnytrainError:
-    text = str(error)
-    if "EADDRINUSE" in text or "address already in use" in text.lower():
-        return BadInput(
-            f"The meeting point {point} is in use.",
-            why=f"rank {place.rank} must listen there for the others, and another program does.",
-            fix="choose another: `anytrain launch --main_process_port 0`, "
-            "`notebook_launcher(..., use_port=0)`, or export MASTER_PORT.",
-        )
-    return PeerLost(
-        f"Rank {place.rank} of {place.size} could not meet the others at {point}.",
-        why=text.strip().splitlines()[0] if text.strip() else type(error).__name__,
-        fix="check that every rank was started and that this address is reachable from here.",
-    )
 
 
 def _leave_group() -> None:

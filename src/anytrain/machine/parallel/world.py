@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, Protocol, TypeVar
 
 import torch
-from torch import nn
 
 from anytrain.core import environment
 from anytrain.core.errors import WrongOrder
@@ -77,20 +76,12 @@ class World(Protocol):
     def mark(self, step: int, doing: str) -> None:
         """Leave word of where this rank is, for whoever explains its death or its stall."""
 
-    def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
-        """Return the model with its gradients averaged over the ranks in backward."""
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """Leave word inside the block that this rank waits there for the others."""
 
-    def original(self, model: nn.Module) -> nn.Module:
-        """Return what was given to `replicate`."""
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Leave gradients local inside the block."""
-
-    def sync_next_backward(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Average the gradients of the next backward, though its forward ran under no_sync."""
-
-    def join(self, models: list[nn.Module]) -> AbstractContextManager[None]:
-        """Let ranks run out of batches at different times inside the block."""
+    @property
+    def carrier(self) -> Any:
+        """The process group that carries the device's tensors; None: torch's first one."""
 
     def close(self) -> None:
         """Leave the job; a world of one has nothing to leave."""
@@ -119,6 +110,7 @@ class Solo:
     size = 1
     local_size = 1
     transport = None
+    carrier = None
 
     def __init__(self, mark: Callable[[int, str], None] | None = None) -> None:
         self.board: Board = LocalBoard()
@@ -163,24 +155,8 @@ class Solo:
         if self._mark is not None:
             self._mark(step, doing)
 
-    def replicate(self, model: nn.Module, options: dict[str, Any]) -> nn.Module:
-        """Return the model itself."""
-        return model
-
-    def original(self, model: nn.Module) -> nn.Module:
-        """Return the model itself."""
-        return model
-
-    def no_sync(self, model: nn.Module) -> AbstractContextManager[None]:
+    def waiting(self, what: str) -> AbstractContextManager[None]:
         """Do nothing: there is nobody to wait for."""
-        return nullcontext()
-
-    def sync_next_backward(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Do nothing: there is nobody to average with."""
-        return nullcontext()
-
-    def join(self, models: list[nn.Module]) -> AbstractContextManager[None]:
-        """Do nothing: nobody else runs out."""
         return nullcontext()
 
     def close(self) -> None:

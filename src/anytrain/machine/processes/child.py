@@ -30,7 +30,8 @@ def main(folder: str, parcel: str, end: str, brings_value: str) -> NoReturn:
     def unpack() -> Call:
         call: Call = handover.receive(int(parcel), settles=True)
         os.close(int(parcel))
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         return call
 
     sys.exit(perform(unpack, folder, rank, brings_value == "1"))

@@ -20,9 +20,11 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 from typing import IO, NamedTuple
 
 from anytrain.core import environment
+from anytrain.machine.processes import notes
 
 LOOK_EVERY_S = 0.25
 _MOST_FRAMES = 100
@@ -97,7 +99,22 @@ def watch_rank() -> None:
     folder = environment.variable("ANYTRAIN_BEATS")
     # multiprocessing's processes are started with this word, and import the script again.
     if folder is not None and "--multiprocessing-fork" not in sys.orig_argv:
-        watch_faults(folder, int(environment.variable("RANK") or 0))
+        rank = int(environment.variable("RANK") or 0)
+        watch_faults(folder, rank)
+        _end_quietly(folder, rank)
+
+
+def _end_quietly(folder: str, rank: int) -> None:
+    """Let an interrupt end this process without its traceback: the launcher says where it was."""
+    shown = sys.excepthook
+
+    def show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if issubclass(kind, KeyboardInterrupt) and not environment.read().debug:
+            notes.leave(folder, rank, "interrupt", "")
+        else:
+            shown(kind, error, trace)
+
+    sys.excepthook = show
 
 
 def fault(folder: str | Path, rank: int, pid: int, signum: int) -> tuple[Frame, ...]:

@@ -74,8 +74,10 @@ def _begin(environ: Mapping[str, str], outputs: list[int], close: list[int]) -> 
     os.setsid()
     atexit._clear()
     events._set_running_loop(None)
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
     for end in close:
         os.close(end)
     for number, end in zip((1, 2), outputs, strict=False):

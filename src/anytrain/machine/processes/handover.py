@@ -23,7 +23,7 @@ from typing import IO, Any
 
 import cloudpickle
 
-from anytrain.machine.processes import tracked
+from anytrain.machine.processes import importable, tracked
 
 _ALIGNMENT = 64  # what torch's own allocator gives
 _LENGTH = struct.Struct("<q")
@@ -52,7 +52,7 @@ class Parcel:
     devices: set[str] = field(default_factory=set)
     """Where tensors live that arrive on the CPU instead."""
     surroundings: dict[str, Any] = field(default_factory=dict)
-    """Where the sender looks for modules, and its notebook's cells, for a fresh process."""
+    """For a fresh process: where the sender looks for modules, its words, its notebook's cells."""
 
     @property
     def num_bytes(self) -> int:
@@ -85,7 +85,9 @@ def pack(thing: Any) -> Parcel:
     """Pack an object; whatever pickle raises says what cannot travel."""
     parcel = Parcel()
     out = io.BytesIO()
-    _Packer(out, parcel).dump(thing)
+    packer = _Packer(out, parcel)
+    with packer.homes.open():
+        packer.dump(thing)
     parcel.pickled = out.getbuffer()  # not a copy: it may be large
     return parcel
 
@@ -106,6 +108,7 @@ def receive(number: int, settles: bool = False) -> Any:
     head = pickle.loads(held[_LENGTH.size : _LENGTH.size + length])
     # This process must look for modules where the sender does before it unpacks the rest.
     sys.path[:] = head["surroundings"].get("path", sys.path)
+    sys.argv[:] = head["surroundings"].get("argv", sys.argv)
     linecache.cache.update(head["surroundings"].get("cells", {}))
     begin = _aligned(_LENGTH.size + length)
     *pieces, pickled = (_part(held[begin:], *place) for place in head["pieces"])
@@ -122,6 +125,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     def __init__(self, file: IO[bytes], parcel: Parcel) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._keep_buffer)
         self._parcel = parcel
+        self.homes = importable.Homes()
         self._known: dict[int, int] = {}
         torch = sys.modules.get("torch")
         self._torch = torch
@@ -142,7 +146,8 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         return None
 
     def reducer_override(self, thing: Any) -> Any:
-        """Bring tensors of devices that show no storage to the host; know every dtype."""
+        """Bring what a fresh process cannot import, and tensors of devices without a storage."""
+        self.homes.look(thing)
         torch = self._torch
         if torch is None or type(thing) is not torch.Tensor:
             return super().reducer_override(thing)
@@ -269,7 +274,8 @@ def _aligned(position: int) -> int:
 
 def surroundings() -> dict[str, Any]:
     """Return what a fresh process must know of this one before it unpacks a parcel."""
-    return {"path": list(sys.path), "cells": _cells()}
+    path = [folder for folder in sys.path if isinstance(folder, str)]
+    return {"path": path, "argv": list(sys.argv), "cells": _cells()}
 
 
 def _cells() -> dict[str, Any]:

@@ -19,10 +19,11 @@ from types import TracebackType
 
 from anytrain.core.errors import PeerLost
 from anytrain.machine.processes import notes
-from anytrain.machine.processes.pulse import Pulse
+from anytrain.machine.processes.pulse import Beat, Pulse
 from anytrain.machine.processes.watch import RESUME
 
 PATIENCE_S = 5.0
+_LOOK_S = 0.2
 _TRANSPORT_ERRORS = ("DistBackendError", "DistNetworkError", "DistStoreError")
 _TRANSPORT_WORDS = ("gloo/", "NCCL", "ProcessGroup", "[c10d]")
 _LOST_WORDS = (
@@ -49,8 +50,16 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 class LastWords:
     """The error hooks of one rank, put in place and taken away again."""
 
-    def __init__(self, pulse: Pulse, size: int, hush: Callable[[], None], debug: bool) -> None:
+    def __init__(
+        self,
+        pulse: Pulse,
+        size: int,
+        hush: Callable[[], None],
+        debug: bool,
+        gone: Callable[[], list[Beat]] = list,
+    ) -> None:
         self._pulse, self._size, self._hush, self._debug = pulse, size, hush, debug
+        self._gone = gone
         self.failed = False
         self._hook: Hook = sys.excepthook
         self._thread_hook = threading.excepthook
@@ -96,18 +105,30 @@ class LastWords:
         self._hush()
         notes.leave(pulse.beats, pulse.rank, "peer lost", notes.text(error))
         sys.stdout.flush()
-        time.sleep(PATIENCE_S)
+        until = time.monotonic() + PATIENCE_S
+        gone: list[Beat] = []
+        while time.monotonic() < until:
+            # At once: while this waits, the others that have lost it are still there.
+            gone = gone or (self._gone() if pulse.beats is None else [])
+            time.sleep(min(_LOOK_S, max(0.0, until - time.monotonic())))
         if pulse.beats is None:
             with suppress(OSError):
-                os.write(2, f"anytrain: {self._peer_lost(error)}\n".encode())
+                os.write(2, f"anytrain: {self._peer_lost(error, gone)}\n".encode())
         # The transport's own clean-up would wait for the rank that is gone.
         os._exit(1)
 
-    def _peer_lost(self, error: BaseException) -> PeerLost:
+    def _peer_lost(self, error: BaseException, gone: list[Beat]) -> PeerLost:
+        who = ", ".join(f"rank {beat.rank} (pid {beat.pid})" for beat in gone) or "a peer"
+        ended = "; ".join(
+            f"rank {beat.rank} has ended; when it last spoke, it was {beat.where()}"
+            for beat in gone
+        )
+        why = ended or "another rank died or closed its connection"
+        whose = f"what rank {gone[0].rank} printed, if anything" if gone else "another rank's error"
         return PeerLost(
-            f"Rank {self._pulse.rank} of {self._size} lost a peer {self._pulse.beat().where()}.",
-            why=f"another rank died or closed its connection; the transport said: {_gist(error)}.",
-            fix=f"look for the first error of another rank, then {RESUME}.",
+            f"Rank {self._pulse.rank} of {self._size} lost {who} {self._pulse.beat().where()}.",
+            why=f"{why}; the transport said: {_gist(error)}.",
+            fix=f"look for {whose}, then {RESUME}.",
         )
 
 

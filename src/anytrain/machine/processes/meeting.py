@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
+import reprlib
 from collections.abc import Mapping
 
 from anytrain.core.errors import BadInput
@@ -34,6 +36,22 @@ def store_holder(environ: Mapping[str, str] | None = None) -> int | None:
     return None if env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" else 0
 
 
+def loopback(address: str) -> str | None:
+    """Return the number of an address that only this machine reaches; None for any other.
+
+    A host's own name is none: other machines may find this one by it.
+
+    >>> loopback("localhost"), loopback("127.0.0.1"), loopback("10.0.0.7"), loopback("gpu07")
+    ('127.0.0.1', '127.0.0.1', None, None)
+    """
+    if address.lower() == "localhost":
+        return "127.0.0.1"
+    try:
+        return address if ipaddress.ip_address(address).is_loopback else None
+    except ValueError:
+        return None
+
+
 def _first_host(env: Mapping[str, str]) -> str:
     nodes = env.get("SLURM_STEP_NODELIST") or env.get("SLURM_JOB_NODELIST") or ""
     found = re.match(r"([^,\[]+)(?:\[(\d+)[^\]]*\]([^,\[]*))?", nodes)
@@ -55,10 +73,10 @@ def _port(env: Mapping[str, str]) -> int:
 
 
 def _number(text: str, name: str) -> int:
-    if not text.isdigit():
+    if not text.isdecimal() or len(text) > 5 or int(text) > 65535:
         raise BadInput(
-            f"Cannot read {name}={text!r}.",
-            why="it must be a port number.",
+            f"Cannot read {name}={reprlib.repr(text)}.",
+            why="it must be a port number, up to 65535.",
             fix=f"export {name} with a free port, such as 29500.",
         )
     return int(text)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,16 @@ def text(error: BaseException) -> str:
         return str(error)
     except Exception as trouble:  # noqa: BLE001  any class may have any trouble with its own text
         return f"(its text cannot be shown: {type(trouble).__name__})"
+
+
+def asked_by(signum: int) -> str:
+    """Return what a person calls the signal that asked for a stop.
+
+    >>> asked_by(signal.SIGINT), asked_by(signal.SIGUSR1)
+    ('Ctrl-C (SIGINT)', 'SIGUSR1')
+    """
+    known = {signal.SIGINT: "Ctrl-C (SIGINT)", signal.SIGHUP: "a closed terminal (SIGHUP)"}
+    return known.get(signal.Signals(signum), signal.Signals(signum).name)
 
 
 def leave(beats: str | None, rank: int, kind: str, text: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import tempfile
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from anytrain.core.errors import DiskFull, NothingFits, Notice
+from anytrain.core.errors import DiskFull, NothingFits
+from anytrain.core.notices import give_notice
 from anytrain.machine.processes import groups
 
 LEAST_BYTES = 140 * 2**20
@@ -83,11 +83,10 @@ def check(need: Need, room: Room) -> None:
         )
     if need.bytes > room.free_bytes:
         again = f", and {need.copies} times more as each trains its own copy" if need.copies else ""
-        warnings.warn(
+        give_notice(
             f"Host memory may run out: {need.num_processes} processes hold about "
             f"{BASE_BYTES / _GIB:.1f} GiB each and {tensors} once{again}: "
             f"{need.bytes / _GIB:.1f} GiB in all; {left}. Fewer processes need less.",
-            Notice,
             stacklevel=7,
         )
 

@@ -10,22 +10,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import takewhile
+from pathlib import Path
 from string import Template
 from typing import IO, Any, TextIO
 
 from anytrain.core import environment
-from anytrain.core.errors import BadType, Notice, PeerLost
+from anytrain.core.errors import BadType, PeerLost
+from anytrain.core.notices import give_notice
 from anytrain.machine.processes import (
     cell,
     child,
@@ -33,6 +32,7 @@ from anytrain.machine.processes import (
     culprits,
     evidence,
     faults,
+    folder as folders,
     fork,
     handover,
     leash,
@@ -50,11 +50,14 @@ _CAUSE_S = 0.5
 """How long the rank that died first may take to show, where a consequence came first."""
 _OUTPUT_S = 2.0
 """How long output may take to arrive that children have left behind."""
+_HOME = str(Path(__file__).parents[3])
+"""Where anytrain is, also when it was found beside a working folder that has changed since."""
 # Until the call begins, an interrupt ends a child without a word. The notebook may have found
 # anytrain on a path of its own.
 _BOOT = """
 import json, signal, sys
-signal.signal(signal.SIGINT, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 sys.path.extend(path for path in json.loads(sys.argv.pop(1)) if path not in sys.path)
 from anytrain.machine.processes.child import main
 main(*sys.argv[1:])
@@ -112,16 +115,13 @@ def call(function: Callable[..., Any], args: Sequence[Any], crew: Crew) -> Any:
         if not crew.forks:
             parcel = stack.enter_context(_stored(pack(function, args), crew))
         for attempt in range(crew.max_restarts + 1):
-            folder = tempfile.mkdtemp(prefix="anytrain-")
-            try:
+            with folders.held() as folder:
                 failure = _Attempt(folder, crew, (function, tuple(args)), parcel).run()
                 if failure is None:
                     return _values(folder, crew)
                 if attempt == crew.max_restarts:
                     raise failure
                 _say_restart(failure, attempt + 1, crew.max_restarts)
-            finally:
-                shutil.rmtree(folder, ignore_errors=True)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -139,10 +139,9 @@ def pack(function: Callable[..., Any], args: Sequence[Any]) -> handover.Parcel:
         ) from error
     parcel.surroundings = handover.surroundings()
     if parcel.devices:
-        warnings.warn(
+        give_notice(
             f"Tensors on {', '.join(sorted(parcel.devices))} are handed over through the host's "
             "memory: each process gets them on the CPU, and `prepare` moves them to its device.",
-            Notice,
             stacklevel=4,
         )
     return parcel
@@ -217,7 +216,8 @@ class _Attempt:
         if self._parcel is None:
             return self._fork(local_rank, variables, ends)
         files = [self._parcel.fileno(), ends[0]]
-        words = [json.dumps(sys.path), folder, *files, int(crew.brings(local_rank))]
+        paths = [each for each in (*sys.path, _HOME) if isinstance(each, str)]
+        words = [json.dumps(paths), folder, *files, int(crew.brings(local_rank))]
         command = [sys.executable, *_flags(), "-c", _BOOT, *map(str, words)]
         environ = {**os.environ, **variables}
         return supervise.start(command, environ, self._piped, files + shared, listens=False)
@@ -259,8 +259,9 @@ class _Attempt:
         begun = {pid for _, pid in faults.processes(folder)}
         # One that has not come as far as our code would show Python's own end of an interrupt.
         supervise.end([m for m in self._members if m.pid not in begun], signal.SIGKILL, 0)
-        grace_s = _INTERRUPT_GRACE_S
-        supervise.end(self._members, signal.SIGINT, grace_s, lambda: notes.is_saving(folder))
+        is_deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # so are its children, then
+        signum, grace_s = signal.SIGTERM if is_deaf else signal.SIGINT, _INTERRUPT_GRACE_S
+        supervise.end(self._members, signum, grace_s, lambda: notes.is_saving(folder))
 
     def _out_of_time(self) -> PeerLost:
         """Say where each rank was when the time was over."""
@@ -316,9 +317,8 @@ def _flags() -> list[str]:
 
 
 def _say_restart(failure: BaseException, attempt: int, more: int) -> None:
-    warnings.warn(
+    give_notice(
         f"Attempt {attempt} of {more + 1} failed and is made again: {notes.words(failure)}",
-        Notice,
         stacklevel=4,
     )
 
@@ -358,10 +358,9 @@ def _say_left(ranks: list[int]) -> None:
     """Say which ranks have left no value, though they ended well."""
     if ranks:
         who = ", ".join(f"rank {rank}" for rank in ranks)
-        warnings.warn(
+        give_notice(
             f"The function did not return in {who}: its process was ended with exit code 0 (by "
             "sys.exit or os._exit), so there is no value of it.",
-            Notice,
             stacklevel=5,
         )
 

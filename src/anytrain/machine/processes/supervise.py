@@ -12,12 +12,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from types import FrameType
 from typing import IO, Any, Protocol
 
-from anytrain.machine.processes import evidence
+import psutil
+
+from anytrain.core import environment
+from anytrain.machine.processes import evidence, faults
 
 GRACE_S = 600.0
 """How long a process may take to save its work after it was asked to stop; a second request ends
@@ -25,6 +28,8 @@ it at once."""
 SURVIVOR_GRACE_S = 2.0
 """How long the others get once a rank has died: there is nothing they could finish together."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LOADING_S = 60.0
+"""How long a script may take to come to our code; one that never does is another's after that."""
 _ONE_WISH_S = 0.5
 """Signals within so long are one wish, of whatever kind: a terminal's reaches the launcher, and a
 program around it passes its own on."""
@@ -53,6 +58,26 @@ class Stopped(BaseException):
     def __init__(self, signum: int) -> None:
         super().__init__(signal.Signals(signum).name)
         self.signum = signum
+
+
+def stop_signals() -> list[signal.Signals]:
+    """Return what stops a launcher: these, and what its ranks save for.
+
+    What a process was started to ignore stays ignored: `nohup` means it so.
+    """
+    named = [signal.Signals[name] for name in environment.read().stop_signals]
+    both = dict.fromkeys((*_SIGNALS, *named))
+    return [number for number in both if signal.getsignal(number) is not signal.SIG_IGN]
+
+
+def passed_on(signum: int) -> int:
+    """Return what asks the ranks to stop when this stops their launcher.
+
+    A program of several ranks seldom answers the end of a terminal, which it never had; it is
+    asked as a scheduler asks it.
+    """
+    is_known = "SIGTERM" in environment.read().stop_signals
+    return signal.SIGTERM if signum == signal.SIGHUP and is_known else signum
 
 
 def start(
@@ -121,19 +146,22 @@ def end(
     signum: int,
     grace_s: float,
     is_saving: Callable[[], bool] = lambda: False,
+    beats: str | None = None,
 ) -> None:
     """Send the signal, wait a while, then kill what is left, with everything it started.
 
     While `is_saving` they may take up to GRACE_S. Being asked to stop once more while waiting
     means: now; unless it comes with the first request, as part of the same wish. What has already
-    ended well is left alone, with whatever it has left running on purpose.
+    ended well is left alone, with whatever it has left running on purpose. `beats` is the
+    launcher's folder: who has left no word there has not come to our code yet, and an interrupt
+    would show what it imports.
     """
     # Called because a stop is on its way up; without one, a signal here is the first of its wish.
     is_final = sys.exception() is not None
     with _one_wish() if is_final else nullcontext():
         concerned = [process for process in processes if poll(process) != 0]
         try:
-            _ask(concerned, signum)
+            _ask(concerned, signum, _loading(concerned, signum, beats))
             _wait(concerned, grace_s)
             if is_saving():
                 _wait(concerned, GRACE_S)
@@ -145,9 +173,9 @@ def end(
             _wait(concerned, 5.0)
 
 
-def has_cut_short() -> bool:
-    """Whether one was killed that was asked to stop, since signals were last listened for."""
-    return bool(_cut_short)
+def cut_short() -> frozenset[int]:
+    """Return those that were killed after they were asked to stop, since signals were heard."""
+    return frozenset(_cut_short)
 
 
 @contextmanager
@@ -165,22 +193,29 @@ def hearing_signals(members: Callable[[], Sequence[Process]]) -> Iterator[None]:
             raise Stopped(signum)
 
     def suspend(signum: int, frame: FrameType | None) -> None:
-        for process in members():
-            _signal_group(process, signal.SIGSTOP)
-        os.kill(os.getpid(), signal.SIGSTOP)
-        for process in members():
-            _signal_group(process, signal.SIGCONT)
+        _suspend(members())
 
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.signal(number, stop) for number in _SIGNALS}
-    before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, suspend)
+    answers = dict.fromkeys(stop_signals(), stop)
+    if signal.getsignal(signal.SIGTSTP) is not signal.SIG_IGN:
+        answers[signal.SIGTSTP] = suspend
+    before = {number: signal.signal(number, answer) for number, answer in answers.items()}
     try:
         yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler or signal.SIG_DFL)
+
+
+def _suspend(processes: Sequence[Process]) -> None:
+    """Stop them and this process, until this one is continued."""
+    for process in processes:
+        _signal_group(process, signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    for process in processes:
+        _signal_group(process, signal.SIGCONT)
 
 
 @contextmanager
@@ -198,7 +233,7 @@ def _one_wish() -> Iterator[None]:
 
     try:
         if threading.current_thread() is threading.main_thread():
-            for number in _SIGNALS:
+            for number in stop_signals():
                 handler = signal.getsignal(number)
                 if callable(handler):
                     before[number] = handler
@@ -209,14 +244,29 @@ def _one_wish() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _ask(processes: Sequence[Process], signum: int) -> None:
+def _ask(processes: Sequence[Process], signum: int, loading: Collection[int]) -> None:
     """Send the signal to those that run, and wake them for it."""
     for process in processes:
         if poll(process) is None:
             # Not its loading workers: it may need a batch more before it can save.
-            process.send_signal(signum)
+            process.send_signal(signal.SIGTERM if process.pid in loading else signum)
             # A stopped process takes no signal but SIGKILL until it is continued.
             _signal_group(process, signal.SIGCONT)
+
+
+def _loading(processes: Sequence[Process], signum: int, beats: str | None) -> set[int]:
+    """Return those that an interrupt would find importing, before anything of ours."""
+    if beats is None or signum != signal.SIGINT:
+        return set()
+    begun = {pid for _, pid in faults.processes(beats)}
+    return {each.pid for each in processes if each.pid not in begun and _is_young(each.pid)}
+
+
+def _is_young(pid: int) -> bool:
+    try:
+        return time.time() - psutil.Process(pid).create_time() < _LOADING_S
+    except psutil.Error:
+        return False
 
 
 def _signal_group(process: Process, signum: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -80,6 +81,13 @@ class Watch:
         """Return a rank's last message; the main process hears all, the others hear it."""
         return self._heard.get(rank)
 
+    def gone(self) -> list[Beat]:
+        """Return the last words of the ranks whose process on this host does not exist any more."""
+        others = [rank for rank in range(self._size) if rank != self._pulse.rank]
+        with suppress(Exception):  # the store may have gone with one of them
+            self._read(others)
+        return [heard.beat for _, heard in sorted(self._heard.items()) if _has_ended(heard)]
+
     def hush(self) -> None:
         """Stop at once and say nothing more: this process is on its way out."""
         self._stop.set()
@@ -150,12 +158,13 @@ class Watch:
     def _leave_with_parent(self) -> None:
         """End this rank when the launcher that listened to it was killed."""
         if self._pulse.beats is not None and os.getppid() != self._parent:
-            _say(f"anytrain: rank {self._pulse.rank} ends: its launcher is gone.")
+            say(f"anytrain: rank {self._pulse.rank} ends: its launcher is gone.")
+            shutil.rmtree(self._pulse.beats, ignore_errors=True)
             os._exit(1)
 
     def _act(self, verdict: Frozen | Lagging | None) -> None:
         if isinstance(verdict, Lagging):
-            _say(f"anytrain: {verdict.sentence} The job goes on.{verdict.stack}")
+            say(f"anytrain: {verdict.sentence} The job goes on.{verdict.stack}")
         elif isinstance(verdict, Frozen):
             if verdict.beat is None and self._pulse.beats is not None:
                 # It never got to speak, but a rank of this host has left its file.
@@ -188,9 +197,20 @@ class Watch:
             json.dumps([error.what, error.why, error.fix]),
         )
         if self._pulse.beats is None:
-            _say(f"anytrain: {error}")
+            say(f"anytrain: {error}")
             _end_frozen(verdict.beat)
         os._exit(1)
+
+
+def _has_ended(heard: Heard) -> bool:
+    if heard.left or heard.beat.host != socket.gethostname():
+        return False
+    try:
+        return psutil.Process(heard.beat.pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+    except psutil.Error:
+        return False
 
 
 def describe_frozen(verdict: Frozen, state: str) -> PeerLost:
@@ -267,7 +287,7 @@ def _end_frozen(beat: Beat | None) -> None:
             return
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
     """Write past whatever the script has done to sys.stderr, in one piece."""
     with suppress(OSError, ValueError):  # whoever read it may be gone
         sys.stderr.flush()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 
-from anytrain.core.errors import BadInput
+from anytrain.core.nearest import unknown
 
 _HERE = "anytrain.recipes.bench"
 
@@ -80,11 +80,8 @@ _FOR_EVEN_ROWS = (
 def choose(asked: str, *, even: bool) -> list[Contender]:
     """Return the contenders that are asked for by name, or those that make sense."""
     names: Sequence[str] = [name for name in asked.replace(" ", "").split(",") if name]
-    unknown = [name for name in names if name not in CONTENDERS]
-    if unknown:
-        raise BadInput(
-            f"Unknown contender {unknown[0]!r}.",
-            why=f"known are {', '.join(CONTENDERS)}.",
-            fix="name some of them with commas between, or none for all.",
-        )
+    wrong = [name for name in names if name not in CONTENDERS]
+    if wrong:
+        fix = "name some of them with commas between, or none for all."
+        raise unknown("contender", wrong[0], CONTENDERS, fix=fix)
     return [CONTENDERS[name] for name in names or (_FOR_EVEN_ROWS if even else CONTENDERS)]

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anytrain.core.errors import BadInput
+from anytrain.core.nearest import unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +86,7 @@ class Settings:
     shapes: tuple[tuple[int, int], ...] | None
     """Batches of (rows, length) whose single steps are measured; None chooses them."""
     shape_steps: tuple[int, int, int]
-    """Of a measured shape: steps before, steps timed, steps under the profiler."""
+    """For a measured shape: steps before the timing, timed, and under the profiler."""
 
     @property
     def head(self) -> str:
@@ -175,6 +176,4 @@ def check_size(name: str) -> Size:
     """Return the size of that name, or refuse it."""
     if name in SIZES:
         return SIZES[name]
-    raise BadInput(
-        f"Unknown size {name!r}.", why=f"known are {', '.join(SIZES)}.", fix="pass one of them."
-    )
+    raise unknown("size", name, SIZES)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.trainer.outputs import EvalPrediction, get_last_checkpoint, set_seed
@@ -53,10 +54,16 @@ class Finished:
         return self.history[-1][1]
 
 
-def train(settings: Settings, folder: Path, tell: Callable[[str], None]) -> Finished:
-    """Train to the end, going on where the same run was cut short; `folder` holds the results."""
+def train(
+    settings: Settings, folder: Path, tell: Callable[[str], None], resume: str | None = None
+) -> Finished:
+    """Train to the end, going on where the same run was cut short; `folder` holds the results.
+
+    `resume` names a checkpoint to go on from, whatever is there: a folder, "true" or "auto".
+    """
     kept = {"job": "demo", **asdict(settings)}
-    way = look(folder, kept)
+    resume = environment.resume_from(resume)
+    way = look(folder, kept, resume)
     if way.said:
         tell(way.said)
     dev = make_pairs(settings.dev_pairs, seed=settings.seed + 1)
@@ -68,14 +75,16 @@ def train(settings: Settings, folder: Path, tell: Callable[[str], None]) -> Fini
         f"{settings.pairs:,} pairs.\nDevice: {trainer.args.device}, "
         f"{'1 process' if count == 1 else f'{count} processes'}."
     )
-    trainer.accelerator.wait_for_everyone()
-    if trainer.is_world_process_zero():
-        folders.begin(folder, way, kept)
-    trainer.accelerator.wait_for_everyone()
-    last = get_last_checkpoint(folder) if way.kind == "continue" else None
-    # The untrained model is evaluated once, by the run's first life.
-    trainer.args.eval_on_start = last is None
-    trainer.train(resume_from_checkpoint=last)
+    with trainer._alone_in_folder():
+        trainer.accelerator.wait_for_everyone()
+        if trainer.is_world_process_zero():
+            folders.begin(folder, way, kept)
+        trainer.accelerator.wait_for_everyone()
+        last = get_last_checkpoint(folder) if way.kind == "continue" else None
+        last = resume if way.kind == "resume" else last
+        # The untrained model is evaluated once, by the run's first life.
+        trainer.args.eval_on_start = not last
+        trainer.train(resume_from_checkpoint=last or False)
     trainer.save_model()
     finished = Finished(_history(trainer.state.log_history), _examples(trainer.model, dev))
     if trainer.is_world_process_zero():
@@ -84,10 +93,10 @@ def train(settings: Settings, folder: Path, tell: Callable[[str], None]) -> Fini
     return finished
 
 
-def look(folder: Path, settings: Mapping[str, Any]) -> folders.Way:
+def look(folder: Path, settings: Mapping[str, Any], resume: object = None) -> folders.Way:
     """Return how to begin: a demo that was cut short goes on, any other demo is replaced."""
     try:
-        return folders.look(folder, settings, overwrite=False)
+        return folders.look(folder, settings, overwrite=False, resume=resume)
     except BadInput as taken:
         record = folders.read(folder) or {}
         if record.get("settings", {}).get("job") == "demo":

@@ -10,6 +10,7 @@ from typing import Any
 
 from anytrain.core import environment
 from anytrain.core.errors import BadInput
+from anytrain.core.nearest import unknown
 from anytrain.doors.training_args import HfArgumentParser, TrainingArguments
 from anytrain.recipes.glue.read import kind_of
 from anytrain.recipes.glue.tasks import TASKS, Task
@@ -257,7 +258,7 @@ class _Parser(HfArgumentParser):
         """Raise, so that the command says it as it says everything else."""
         raise BadInput(
             "Cannot read the options of `anytrain glue`.",
-            why=f"{message}.",
+            why=f"{self._in_words(message)}.",
             fix="`anytrain glue --help` lists them.",
         )
 
@@ -274,19 +275,9 @@ def parser() -> HfArgumentParser:
 def parse(argv: Sequence[str]) -> Job:
     """Return the job that the options ask for, or refuse it; loads no model and no data.
 
-    A single argument that ends in .json or .yaml is a file with the options.
+    A first argument that ends in .json or .yaml is a file with options; those behind it win.
     """
-    if len(argv) == 1 and argv[0].endswith((".json", ".yaml", ".yml")):
-        read = parser().parse_json_file if argv[0].endswith(".json") else parser().parse_yaml_file
-        if not Path(argv[0]).is_file():
-            raise BadInput(
-                f"Cannot read the options from {argv[0]!r}.",
-                why="there is no such file.",
-                fix="give the path of a json or yaml file, or the options themselves.",
-            )
-        model, data, training = read(argv[0])
-    else:
-        model, data, training = parser().parse_args_into_dataclasses(args=list(argv))
+    model, data, training = parser().parse_args_into_dataclasses(args=list(argv))
     _choose_precision(training)
     _choose_buckets(training, data)
     training.check()
@@ -384,11 +375,8 @@ def _check_place(name: str | None) -> None:
 def _known_task(name: str) -> str:
     if name.lower() in TASKS:
         return name.lower()
-    raise BadInput(
-        f"Unknown task {name!r}.",
-        why=f"the GLUE tasks are {', '.join(TASKS)}.",
-        fix="pass one of them, or your own files with --train_file and --validation_file.",
-    )
+    fix = "pass one of these, or your own files with --train_file and --validation_file."
+    raise unknown("task", name, TASKS, fix=fix)
 
 
 def _check_length(length: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -17,7 +16,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import numpy as np
 
 from anytrain.core import environment
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 from anytrain.engine.data.cache import ArrayCache, Arrays, Kept
 from anytrain.engine.data.rows import Rows
 from anytrain.recipes.glue.labels import Labels, columns_of, texts_of
@@ -255,10 +255,9 @@ def fitting_length(asked: int, tokenizer: Any, config: Any, *, pairs: bool) -> i
             fix="pass --max_seq_length 128, or the length of your texts.",
         )
     if asked > limit:
-        warnings.warn(
+        give_notice(
             f"--max_seq_length {asked} is more than the {limit} places this model has: "
             f"{limit} are used.",
-            Notice,
             stacklevel=2,
         )
     return int(min(asked, limit))

@@ -10,11 +10,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from anytrain.core import environment
+from anytrain.core.errors import BadInput
 from anytrain.recipes import folder
 from anytrain.recipes.glue import scores, sources
 from anytrain.recipes.glue.arguments import Job
 from anytrain.recipes.glue.labels import Labels, columns_of, find_labels, verify
 from anytrain.recipes.glue.sources import Data
+from anytrain.recipes.glue.tasks import Task
 
 Tell = Callable[[str], None]
 Metrics = dict[str, Any]
@@ -50,6 +53,7 @@ def check(job: Job) -> Checked:
     """Read the data and look at the output folder; refuse what could not end well."""
     task, training = job.data.task, job.training
     data = sources.load(job)
+    _check_alike(data, task)
     labels = Labels(task.labels, task.labels) if task else None
     if data.labelled is not None:
         labels = find_labels(data.labelled, task, trained=training.do_train)
@@ -63,9 +67,25 @@ def check(job: Job) -> Checked:
             job.folder,
             job.settings(),
             overwrite=bool(training.overwrite_output_dir),
-            resume=training.resume_from_checkpoint,
+            resume=environment.resume_from(training.resume_from_checkpoint),
         )
     return Checked(job, data, labels, metrics, way)
+
+
+def _check_alike(data: Data, task: Task | None) -> None:
+    """Refuse sets of which one holds pairs of texts and another single ones."""
+    named = (data.train, *(table for _, table in (*data.evaluated, *data.predicted)))
+    tables = [table for table in named if table is not None]
+    for table in tables[1:]:
+        first = tables[0]
+        one, other = columns_of(first, task), columns_of(table, task)
+        if (one.second is None) != (other.second is None):
+            told = [" and ".join(filter(None, (each.first, each.second))) for each in (one, other)]
+            raise BadInput(
+                f"{first.origin} and {table.origin} do not hold the same columns.",
+                why=f"the texts of a row are {told[0]} in the one, and {told[1]} in the other.",
+                fix="name the columns alike: sentence1 and sentence2 for pairs, or one of texts.",
+            )
 
 
 def _verify(job: Job, data: Data, labels: Labels) -> None:

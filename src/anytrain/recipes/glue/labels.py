@@ -15,6 +15,9 @@ from anytrain.core.errors import BadInput
 from anytrain.recipes.glue.table import Table
 from anytrain.recipes.glue.tasks import Task
 
+_NUMBERS_OF_ROWS = frozenset({"id", "idx", "index", "guid", "uid"})
+"""Columns of these names tell rows apart, and are no texts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Columns:
@@ -75,6 +78,7 @@ def columns_of(table: Table, task: Task | None) -> Columns:
         )
     if {"sentence1", "sentence2"} <= set(texts):
         return Columns("sentence1", "sentence2", label)
+    texts = [name for name in texts if name.lower() not in _NUMBERS_OF_ROWS] or texts
     return Columns(texts[0], texts[1] if len(texts) > 1 else None, label)
 
 

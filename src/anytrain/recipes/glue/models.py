@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 from anytrain.recipes.glue.arguments import ModelArguments, overrides
 from anytrain.recipes.glue.labels import Labels, adopt
 from anytrain.recipes.glue.network import cached_if_unreachable
@@ -124,10 +124,9 @@ def _settle(config: Any, labels: Labels, *, task: str | None, trained: bool, new
                 why=f"it knows {', '.join(known or ())}; the data holds {', '.join(labels.names)}.",
                 fix="give data with its labels, or train it first with --do_train.",
             )
-        warnings.warn(
+        give_notice(
             f"The model's own labels ({', '.join(known or ())}) are not those of the data "
             f"({', '.join(labels.names)}): the data's are used.",
-            Notice,
             stacklevel=2,
         )
         fitted = labels
@@ -192,9 +191,8 @@ def _give_padding(tokenizer: Any, config: Any) -> None:
                 fix="give it a pad_token and save it again, or choose another --tokenizer_name.",
             )
         tokenizer.pad_token = tokenizer.eos_token
-        warnings.warn(
+        give_notice(
             f"The tokenizer has no padding token: {tokenizer.eos_token!r} is used for it.",
-            Notice,
             stacklevel=2,
         )
     if getattr(config, "pad_token_id", None) is None:

@@ -26,7 +26,8 @@ _HERE = {
     "do_train": "Learn from the training rows.",
     "do_eval": "Evaluate on the validation rows.",
     "do_predict": "Write predictions for the test rows.",
-    "resume_from_checkpoint": "Go on from this checkpoint; alone: from the newest one.",
+    "resume_from_checkpoint": "Go on from this checkpoint; alone: from the newest one; "
+    "auto: from the newest one where there is one.",
 }
 _USUAL = {
     "What to do": (
@@ -90,7 +91,7 @@ def text(command: str) -> str:
     known = {f.name: f for f in fields(TrainingArguments)}
     usual = {name for names in _USUAL.values() for name in names}
     parts = [
-        f"Usage: {command} [OPTIONS], or {command} options.json (or .yaml)\n\n"
+        f"Usage: {command} [run.yaml or run.json] [OPTIONS]; an option wins over the file\n\n"
         "Train, evaluate and predict text classification on whatever device is here.\n\n"
         f"{_EXAMPLE.format(command=command)}"
     ]

@@ -8,14 +8,14 @@ from __future__ import annotations
 import csv
 import gzip
 import io
-import json
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core import documents
+from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 from anytrain.recipes.glue.table import Table
 
 KINDS = ("csv", "tsv", "json", "jsonl", "parquet")
@@ -121,10 +121,9 @@ def _judge_ragged(ragged: Sequence[int], num_whole: int, width: int, path: str) 
             why=f"the header names {width} columns, and lines {shown} have another number.",
             fix="mend those lines. A tsv has no quoting: a tab always begins a new column.",
         )
-    warnings.warn(
+    give_notice(
         f"{path}: {len(ragged)} of {num_whole + len(ragged)} rows do not have {width} columns and "
         f"are left out (lines {shown}).",
-        Notice,
         stacklevel=2,
     )
 
@@ -134,10 +133,10 @@ def _records(text: IO[str], path: str) -> list[dict[str, Any]]:
     whole = text.read()
     try:
         try:
-            found = json.loads(whole)
-        except json.JSONDecodeError:
-            found = [json.loads(line) for line in whole.split("\n") if line.strip()]
-    except json.JSONDecodeError as error:
+            found = documents.from_json(whole)
+        except ValueError:
+            found = [documents.from_json(line) for line in whole.split("\n") if line.strip()]
+    except ValueError as error:
         raise _unreadable(path, f"it is neither json nor one json object a line: {error}") from None
     if isinstance(found, dict):
         found = found["data"] if isinstance(found.get("data"), list) else [found]

@@ -122,11 +122,11 @@ class Work:
         from anytrain.doors.trainer.outputs import get_last_checkpoint
 
         trainer, way = self.trainer, self.checked.way
-        self._begin()
-        resume: Any = self.job.training.resume_from_checkpoint
-        if way.kind == "continue":
-            resume = get_last_checkpoint(self.job.folder)
-        with quick.in_use(trainer):
+        with trainer._alone_in_folder(), quick.in_use(trainer):
+            self._begin()
+            resume: Any = self.job.training.resume_from_checkpoint
+            if way.kind == "continue":
+                resume = get_last_checkpoint(self.job.folder)
             result = trainer.train(resume_from_checkpoint=resume)
         trainer.save_model()
         assert self.train_set is not None

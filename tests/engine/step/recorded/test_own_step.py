@@ -101,6 +101,7 @@ def test_batches_that_end_no_step_make_no_update(monkeypatch: pytest.MonkeyPatch
         clip=None,
         optimizers=(optimizer,),
         schedulers=(),
+        add_up=lambda loss: None,
         recordings=Recordings(
             Again(), model, (optimizer.optimizer,), lambda *told: None, returns=Returns(unlimited)
         ),

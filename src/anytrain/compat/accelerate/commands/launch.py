@@ -75,7 +75,7 @@ def _of_file(path: str, asked: LaunchOptions) -> LaunchOptions:
     """Return a config file's options; a device that was asked for replaces the file's."""
     found = config.read(path)
     if found.ignored:
-        sys.stderr.write(f"anytrain: {path}: not used here: {', '.join(found.ignored)}.\n")
+        sys.stderr.write(f"anytrain: {path}: not used here: {found.not_used()}.\n")
     given = found.options.given()
     skipped = _DEVICES if asked.device() is not None else ()
     return LaunchOptions(**{name: v for name, v in given.items() if name not in skipped})

@@ -38,7 +38,7 @@ from anytrain.doors.accelerator.options import (
 )
 from anytrain.doors.accelerator.states import live_session
 from anytrain.engine.recording import profile
-from anytrain.machine.parallel import ddp
+from anytrain.machine.strategies import ddp
 
 __all__ = [
     "AutocastKwargs",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -21,7 +20,8 @@ from anytrain.compat.accelerate.utils.constants import (
     WEIGHTS_NAME,
 )
 from anytrain.compat.accelerate.utils.dataclasses import CustomDtype
-from anytrain.core.errors import BadInput
+from anytrain.core import documents
+from anytrain.core.errors import BadInput, CheckpointError
 from anytrain.doors.accelerator.logging import get_logger
 from anytrain.doors.accelerator.options import changed
 from anytrain.doors.accelerator.states import live_session
@@ -367,9 +367,23 @@ def _weight_files(checkpoint: Path) -> list[Path]:
         )
     if checkpoint.suffix != ".json":
         return [checkpoint]
-    index = json.loads(checkpoint.read_text(encoding="utf-8"))
+    index = _index(checkpoint)
     shards = set(index.get("weight_map", index).values())
     return [checkpoint.parent / Path(name).name for name in sorted(shards)]
+
+
+def _index(path: Path) -> dict[str, Any]:
+    try:
+        found = documents.from_json(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        found = error
+    if isinstance(found, dict):
+        return found
+    raise CheckpointError(
+        f"Cannot load weights from {path}.",
+        why=f"it is no index of shards: {found}.",
+        fix="pass a file of weights, an index of shards, or a folder with either.",
+    )
 
 
 def get_mixed_precision_context_manager(

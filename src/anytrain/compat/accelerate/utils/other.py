@@ -105,7 +105,7 @@ def extract_model_from_parallel(
 ) -> Any:
     """Return the model inside its wrappers; `recursive` unwraps its parts as well."""
     inner = models.unwrap(
-        model, live_session().world, keep_forward=keep_fp32_wrapper, keep_compiled=False
+        model, live_session().strategy, keep_forward=keep_fp32_wrapper, keep_compiled=False
     )
     inner = _unwrap_parts(inner) if recursive else inner
     if not keep_fp32_wrapper:

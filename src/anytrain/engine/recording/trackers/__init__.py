@@ -7,7 +7,6 @@ random numbers that the run draws.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,9 @@ from time import perf_counter
 from typing import Any
 
 from anytrain.core import environment
-from anytrain.core.errors import AnytrainError, BadInput, BadType, Notice, Unsupported
+from anytrain.core.errors import AnytrainError, BadInput, BadType, Unsupported
+from anytrain.core.nearest import unknown
+from anytrain.core.notices import give_notice
 from anytrain.engine.recording.trackers import kept
 from anytrain.engine.recording.trackers.csv import CSVTracker
 from anytrain.engine.recording.trackers.general import (
@@ -124,7 +125,7 @@ def _every_library() -> list[str]:
     absent = [name for name in _LIBRARIES if name not in names]
     if absent and environment.read().place.rank == 0:
         message = f"'all' means {_listed(names)} here: {_listed(absent)} cannot be imported."
-        warnings.warn(message, Notice, stacklevel=4)
+        give_notice(message, stacklevel=4)
     return names
 
 
@@ -146,11 +147,8 @@ def _check(name: str, logging_dir: Folder | None) -> None:
             "own GeneralTracker subclass.",
         )
     else:
-        raise BadInput(
-            f"Unknown tracker {name!r}.",
-            why=f"known names are {_listed(TABLE)} and 'all'.",
-            fix="pass one of them, or an instance of your own GeneralTracker subclass.",
-        )
+        fix = "pass one of them, or an instance of your own GeneralTracker subclass."
+        raise unknown("tracker", name, (*TABLE, "all"), fix=fix)
 
 
 def _needs_folder(kind: type[GeneralTracker]) -> bool:
@@ -216,6 +214,9 @@ class Trackers:
         A wish that cannot be met is refused, and nothing stays half started: an absent library,
         an option that does not exist. A tracker that fails to start is told of and left out.
 
+        A tracker that writes files does so in a folder of the project's name below the logging
+        folder; its option `folder` is another name.
+
         With `goes_on_at` the trackers' runs are remembered in the logging folder, and a step
         above 0 takes up the ones that are remembered there.
         """
@@ -223,7 +224,7 @@ class Trackers:
             check_config(config)
         options = init_kwargs or {}
         self._check_options(options)
-        self._check_folder(project_name)
+        self._check_folder(project_name, options)
         self.finish()
         known = {}
         if goes_on_at and self._logging_dir is not None:
@@ -311,7 +312,8 @@ class Trackers:
     def _build(self, name: str, project_name: str, options: Mapping[str, Any]) -> GeneralTracker:
         kind: Callable[..., GeneralTracker] = TABLE[name]
         if _needs_folder(TABLE[name]):
-            return kind(project_name, self._logging_dir, **options)
+            rest = {key: value for key, value in options.items() if key != "folder"}
+            return kind(options.get("folder", project_name), self._logging_dir, **rest)
         return kind(project_name, **options)
 
     def _cannot_start(self, name: str, error: Exception, has_options: bool) -> None:
@@ -328,7 +330,7 @@ class Trackers:
             f"The tracker {name!r} cannot start, and the run goes on without it: "
             f"{type(error).__name__}: {error}"
         )
-        warnings.warn(message, Notice, stacklevel=5)
+        give_notice(message, stacklevel=5)
 
     def _remember(self, project_name: str) -> None:
         """Keep the trackers' runs in the logging folder, where there is one."""
@@ -341,10 +343,10 @@ class Trackers:
                 kept.write(self._logging_dir, project_name, runs)
         except Exception as error:  # noqa: BLE001 - see above
             message = (
-                f"Cannot keep which runs the trackers log to, so a resume begins new ones: "
-                f"{type(error).__name__}: {error}"
+                "Cannot remember which runs the trackers log to, so a resumed run begins new "
+                f"ones: {type(error).__name__}: {error}"
             )
-            warnings.warn(message, Notice, stacklevel=3)
+            give_notice(message, stacklevel=3)
 
     def _check_options(self, options: Mapping[str, Any]) -> None:
         own = [item.name for item in self._chosen if isinstance(item, GeneralTracker)]
@@ -356,19 +358,19 @@ class Trackers:
                 fix='name the tracker, as in init_kwargs={"wandb": {"tags": ["first"]}}.',
             )
 
-    def _check_folder(self, project_name: str) -> None:
+    def _check_folder(self, project: str, options: Mapping[str, Mapping[str, Any]]) -> None:
         """Refuse files of a tracker that would lie in, or be, those of the run."""
         if self._run_folder is None or self._logging_dir is None:
             return
-        folder = Path(self._logging_dir) / project_name
-        name = next((name for name in ("csv", "jsonl") if name in self._chosen), None)
-        if name is not None and folder.resolve() == Path(self._run_folder).resolve():
-            raise BadInput(
-                f"Cannot log with {name!r} into {folder}.",
-                why=f"{self._run_folder} is the run's own folder: its metrics.jsonl, and the "
-                "config.json of a saved model, would be mixed with the tracker's.",
-                fix="choose another logging folder, or another name for the project.",
-            )
+        for name in (name for name in ("csv", "jsonl") if name in self._chosen):
+            folder = Path(self._logging_dir) / options.get(name, {}).get("folder", project)
+            if folder.resolve() == Path(self._run_folder).resolve():
+                raise BadInput(
+                    f"Cannot log with {name!r} into {folder}.",
+                    why=f"{self._run_folder} is the run's own folder: its metrics.jsonl, and the "
+                    "config.json of a saved model, would be mixed with the tracker's.",
+                    fix="choose another logging folder, or another name for the project.",
+                )
 
     def _attempt(
         self, running: _Running, call: Callable[..., Any], *args: Any, **kwargs: Any
@@ -387,11 +389,11 @@ class Trackers:
         if not running.reported:
             running.reported = True
             message = f"{who} failed and the run goes on without what it was given: {what}"
-            warnings.warn(message, Notice, stacklevel=4)
+            give_notice(message, stacklevel=4)
         if running.failures == FAILURES_IN_A_ROW and not running.off:
             running.off = True
             message = f"{who} is switched off after {running.failures} failures in a row: {what}"
-            warnings.warn(message, Notice, stacklevel=4)
+            give_notice(message, stacklevel=4)
 
     def _report_slow(self, running: _Running, seconds: float) -> None:
         if seconds > SLOW_S and not running.is_slow:
@@ -400,14 +402,14 @@ class Trackers:
                 f"The tracker {running.name!r} took {seconds:.0f} s for one log, and the run "
                 "waited for it: log more rarely, or look at what it waits for."
             )
-            warnings.warn(message, Notice, stacklevel=3)
+            give_notice(message, stacklevel=3)
 
     def _report_idle(self) -> None:
         if self._chosen and not self._idle_reported:
             self._idle_reported = True
             names = _listed(t if isinstance(t, str) else t.name for t in self._chosen)
             message = f"Nothing is recorded with {names}: call init_trackers before you log."
-            warnings.warn(message, Notice, stacklevel=3)
+            give_notice(message, stacklevel=3)
 
 
 def _bad_option(name: str, error: TypeError) -> BadInput:

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from anytrain.core.records.lines import as_file
 from anytrain.engine.recording.trackers.files import (
     append,
     is_after,
@@ -87,7 +88,7 @@ class CSVTracker(GeneralTracker):
 
 
 def _read(path: Path) -> tuple[list[str], list[list[str]]]:
-    with path.open(newline="", encoding="utf-8") as file:
+    with as_file(path).open(newline="", encoding="utf-8") as file:
         rows = list(csv.reader(file))
     return (rows[0], rows[1:]) if rows else ([], [])
 

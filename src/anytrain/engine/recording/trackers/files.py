@@ -11,6 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from anytrain.core.records.lines import as_file
 from anytrain.engine.recording.trackers.values import settings
 
 _HALVES = re.compile("[\ud800-\udfff]")
@@ -22,7 +23,7 @@ def append(path: Path, line: str) -> None:
 
     A line that a crash or a full disk tore off stays alone: the next one starts on its own.
     """
-    with path.open("a+b") as file:
+    with as_file(path).open("a+b") as file:
         if file.seek(0, os.SEEK_END):
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":

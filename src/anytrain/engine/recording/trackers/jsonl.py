@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
+from anytrain.core import documents
+from anytrain.core.records.lines import as_file
 from anytrain.engine.recording.trackers.files import (
     append,
     is_after,
@@ -55,7 +56,7 @@ class JSONLTracker(GeneralTracker):
         self.path.touch()
         if self._goes_on_at is not None:
             # Not splitlines(): JSON may hold other characters that it takes for an end.
-            lines = self.path.read_text(encoding="utf-8").split("\n")
+            lines = as_file(self.path).read_text(encoding="utf-8").split("\n")
             known = [line for line in lines if not is_after(_step(line), self._goes_on_at)]
             if len(known) < len(lines):
                 replace(self.path, "\n".join(known))
@@ -71,7 +72,7 @@ class JSONLTracker(GeneralTracker):
 
 def _step(line: str) -> object:
     try:
-        found = json.loads(line)
+        found = documents.from_json(line)
     except ValueError:  # torn
         return None
     return found.get("_step") if isinstance(found, dict) else None

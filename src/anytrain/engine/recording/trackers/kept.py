@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from anytrain.core import documents
+from anytrain.core.records.lines import as_file
 from anytrain.engine.recording.trackers.files import replace, to_json
 
 NAME = "trackers.json"
@@ -15,7 +16,7 @@ NAME = "trackers.json"
 def read(folder: str | os.PathLike[str], project: str) -> dict[str, str]:
     """Return the trackers' runs by name; none where nothing readable is kept for the project."""
     try:
-        kept = json.loads((Path(folder) / NAME).read_text(encoding="utf-8"))
+        kept = documents.from_json(as_file(Path(folder) / NAME).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     runs = kept.get("runs") if isinstance(kept, dict) and kept.get("project") == project else None

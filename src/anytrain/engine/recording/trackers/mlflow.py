@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from typing import Any
 
 from anytrain.core import environment
-from anytrain.core.errors import BadInput, Notice
+from anytrain.core.errors import BadInput
+from anytrain.core.notices import give_notice
 from anytrain.engine.recording.trackers.general import GeneralTracker, is_installed, library
 from anytrain.engine.recording.trackers.values import flatten, read, settings
 
@@ -176,7 +176,7 @@ class MLflowTracker(GeneralTracker):
     def _tell(self, key: str, why: str) -> None:
         if key not in self._told:
             self._told.add(key)
-            warnings.warn(f"MLflow does not record {key!r} as it is: {why}.", Notice, stacklevel=4)
+            give_notice(f"MLflow does not record {key!r} as it is: {why}.", stacklevel=4)
 
 
 def _check_store(uri: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from anytrain.core.errors import Notice
+from anytrain.core.notices import give_notice
 from anytrain.engine.recording.trackers.files import replace
 from anytrain.engine.recording.trackers.general import GeneralTracker, library
 from anytrain.engine.recording.trackers.values import flatten, read, settings
@@ -105,10 +104,9 @@ class TensorBoardTracker(GeneralTracker):
         if key in self._left_out:
             return
         self._left_out.add(key)
-        warnings.warn(
+        give_notice(
             f"TensorBoard does not record {key!r}: it takes numbers and texts, and this is a "
             f"{type(value).__name__}. The other values are recorded.",
-            Notice,
             stacklevel=4,
         )
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from anytrain.core import environment
+from anytrain.core import documents, environment
 
 _MOST_REMEMBERED = 100
 
@@ -62,7 +62,7 @@ class Memory:
 
     def _entries(self) -> dict[str, Any]:
         try:
-            found = json.loads(self._path.read_text())
+            found = documents.from_json(self._path.read_text())
         except (OSError, ValueError):
             return {}
         return found if isinstance(found, dict) else {}

@@ -10,9 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import yaml
-
-from anytrain.core import environment
+from anytrain.core import documents, environment
 from anytrain.core.errors import BadInput
 
 __all__ = [
@@ -47,7 +45,12 @@ def load_config_from_file(config_file: str | os.PathLike[str] | None) -> Cluster
     path = Path(default_config_file if config_file is None else config_file)
     if not path.is_file():
         raise FileNotFoundError(f"The config file {path} does not exist.")
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))  # JSON is YAML too
+    try:
+        content = documents.from_yaml(path.read_text(encoding="utf-8"))  # JSON is YAML too
+    except ValueError as error:
+        raise BadInput(
+            f"Cannot read the config file {path}.", why=f"{error}.", fix="correct the file."
+        ) from None
     if not isinstance(content, dict):
         raise BadInput(
             f"Cannot read the config file {path}.",

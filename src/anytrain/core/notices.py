@@ -1,0 +1,45 @@
+"""Say something the user should know: one line, `anytrain: ...`, and to Python a warning.
+
+It is a warning, so that `warnings.filterwarnings`, `-W` and `pytest.warns` treat it as they treat
+any other. Python would show it with a file, a line of anytrain's source and the category's name,
+none of which helps.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import cast
+
+from anytrain.core.errors import Notice
+
+_PYTHONS = ("warnings", "_py_warnings")
+
+
+def give_notice(text: str, *, stacklevel: int = 1) -> None:
+    """Warn of something, by a `Notice`; 1 is the line that calls this, as in `warnings.warn`.
+
+    Where a program shows warnings its own way, it shows this one so, too.
+    """
+    usual = warnings.formatwarning
+    if usual.__module__ in _PYTHONS:
+        # For this one warning: a formatter that stayed would be found by whoever puts in another.
+        warnings.formatwarning = cast("Callable[..., str]", _formatted)
+    try:
+        warnings.warn(text, Notice, stacklevel=stacklevel + 1)
+    finally:
+        if usual.__module__ in _PYTHONS:
+            warnings.formatwarning = usual
+
+
+def as_a_line(message: Warning | str) -> str:
+    """Return a notice as it is shown.
+
+    >>> as_a_line("Passed over step-3:\\n  why: it is cut.")
+    'anytrain: Passed over step-3: why: it is cut.'
+    """
+    return f"anytrain: {' '.join(str(message).split())}"
+
+
+def _formatted(message: Warning | str, *place: object, **more: object) -> str:
+    return f"{as_a_line(message)}\n"

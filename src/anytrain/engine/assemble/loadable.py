@@ -1,0 +1,238 @@
+"""Check that a checkpoint can be put into a run, before anything of the run is touched.
+
+Its files are whole by now. What they hold is compared with what this run would save: kinds and
+ranges of all fields, names and shapes of tensors, whose values need not be read for that.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from anytrain.core.errors import AnytrainError, CheckpointError
+from anytrain.engine.assemble import optimizer_kind
+from anytrain.engine.assemble.run import Run
+from anytrain.engine.checkpoint import Loaded, check_fit, expected, kinds
+from anytrain.engine.checkpoint.foreign import ForeignCheckpoint
+from anytrain.engine.checkpoint.loaded import blaming
+from anytrain.engine.checkpoint.manifest import MANIFEST
+from anytrain.engine.prepared.scheduler import PreparedScheduler
+
+
+def name_of(kind: str, position: int) -> str:
+    """Return the name of the part that holds the object at a position among those of its kind."""
+    return kind if position == 0 else f"{kind}_{position}"
+
+
+def check_meta(loaded: Loaded) -> None:
+    """Raise CheckpointError where what the manifest says of the run has no meaning."""
+    with blaming(loaded.path, MANIFEST):
+        kinds.check(loaded.meta, expected.META, "meta")
+
+
+def check_models(models: Sequence[nn.Module], loaded: Loaded, *, strict: bool) -> None:
+    """Raise CheckpointError where one of the models cannot take its weights."""
+    check_count("model", len(models), loaded.meta["num_models"], loaded)
+    for position, model in enumerate(models):
+        outline = loaded.model(position, outline=True)
+        check_fit(model, outline, strict=strict, source=loaded.source(position))
+
+
+def check_optimizers(run: Run, loaded: Loaded) -> None:
+    """Raise CheckpointError where an optimizer or a schedule cannot take its state."""
+    check_saved("optimizer", len(run.optimizers), loaded)
+    noted = loaded.meta.get("optimizers")  # older checkpoints hold none
+    if noted is not None:
+        with blaming(loaded.path, MANIFEST):
+            kinds.check(noted, kinds.Each(kinds.Anything(), len(run.optimizers)), "meta.optimizers")
+    for number, optimizer in enumerate(run.optimizers):
+        name, kind = name_of("optimizer", number), noted and noted[number]
+        needed = optimizer_kind.check(optimizer, loaded.outline(name), kind, loaded.path)
+        wanted = partial(expected.check_optimizer, optimizer.optimizer, needed=needed)
+        loaded.check(name, wanted)
+    check_saved("scheduler", len(run.schedulers), loaded)
+    for number, scheduler in enumerate(run.schedulers):
+        name = name_of("scheduler", number)
+        state = loaded.part(name)
+        loaded.check(name, partial(expected.check_schedule, _inner(scheduler)))
+        file = str(loaded.manifest.parts[name])
+        _try_schedule(_inner(scheduler), state, loaded.path, file)
+
+
+def check_values(optimizer: Any, state: Any, name: str, loaded: Loaded) -> None:
+    """Raise CheckpointError where a large tensor, of which an outline tells nothing, is no good."""
+    with blaming(loaded.path, str(loaded.manifest.parts[name])):
+        expected.check_optimizer(optimizer.optimizer, state)
+
+
+def _inner(scheduler: Any) -> Any:
+    """Return the schedule that keeps the state; a Trainer's plateau is not wrapped."""
+    return scheduler.scheduler if isinstance(scheduler, PreparedScheduler) else scheduler
+
+
+def check_foreign_optimizers(run: Run, found: ForeignCheckpoint) -> None:
+    """Raise CheckpointError where another library's optimizers and schedules do not fit."""
+    for number, optimizer in enumerate(run.optimizers):
+        state = found.optimizers.get(number)
+        optimizer_kind.check(optimizer, state, None, found.path)
+        with blaming(found.path, name_of("optimizer", number)):
+            expected.check_optimizer(optimizer.optimizer, state)
+    for number, scheduler in enumerate(run.schedulers):
+        state = found.schedulers.get(number)
+        name = name_of("scheduler", number)
+        with blaming(found.path, name):
+            expected.check_schedule(_inner(scheduler), state)
+        _try_schedule(_inner(scheduler), state, found.path, name)
+
+
+def check_foreign_states(run: Run, found: ForeignCheckpoint) -> None:
+    """Raise CheckpointError where another library's scaler or random generators do not fit."""
+    session = run.session
+    if session.precision.scale is not None and found.scalers:
+        with blaming(found.path, "scaler.pt"):
+            kinds.check(found.scalers.get(0), expected.SCALER)
+    generators = {f"{name}?": kind for name, kind in expected.GENERATORS.items()}
+    with blaming(found.path, f"the random states of rank {session.world.rank}"):
+        kinds.check(found.rng.get(session.world.rank, {}), generators)
+
+
+def check_standing(run: Run, loaded: Loaded, registered: Sequence[Any]) -> None:
+    """Raise CheckpointError where the position in the data or the loop cannot be taken."""
+    check_saved("loader", len(run.loaders), loaded)
+    for number, loader in enumerate(run.loaders):
+        check_loader(loader, loaded, number)
+    loaded.check("cursor", expected.CURSOR)
+    if run.session.precision.scale is not None:
+        loaded.check("scaler", expected.SCALER)
+    check_saved("registered", len(registered), loaded)
+    for number, obj in enumerate(registered):
+        name = name_of("registered", number)
+        if isinstance(obj, LRScheduler):
+            loaded.check(name, partial(expected.check_schedule, obj))
+        elif isinstance(obj, Optimizer):
+            loaded.check(name, partial(expected.check_optimizer, obj))
+        else:
+            loaded.outline(name)  # its fields are its owner's: see that the file can be read
+
+
+def check_loader(loader: Any, loaded: Loaded, number: int = 0) -> None:
+    """Raise CheckpointError where a loader's position in the data cannot be taken."""
+    wanted = partial(
+        expected.check_loader,
+        generator=loader.walk.generator,
+        layout=loader.layout_names,
+        num_samples=loader.num_samples(),
+    )
+    loaded.check(name_of("loader", number), wanted)
+
+
+def check_own(run: Run, loaded: Loaded) -> None:
+    """Raise CheckpointError where this rank's own part cannot be taken."""
+    session, rank = run.session, run.session.world.rank
+    check_gradients(run, loaded, rank)
+
+    def take(state: Any) -> None:
+        now = session.backend.rng_state(session.device)
+        try:
+            session.backend.restore_rng(session.device, state)
+        finally:
+            if now is not None:
+                session.backend.restore_rng(session.device, now)
+
+    words = f"a state of the random generator of {session.device}"
+    device: kinds.Description = kinds.Taken(words, take)
+    kind = {"device_kind": kinds.Text()}
+    loaded.check_rank("rng", rank, {**expected.GENERATORS, **kind, "device": kinds.Anything()})
+    if loaded.rank_part("rng", rank)["device_kind"] == session.backend.name:
+        loaded.check_rank("rng", rank, {"device": kinds.Maybe(device)})
+    if "losses" in loaded.rank_part_names:
+        curve = {"sum": kinds.Number(finite=False), "num": kinds.Whole(), "at": kinds.Whole()}
+        loaded.check_rank("losses", rank, curve)
+
+
+def check_gradients(run: Run, loaded: Loaded, rank: int) -> None:
+    """Raise CheckpointError where a rank's gradients are of no parameter here."""
+    own = {
+        f"{position}.{name}": parameter
+        for position, model in enumerate(run.models)
+        for name, parameter in model.named_parameters()
+    }
+    loaded.check_rank("gradients", rank, partial(expected.check_gradients, own))
+
+
+def check_saved(kind: str, wanted: int, loaded: Loaded) -> None:
+    """Raise CheckpointError where the checkpoint holds another number of a kind."""
+    saved = sum(1 for name in loaded.part_names if name == kind or _is_nth(name, kind))
+    check_count(kind, wanted, saved, loaded)
+
+
+def check_count(kind: str, wanted: int, saved: int, loaded: Loaded) -> None:
+    """Raise CheckpointError where the numbers differ."""
+    if wanted != saved:
+        raise CheckpointError(
+            f"Cannot load {loaded.path}: it holds {saved} of kind {kind!r}, this run has {wanted}.",
+            why=f"a run is restored whole; what {MANIFEST} lacks would start afresh unnoticed.",
+            fix="prepare and register the same objects as when it was saved, then load.",
+        )
+
+
+def _try_schedule(scheduler: Any, state: Any, path: Path, file: str) -> None:
+    """Let a schedule take the state, and take its own again."""
+    before = copy.deepcopy(scheduler.state_dict())
+    try:
+        scheduler.load_state_dict(copy.deepcopy(state))
+    except Exception as error:
+        lacks = f"this run's needs {error}, which was not saved"
+        reason = lacks if isinstance(error, KeyError) else _told(error)
+        raise CheckpointError(
+            f"Cannot load {path}: its schedule of the learning rate is not of this run's kind.",
+            why=f"{file}: {reason}.",
+            fix="go on with the schedule that was saved (lr_scheduler_type). To train on with "
+            "another, begin a new run from the saved model.",
+        ) from error
+    finally:
+        scheduler.load_state_dict(before)
+
+
+def restore_registered(registered: Sequence[Any], loaded: Loaded) -> None:
+    """Put back what was registered. It comes first, as its owner's code may refuse its state.
+
+    All of it is then as it was before.
+    """
+    before: list[tuple[Any, Any]] = []
+    for position, obj in enumerate(registered):
+        name = name_of("registered", position)
+        state = loaded.part(name)
+        before.append((obj, copy.deepcopy(obj.state_dict())))
+        try:
+            obj.load_state_dict(state)
+        except Exception as error:
+            for each, kept in reversed(before):
+                with suppress(Exception):  # the first error is the one to tell
+                    each.load_state_dict(kept)
+            if isinstance(error, AnytrainError):
+                raise
+            file = loaded.manifest.parts[name]
+            raise CheckpointError(
+                f"Cannot load {loaded.path}: a {type(obj).__name__} does not take what {file} "
+                "holds.",
+                why=f"{_told(error)}, in its load_state_dict().",
+                fix="register the same objects in the same order as when it was saved, or resume "
+                "from another checkpoint.",
+            ) from error
+
+
+def _told(error: Exception) -> str:
+    return f"it raised {type(error).__name__}: {error}"
+
+
+def _is_nth(name: str, kind: str) -> bool:
+    return name.startswith(f"{kind}_") and name[len(kind) + 1 :].isdigit()

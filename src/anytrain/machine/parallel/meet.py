@@ -1,0 +1,269 @@
+"""Meet the other ranks: find the store, call the roll, and only then make torch's group.
+
+torch waits in native code for half an hour without a word, and names nobody. Here the lowest rank
+that has come calls the roll: it says for whom it waits, and ends the wait where one cannot come.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from datetime import timedelta
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from anytrain.core import environment
+from anytrain.core.environment import Place
+from anytrain.core.errors import AnytrainError, BadInput, PeerLost
+from anytrain.machine.processes import meeting, missing, notes
+from anytrain.machine.processes.watch import RESUME, say
+
+_LONGEST_S = 1800.0
+_POLL_S = 0.1
+_LOOK_S = 1.0
+_SOON_S = 5.0
+_AGAIN_S = 60.0
+_HEARD_S = 2.0
+"""How long the others may take to hear why the wait is over."""
+_ENDED_S = 10.0
+"""How long a launcher of ours may take to end the others."""
+
+
+def meet(
+    place: Place,
+    transport: str,
+    device: torch.device,
+    timeout_s: float | None,
+    init_method: str | None,
+    stall_s: float,
+    beats: str | None,
+) -> None:
+    """Make the process group, or say why the ranks could not meet."""
+    options: dict[str, Any] = {"rank": place.rank, "world_size": place.size}
+    if timeout_s is not None:
+        options["timeout"] = timedelta(seconds=timeout_s)
+    if transport == "nccl":
+        # Connect now: a network that cannot carry the job shows at the start, not at step 1.
+        options["device_id"] = device
+    point = init_method or ""
+    try:
+        if init_method is None or init_method == "env://":
+            address, port = meeting.meeting_point(place.launcher)
+            point = f"{address}:{port}"
+            longest_s = timeout_s or _LONGEST_S
+            call = _RollCall(place, (address, port), longest_s, stall_s, beats)
+            options["store"] = PrefixStore("default_pg", call.store())
+        else:
+            options["init_method"] = init_method
+        # torch_xla's group carries its tensors alone: gloo has the rest, objects among it.
+        dist.init_process_group("gloo" if transport == "xla" else transport, **options)
+    except (dist.DistError, OSError) as error:
+        raise _no_meeting(error, place, point) from error
+
+
+def listening_store(address: str, port: int, timeout_s: float) -> Any:
+    """Return a store that listens here; port 0 lets the system choose.
+
+    Nobody asks who writes to it, so where all ranks are on this machine no other reaches it.
+    """
+    options: dict[str, Any] = {
+        "is_master": True,
+        "timeout": timedelta(seconds=timeout_s),
+        "wait_for_workers": False,
+    }
+    here = meeting.loopback(address)
+    if here is None:
+        return dist.TCPStore(address, port, **options)  # type: ignore[attr-defined]
+    family = socket.AF_INET6 if ":" in here else socket.AF_INET
+    with socket.socket(family) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((here, port))
+        listener.listen(1024)
+        bound = listener.getsockname()[1]
+        # The store closes the descriptor when it ends.
+        options["master_listen_fd"] = listener.detach()
+        return dist.TCPStore(here, bound, **options)  # type: ignore[attr-defined]
+
+
+class _RollCall:
+    """One rank's part in the meeting."""
+
+    def __init__(
+        self,
+        place: Place,
+        point: tuple[str, int],
+        timeout_s: float,
+        stall_s: float,
+        beats: str | None,
+    ) -> None:
+        self._place, self._point, self._beats = place, point, beats
+        self._timeout_s, self._stall_s = timeout_s, stall_s
+        # Whom a launcher has started comes within seconds, or is busy with its imports.
+        self._soon_s = min(_SOON_S, stall_s / 6) if stall_s > 0 else _SOON_S
+        self._next_word = 2 * self._soon_s
+        self._missing = missing.Missing(place, beats)
+        self._began = self._looked = time.monotonic()
+        self._since: dict[int, tuple[str, float]] = {}
+        """By rank: what was seen of it the last time, and since when."""
+
+    def store(self) -> Store:
+        """Return the store of the job, once every rank has come to it."""
+        holder = meeting.store_holder()
+        if holder == self._place.rank:
+            base = listening_store(*self._point, self._timeout_s)
+        else:
+            base = self._found(holder)
+        try:
+            self._call(base)
+        except dist.DistError as error:
+            raise self._lost(holder, error) from error
+        return base  # type: ignore[no-any-return]  # the stubs lack TCPStore
+
+    def _found(self, holder: int | None) -> Any:
+        """Knock until the holder listens: the store's own knocking says nothing, and hears none."""
+        address, port = meeting.loopback(self._point[0]) or self._point[0], self._point[1]
+        while True:
+            try:
+                socket.create_connection((address, port), timeout=5.0).close()
+                break
+            except OSError:
+                if holder is not None:
+                    self._wait_for({holder: ""}, None)
+                elif self._waited_s() > self._timeout_s:
+                    raise
+            time.sleep(_POLL_S)
+        return dist.TCPStore(  # type: ignore[attr-defined]  # not in stubs
+            address,
+            port,
+            timeout=timedelta(seconds=self._timeout_s),
+            wait_for_workers=False,
+        )
+
+    def _call(self, base: Store) -> None:
+        attempt = environment.variable("TORCHELASTIC_RESTART_COUNT") or "0"
+        roll = PrefixStore(f"anytrain/roll/{attempt}", base)
+        roll.set(str(self._place.rank), f"{os.getpid()} {socket.gethostname()}")
+        while not roll.check(["all"]):
+            if roll.check(["over"]):
+                self._follow(json.loads(roll.get("over")))
+            self._look_around(roll)
+            time.sleep(_POLL_S)
+
+    def _look_around(self, roll: Store) -> None:
+        """As the lowest rank that has come: end the roll call, or wait for the others."""
+        ranks = range(self._place.size)
+        if next(r for r in ranks if roll.check([str(r)])) != self._place.rank:
+            return
+        came = {r: roll.get(str(r)).decode() for r in ranks if roll.check([str(r)])}
+        if len(came) == len(ranks):
+            roll.set("all", "here")
+        else:
+            self._wait_for({r: came.get(r, "") for r in ranks}, roll)
+
+    def _waited_s(self) -> float:
+        return time.monotonic() - self._began
+
+    def _wait_for(self, came: dict[int, str], roll: Store | None) -> None:
+        """Say for whom this rank waits, and end the wait where one of them cannot come.
+
+        `came` holds for each rank what it left when it came, "" where it has not.
+        """
+        now = time.monotonic()
+        if now - self._looked < _LOOK_S:
+            return
+        self._looked = now
+        self._missing.look()
+        states = {r: self._missing.state(r, left) for r, left in came.items()}
+        states = {r: state for r, state in states.items() if not came[r] or state == missing.ENDED}
+        self._since = {
+            rank: (state, self._since[rank][1] if self._was(rank, state) else now)
+            for rank, state in states.items()
+        }
+        lost = [rank for rank in states if self._is_lost(rank, now)]
+        if lost or self._waited_s() >= self._timeout_s:
+            self._end(lost or list(states), roll)
+        if self._waited_s() >= self._next_word and self._missing.is_lowest_here():
+            self._next_word = self._waited_s() + _AGAIN_S
+            say(f"anytrain: rank {self._place.rank} has {self._told(list(states))}")
+
+    def _was(self, rank: int, state: str) -> bool:
+        return rank in self._since and self._since[rank][0] == state
+
+    def _is_lost(self, rank: int, now: float) -> bool:
+        """Whether a rank cannot come: it has ended, and no launcher acts; or it is stopped."""
+        state, since = self._since[rank]
+        if state == missing.ENDED:
+            # Twice: whoever fails is named by its launcher, with its error.
+            return self._waited_s() >= self._soon_s and now > since
+        return state == missing.STOPPED and 0 < self._stall_s <= now - since
+
+    def _told(self, ranks: list[int]) -> str:
+        seen = "; ".join(
+            f"rank {rank}{self._missing.pid(rank)} {self._since[rank][0]}" for rank in ranks[:8]
+        )
+        at = f"{self._point[0]}:{self._point[1]}"
+        return f"waited {self._waited_s():.0f} s at {at} for {_names(ranks)}: {seen}."
+
+    def _end(self, ranks: list[int], roll: Store | None) -> None:
+        words = [
+            f"{_names(ranks).capitalize()} of {self._place.size} did not come to the meeting of "
+            "the ranks, so the job was ended.",
+            f"rank {self._place.rank} {self._told(ranks)}",
+            "look at what was printed above: every rank must come as far as its Accelerator or "
+            f"Trainer. Then {RESUME}.",
+        ]
+        if roll is not None:
+            roll.set("over", json.dumps(words))
+        if self._beats is None and roll is not None:
+            time.sleep(_HEARD_S)  # the store may end with this process
+        self._leave(words)
+
+    def _follow(self, words: list[str]) -> NoReturn:
+        """End as the rank does that has called the roll."""
+        if self._beats is not None:
+            time.sleep(_ENDED_S)
+        self._leave(words)
+
+    def _leave(self, words: list[str]) -> NoReturn:
+        what, why, fix = words
+        if self._beats is not None:
+            notes.leave(self._beats, self._place.rank, "stall", json.dumps(words))
+            os._exit(1)
+        raise PeerLost(what, why=why, fix=fix)
+
+    def _lost(self, holder: int | None, error: Exception) -> Exception:
+        """Return what to say of a store that went away under the roll call."""
+        if holder is None or holder == self._place.rank:
+            return error
+        return PeerLost(
+            f"Rank {holder} of {self._place.size} ended before all ranks had met.",
+            why=f"it keeps their meeting point, {self._point[0]}:{self._point[1]}, and rank "
+            f"{self._place.rank} lost the connection to it.",
+            fix=f"look for its error, then {RESUME}.",
+        )
+
+
+def _names(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _no_meeting(error: Exception, place: Place, point: str) -> AnytrainError:
+    text = str(error)
+    if "EADDRINUSE" in text or "address already in use" in text.lower():
+        return BadInput(
+            f"The meeting point {point} is in use.",
+            why=f"rank {place.rank} must listen there for the others, and another program does.",
+            fix="choose another: `anytrain launch --main_process_port 0`, "
+            "`notebook_launcher(..., use_port=0)`, or export MASTER_PORT.",
+        )
+    return PeerLost(
+        f"Rank {place.rank} of {place.size} could not meet the others at {point}.",
+        why=text.strip().splitlines()[0] if text.strip() else type(error).__name__,
+        fix="check that every rank was started and that this address is reachable from here.",
+    )
