@@ -255,3 +255,19 @@ def test_a_stream_that_knows_its_place_is_not_read_again() -> None:
     fresh.load_state_dict(place)
     assert [batch.tolist() for batch in fresh] == [[4, 5], [6, 7], [8, 9]]
     assert stream.reads == 6
+
+
+def test_the_last_batches_can_be_read_again_also_those_of_the_epoch_before() -> None:
+    loader = augmented(0)
+    handed = {(epoch, n): b for epoch in range(2) for n, b in enumerate(loader)}
+    walk = iter(loader)
+    handed[2, 0] = next(walk)
+    next(walk)
+    read = {(each.epoch, each.number): each for each in loader.read_before()}
+    assert list(read)[: len(handed)] == list(handed), "the oldest first"
+    for place, batch in handed.items():
+        assert torch.equal(read[place].on_host(), batch), "with what was drawn while loading it"
+    walk.close()
+    list(loader)
+    read_again = [(each.epoch, each.number) for each in loader.read_before()]
+    assert len(set(read_again)) == len(read_again), "a walk that was left early is forgotten"

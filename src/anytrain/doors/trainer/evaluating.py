@@ -218,8 +218,8 @@ class Evaluating(Data):
         try:
             with inputs.explained():
                 kept = evaluate(job)
-            predictions, labels, metrics = scores.result(kept)
-            loss = kept.loss.value(world)
+                predictions, labels, metrics = scores.result(kept)
+                loss = kept.loss.value(world)  # the host may not have read of the device before
             num_samples = sum(world.gather_object(kept.num_rows))
             if description == "Evaluation" and num_samples and world.rank == 0:
                 scores.tell_missing(self.label_names, only_loss, loss is not None)

@@ -13,6 +13,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from anytrain.core.errors import AnytrainError
 from anytrain.engine.assemble.inputs import Fed, explain, is_lost, origin, out_of_range, search
+from anytrain.engine.loop import Progress
+from anytrain.engine.prepared.loader import ReadBatch
 from anytrain.engine.step import ranges
 from anytrain.engine.step.blocks import is_compiled
 from anytrain.engine.step.update import StepOutput
@@ -124,17 +126,28 @@ class Inputs:
 
     def _outside(self) -> tuple[Fed, ranges.Outside] | None:
         """Read the newest batches again, on the host, and return a value outside its table."""
-        trainer = self._trainer
-        progress = trainer._progress
-        num_before = (progress.step - trainer._globalstep_last_logged) * progress.num_micro
-        first = 0 if self._is_evaluation else progress.batch - num_before
-        loaders = [self._loader] if self._is_evaluation else trainer._run.loaders[:1]
-        batches = (
-            self._batch(batch, number, samples)
-            for loader in loaders
-            for number, samples, batch in loader.on_host(first)
-        )
-        return search(batches, self._found)
+        steps = self._of_evaluation() if self._is_evaluation else self._steps_since_last_log()
+        fed = (Fed(read.on_host(), read.samples, step, read.number) for step, read in steps)
+        return search(fed, self._found)
+
+    def _of_evaluation(self) -> list[tuple[int | None, ReadBatch]]:
+        """Return the last batches of this evaluation, which may have read all of its own."""
+        read = self._loader.read_before()
+        return [(None, each) for each in read if each.epoch == read[-1].epoch]
+
+    def _steps_since_last_log(self) -> list[tuple[int | None, ReadBatch]]:
+        """Return the batches that the device was given since it was last heard of, and when."""
+        trainer, progress = self._trainer, self._trainer._progress
+        found: list[tuple[int | None, ReadBatch]] = []
+        epoch, first = progress.epoch, progress.step + 1 - _num_steps(progress.batch, progress)
+        read = [each for loader in trainer._run.loaders[:1] for each in loader.read_before()]
+        for each in reversed(read):
+            if each.epoch != epoch:
+                epoch, first = each.epoch, first - _num_steps(each.number + 1, progress)
+            step = first + each.number // progress.num_micro
+            if step > trainer._globalstep_last_logged:
+                found.append((step, each))
+        return found[::-1]
 
     @property
     def _is_evaluation(self) -> bool:
@@ -151,6 +164,11 @@ class Inputs:
         loader = self._loader if self._is_evaluation else self._trainer._run.loaders[0]
         known = getattr(loader, "samples_of", None)
         return None if known is None else known(number)
+
+
+def _num_steps(num_batches: int, progress: Progress) -> int:
+    """Return how many steps so many batches of an epoch make; the last may be a short one."""
+    return -(-num_batches // progress.num_micro)
 
 
 def _here(fed: Fed) -> Fed:

@@ -60,26 +60,44 @@ class Placement:
         return Placement, (self.backend, self.device, self.non_blocking)
 
 
+class ReadBatch(NamedTuple):
+    """A batch that was read from the data."""
+
+    epoch: int
+    number: int
+    """Its number in the epoch, from 0."""
+    samples: list[Any] | None
+    """Which samples of the data set its rows are; None where nobody knows."""
+    on_host: Callable[[], Any]
+    """Returns it as it was on the host, with what was drawn while loading it."""
+
+
 class Kept:
     """The last batches as they were on the host: what an error of the device is explained by.
 
     They are held and not copied, and together are bounded by the size of the first.
     """
 
-    def __init__(self, first: int) -> None:
-        self._batches: deque[tuple[int, Any]] = deque(maxlen=0)
-        self._num = first
+    def __init__(self) -> None:
+        self._batches: deque[ReadBatch] = deque(maxlen=0)
+        self._epoch = self._num = 0
+
+    def begin(self, epoch: int, first: int) -> None:
+        """Count the batches that follow from this place; those of earlier epochs stay."""
+        self._epoch, self._num = epoch, first
+        while self._batches and self._batches[-1].epoch >= epoch:  # a walk that was left early
+            self._batches.pop()
 
     def add(self, batch: Any) -> None:
         """Hold one more batch, and let go of the oldest."""
-        if not self._batches:
+        if not self._batches.maxlen:
             sizes = [leaf.nbytes for leaf in leaves(batch) if isinstance(leaf, torch.Tensor)]
             most = _KEPT_BYTES // max(sum(sizes), 1)
             self._batches = deque(maxlen=min(max(most, 2), _MOST_KEPT))
-        self._batches.append((self._num, batch))
+        self._batches.append(ReadBatch(self._epoch, self._num, None, lambda: batch))
         self._num += 1
 
-    def __iter__(self) -> Iterator[tuple[int, Any]]:
+    def __iter__(self) -> Iterator[ReadBatch]:
         return iter(list(self._batches))
 
 

@@ -76,6 +76,17 @@ class Ticket(NamedTuple):
     seed: int
 
 
+class DealtBatch(NamedTuple):
+    """Which samples a batch was made of, and when."""
+
+    epoch: int
+    number: int
+    """Its number in the epoch, from 0."""
+    samples: list[Any]
+    key: int
+    """What the seeds of its samples were drawn from."""
+
+
 class Tickets(BatchSampler):
     """A batch sampler's batches, remembered; each sample with its ticket where it may draw."""
 
@@ -84,37 +95,45 @@ class Tickets(BatchSampler):
         self._seeds = seeds
         self.batch_size = getattr(batch_sampler, "batch_size", None)  # type: ignore[assignment]  # None where batches vary
         self.drop_last = getattr(batch_sampler, "drop_last", False)
-        self._key = self._first = 0
-        self._dealt: deque[tuple[int, list[Any]]] = deque(maxlen=_REMEMBERED)
+        self._key = self._first = self._epoch = 0
+        self._dealt: deque[DealtBatch] = deque(maxlen=_REMEMBERED)
 
     def begin(self, seed: int, epoch: int) -> None:
         """Draw the next epoch's seeds from these."""
-        self._key = mix(mix(0, seed), epoch)
-        self._dealt.clear()
+        self._key, self._epoch = mix(mix(0, seed), epoch), epoch
+        while self._dealt and self._dealt[-1].epoch >= epoch:  # a walk that was left early
+            self._dealt.pop()
 
     def dealt(self, number: int) -> list[Any] | None:
         """Return the samples of the epoch's batch of that number, if it is remembered."""
-        return next((batch for n, batch in reversed(self._dealt) if n == number), None)
+        mine = (each for each in reversed(self._dealt) if each.epoch == self._epoch)
+        return next((each.samples for each in mine if each.number == number), None)
 
     @property
     def newest(self) -> int:
-        """The number of the batch that was dealt last; -1 before the first."""
-        return self._dealt[-1][0] if self._dealt else -1
+        """The number of the epoch's batch that was dealt last; -1 before the first."""
+        newest = self._dealt[-1] if self._dealt else None
+        return -1 if newest is None or newest.epoch != self._epoch else newest.number
 
-    def known(self) -> list[tuple[int, list[Any]]]:
-        """Return the batches of the epoch that are remembered: their numbers and samples."""
+    def known(self) -> list[DealtBatch]:
+        """Return the last batches, the oldest first; those of earlier epochs are among them."""
         return list(self._dealt)
 
-    def draw(self, batch: list[Any]) -> list[Any]:
-        """Return the tickets of a batch of this epoch; its samples where nothing is drawn."""
+    def draw(self, batch: list[Any], key: int | None = None) -> list[Any]:
+        """Return the tickets of a batch; its samples where nothing is drawn.
+
+        It is one of this epoch, or of the one whose `key` is given.
+        """
         if not self._seeds:
             return batch
-        return [Ticket(index, mix(self._key, _number(index))) for index in batch]
+        key = self._key if key is None else key
+        return [Ticket(index, mix(key, _number(index))) for index in batch]
 
     def of(self, batch_sampler: Any, first: int) -> Tickets:
         """Return tickets of the same epoch for another dealing, whose batches count from there."""
         others = Tickets(batch_sampler, seeds=self._seeds)
-        others._key, others._dealt, others._first = self._key, self._dealt, first
+        others._key, others._epoch = self._key, self._epoch
+        others._dealt, others._first = self._dealt, first
         return others
 
     def __len__(self) -> int:
@@ -123,7 +142,7 @@ class Tickets(BatchSampler):
     def __iter__(self) -> Iterator[Any]:
         dealt, draw = self._dealt.append, self.draw if self._seeds else None
         for number, batch in enumerate(self.batch_sampler, self._first):
-            dealt((number, list(batch)))
+            dealt(DealtBatch(self._epoch, number, list(batch), self._key))
             yield batch if draw is None else draw(batch)
 
 

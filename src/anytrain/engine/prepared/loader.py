@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from anytrain.core.notices import give_notice
-from anytrain.engine.data.ahead import Ahead, Kept, Placement
+from anytrain.engine.data.ahead import Ahead, Kept, Placement, ReadBatch
 from anytrain.engine.data.alike import Watch
 from anytrain.engine.data.dispatch import Rounds, dispatch
 from anytrain.engine.data.graphs import Watched
@@ -29,7 +29,7 @@ from anytrain.engine.prepared.dealt import Dealt, Place
 from anytrain.engine.prepared.rebuild import rebuild, rest_of_stream, skipping
 from anytrain.engine.prepared.walk import Walk
 
-__all__ = ["Placement", "PreparedLoader", "Walk"]
+__all__ = ["Placement", "PreparedLoader", "ReadBatch", "Walk"]
 
 
 class PreparedLoader(DataLoader[Any]):
@@ -247,7 +247,8 @@ class PreparedLoader(DataLoader[Any]):
         if walk.tickets is not None and self._dealer is None:
             ahead.explain = partial(self._explained, first)
         if walk.tickets is None and ahead.runs_behind:
-            ahead.kept = walk.kept = Kept(first)
+            ahead.kept = walk.kept = walk.kept or Kept()
+            ahead.kept.begin(self.iteration, first)
         return ahead
 
     def _explained(self, first: int, error: Exception, batches: Iterator[Any]) -> Exception:
@@ -435,23 +436,23 @@ class PreparedLoader(DataLoader[Any]):
         place, batch = self.walk.placement, self._loaded(samples)
         return batch if place is None else place(batch)
 
-    def on_host(self, first: int = 0) -> Iterator[tuple[int, list[Any] | None, Any]]:
-        """Yield batches of this epoch as they are on the host, with their numbers and samples.
+    def read_before(self) -> list[ReadBatch]:
+        """Return the last batches, the oldest first, also of earlier epochs.
 
-        They begin with number `first`, or the first that is still known. It takes no device.
+        To read one again takes no device.
         """
-        if self.walk.tickets is not None:
-            for number, samples in self.walk.tickets.known():
-                if number >= first:
-                    yield number, samples, self._loaded(samples)
-        for number, batch in self.walk.kept or ():
-            if number >= first:
-                yield number, None, batch
+        tickets, again = self.walk.tickets, self._loaded
+        if tickets is None:
+            return list(self.walk.kept or ())
+        return [
+            ReadBatch(epoch, number, samples, partial(again, samples, key))
+            for epoch, number, samples, key in tickets.known()
+        ]
 
-    def _loaded(self, samples: list[Any]) -> Any:
+    def _loaded(self, samples: list[Any], key: int | None = None) -> Any:
         base, tickets = self.base_dataloader, self.walk.tickets
         assert tickets is not None
-        return load(base.dataset, base.collate_fn, tickets.draw(samples))
+        return load(base.dataset, base.collate_fn, tickets.draw(samples, key))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, in whatever takes one."""
