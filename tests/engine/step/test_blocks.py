@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
-from typing import Any
 
 import torch
 from torch import nn
 
-from anytrain.engine.step.blocks import change_call, is_free, repeated
+from anytrain.engine.step.blocks import is_free, repeated, set_checkpointed
 
 
 class Block(nn.Module):
@@ -66,45 +65,41 @@ def test_a_changed_call_leaves_the_module_as_it_was() -> None:
     before = {name: set(vars(module)) for name, module in model.named_modules()}
     keys = list(model.state_dict())
     for block in repeated(model):
-        change_call(block, checkpointed=True)
+        set_checkpointed(block, True)
     assert list(model.state_dict()) == keys
     for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
         assert all(block._compiled_call_impl is None for block in other)
         assert {name: set(vars(m)) for name, m in other.named_modules()} == before
     for block in repeated(model):
-        change_call(block, checkpointed=False)
+        set_checkpointed(block, False)
     assert {name: set(vars(module)) for name, module in model.named_modules()} == before
 
 
 def test_hooks_are_called_whatever_the_call_is() -> None:
     model, seen = stack(3), []
-    change_call(model[0], checkpointed=True)
-    change_call(model[1], compiled=lambda block, x: x * 0)
+    set_checkpointed(model[0], True)
     for block in model:
         block.register_forward_hook(lambda module, given, output: seen.append(module))
     model(torch.randn(2, 8, requires_grad=True))
     assert seen == list(model)
 
 
-def test_a_compiled_call_serves_training_alone() -> None:
-    model, calls = stack(3), []
+def test_a_block_that_is_not_trained_is_called_as_ever() -> None:
+    model, saved = stack(3), []
+    set_checkpointed(model[1], True)
+    x = torch.randn(2, 8, requires_grad=True)
 
-    def compiled(block: nn.Module, *args: Any) -> Any:
-        calls.append(block)
-        return type(block).forward(block, *args)
+    def calls(trains: bool) -> int:
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(saved.append, lambda kept: kept):
+            model.train(trains)(x)
+        return len(saved)
 
-    change_call(model[1], compiled=compiled)
-    x = torch.randn(2, 8)
-    model(x)
-    assert calls == [model[1]]
-    with torch.no_grad():
-        model(x)
-    model.eval()(x)
-    assert len(calls) == 1
+    assert calls(True) < calls(False)
 
 
 def test_a_call_that_somebody_else_replaced_is_not_free() -> None:
     model = stack(3)
     model[0].compile(backend="eager")
-    change_call(model[1], checkpointed=True)
+    set_checkpointed(model[1], True)
     assert [is_free(block) for block in model] == [False, True, True]

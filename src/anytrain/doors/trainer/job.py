@@ -59,8 +59,6 @@ class TrainerJob:
         trainer._answer_bad_steps(reading)
         trainer._globalstep_last_logged = trainer.state.global_step
         older.call(trainer.log, logs, trainer._began)
-        if trainer._regions is not None:
-            trainer._regions.tend(trainer._progress.max_steps - trainer._progress.step)
 
     def settle(self) -> None:
         """Wait for the device; who evaluates or saves would wait for it anyway."""

@@ -50,7 +50,6 @@ from anytrain.doors.training_args import TrainingArguments
 from anytrain.doors.training_args.session import run_options
 from anytrain.engine import objective
 from anytrain.engine.assemble import current
-from anytrain.engine.assemble.regions import Regions, build_regions
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.training import (
     Recount,
@@ -121,7 +120,6 @@ class Trainer(
     """
 
     _activations: Activations | None = None
-    _regions: Regions | None = None
 
     def __init__(
         self,
@@ -306,9 +304,6 @@ class Trainer(
         self.is_in_train = False
         if "_engine_step" in vars(self):
             self._engine_step.end()
-        if self._regions is not None:
-            self._regions.close()
-            self._regions = None
         self.callback_handler.close()
         self._leave_records()
         self._end_saving()
@@ -404,7 +399,6 @@ class Trainer(
             tell=self._tell if handler.looks_inside() else None,
             split=self._was_split,
         )
-        self._regions = build_regions(run, self.model_wrapped, self._engine_step)
 
     def _fit(self) -> TrainOutput:
         """Walk the loop and return how it went."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from anytrain.engine.step.blocks import change_call, is_free, repeated
+from anytrain.engine.step.blocks import is_free, repeated, set_checkpointed
 
 
 class Activations:
@@ -49,7 +49,7 @@ class Activations:
             return False
         self._every = 1 if self._every else 2
         for block in self._blocks[:: self._every]:
-            change_call(block, checkpointed=True)
+            set_checkpointed(block, True)
         self._tell(self.num_checkpointed, self.num_blocks)
         return True
 
@@ -57,7 +57,7 @@ class Activations:
         """Let every block keep its activations again."""
         self._every = 0
         for block in self._blocks:
-            change_call(block, checkpointed=False)
+            set_checkpointed(block, False)
 
 
 @dataclass(slots=True)

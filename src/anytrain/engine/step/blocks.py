@@ -1,4 +1,4 @@
-"""The repeated block of a model, and another way to call it.
+"""The repeated block of a model, and how it is called where it is checkpointed.
 
 A block's call is replaced in the slot that torch keeps for compiled modules. Hooks, parameters and
 `forward` stay as they are, and a pickled or copied block has its own call again.
@@ -7,7 +7,7 @@ A block's call is replaced in the slot that torch keeps for compiled modules. Ho
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -50,39 +50,25 @@ def _size(modules: Iterable[nn.Module], without: set[int]) -> int:
 
 
 class BlockCall:
-    """How a block is called while it trains; otherwise it is called as ever."""
+    """How a checkpointed block is called while it trains; otherwise it is called as ever."""
 
-    __slots__ = ("_parts", "block", "checkpointed", "compiled")
+    __slots__ = ("block",)
 
     def __init__(self, block: nn.Module) -> None:
         self.block = block
-        self.compiled: Callable[..., Any] | None = None
-        """The compiled forward of the block's class; it takes the block first."""
-        self.checkpointed = False
-        """Whether only its inputs are kept for backward."""
-        self._parts = [vars(module) for module in block.modules()]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the block."""
         if not (self.block.training and torch.is_grad_enabled()):
             return self.block._call_impl(*args, **kwargs)
-        if self.checkpointed and is_plain((args, kwargs)):
-            # torch keeps the random state of the devices that it sees in positional arguments.
-            seen = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-            return checkpoint(self._run_again, seen, args, kwargs, use_reentrant=False)
-        return self._run(*args, **kwargs)
-
-    def _run_again(self, seen: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
-
-    def _run(self, *args: Any, **kwargs: Any) -> Any:
-        if self.compiled is None or has_hooks(self.block) or self._is_altered():
+        if not is_plain((args, kwargs)):
             return self.block._call_impl(*args, **kwargs)
-        return self.compiled(self.block, *args, **kwargs)
+        # torch keeps the random state of the devices that it sees in positional arguments.
+        seen = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        return checkpoint(self._run, seen, args, kwargs, use_reentrant=False)
 
-    def _is_altered(self) -> bool:
-        """Whether a layer computes in another way just now: compiled code knows nothing of it."""
-        return any("forward" in part for part in self._parts)
+    def _run(self, seen: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+        return self.block._call_impl(*args, **kwargs)
 
 
 def is_compiled(module: nn.Module) -> bool:
@@ -106,17 +92,12 @@ def has_hooks(block: nn.Module) -> bool:
     )
 
 
-def change_call(block: nn.Module, **how: Any) -> None:
-    """Set how the block is called: `compiled=`, `checkpointed=`."""
-    call = block._compiled_call_impl
-    if not isinstance(call, BlockCall):
-        call = BlockCall(block)
-    for name, value in how.items():
-        setattr(call, name, value)
-    if call.compiled is None and not call.checkpointed:
-        block.__dict__.pop("_compiled_call_impl", None)
-    else:
-        block.__dict__["_compiled_call_impl"] = call
+def set_checkpointed(block: nn.Module, is_checkpointed: bool) -> None:
+    """Let a block keep only its inputs for backward, or all its activations again."""
+    if is_checkpointed:
+        block.__dict__["_compiled_call_impl"] = BlockCall(block)
+    elif isinstance(block._compiled_call_impl, BlockCall):
+        del block.__dict__["_compiled_call_impl"]
 
 
 def is_free(block: nn.Module) -> bool:

@@ -43,7 +43,6 @@ class Shortcuts:
     """Shortcuts without kernels, which count the updates that they make."""
 
     is_done = are_there = True
-    replaces_layers = False
     num_updates = 0
 
     def prepare(self, *, is_whole: bool) -> None:

@@ -126,31 +126,6 @@ def test_nothing_is_recorded_before_the_step_is_ready():
     assert bench.recorder.num_recorded == 1
 
 
-def test_code_that_changed_runs_op_by_op_before_it_is_recorded_again():
-    bench = Bench()
-    for _ in range(4):
-        bench(4)
-    bench.recordings.forget(code_changed=True)
-    replayed = bench.recorder.num_replayed
-    bench(4)
-    assert bench.recorder.num_replayed == replayed
-    bench(4)
-    assert bench.recorder.num_recorded == 2
-
-
-def test_what_was_given_up_can_be_tried_again():
-    bench = Bench()
-    bench.recorder.fails = RuntimeError("no")
-    for _ in range(5):
-        bench(4)
-    assert bench.recordings.stopped is not None
-    bench.recorder.fails = None
-    bench.recordings.try_again()
-    bench(4)
-    bench(4)
-    assert bench.recorder.num_recorded == 1
-
-
 def test_each_shape_has_its_own_recording_up_to_a_bound():
     bench = Bench(returns=Returns(unlimited))
     for rows in [1, 1, *range(1, 12), *range(1, 12)]:

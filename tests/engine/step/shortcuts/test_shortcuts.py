@@ -13,7 +13,7 @@ from anytrain.engine.step.shortcuts.shortcuts import Shortening
 class Told:
     """Shortcuts without kernels, which note what they are told."""
 
-    replaces_layers, problem = True, "no compiler"
+    problem = "no compiler"
 
     def __init__(
         self, *, are_there: bool = True, is_done: bool = True, puts_off: bool = False
@@ -59,7 +59,7 @@ def shortening(told: Any, *optimizers: Any) -> Shortening:
 def test_a_recording_prepares_and_settles_the_shortcuts(is_whole: bool) -> None:
     told = Told()
     taken = shortening(told)
-    assert taken.is_ready() and taken.replaces_layers
+    assert taken.is_ready() and taken.taken is not None
     taken.prepare(is_whole=is_whole)
     taken.settle()
     assert told.heard == [("prepare", is_whole), "settle"]
@@ -82,7 +82,7 @@ def test_kernels_that_are_not_there_leave_it_to_torch_and_say_why() -> None:
     taken = shortening(told)
     taken.prepare(is_whole=True)
     taken.settle()
-    assert taken.taken is None and not told.heard and not taken.replaces_layers
+    assert taken.taken is None and not told.heard
     assert taken.how() == "by torch's own kernels alone: no compiler"
 
 
@@ -100,7 +100,7 @@ def test_a_recording_that_failed_is_worth_one_more_try_without_shortcuts() -> No
 
 def test_without_shortcuts_there_is_nothing_to_wait_for_or_to_say() -> None:
     taken = shortening(None)
-    assert taken.is_ready() and not taken.replaces_layers
+    assert taken.is_ready() and taken.taken is None
     with taken.observed():
         taken.prepare(is_whole=True)
     taken.settle()

@@ -145,8 +145,6 @@ class Recordings:
         self._num_restarts = 0
         """In a row, each before the recordings were repaid."""
         self._num_replays = 0
-        self._runs_first = False
-        """Whether each shape must run op by op once before it is recorded."""
         self._has_blocks = False
         """Whether blocks of the last watched step were checkpointed."""
         self._is_as_written = False
@@ -219,13 +217,8 @@ class Recordings:
         if missed is not None:
             self.stop(missed)
 
-    def forget(self, *, code_changed: bool = False) -> None:
-        """Record anew: something that recordings were made with has changed.
-
-        Code that was never run may be compiled when it is first called, which a recording cannot
-        hold: each shape runs op by op once, then.
-        """
-        self._runs_first = self._runs_first or code_changed
+    def forget(self) -> None:
+        """Record anew: something that recordings were made with has changed."""
         self._known.clear()
         self._draws.clear()
         self._facts = None
@@ -239,13 +232,6 @@ class Recordings:
         self.stopped = because
         self.forget()
         self._tell("eager", because)
-
-    def try_again(self) -> None:
-        """Record once more though it was given up: what stood in the way is gone."""
-        if self.stopped is not None:
-            self.stopped = None
-            self._failed.clear()
-            self.forget()
 
     def _check_facts(self, kind: Hashable, key: Hashable) -> None:
         if self._recorder.problem is not None:
@@ -276,7 +262,7 @@ class Recordings:
         if self._num_seen[kind] < _WARM_UP or not self._draws:
             return True
         has_marks = any(draws.marks for draws in self._draws.values())
-        return has_marks or self._runs_first or key in self._failed
+        return has_marks or key in self._failed
 
     def _may_record(self, key: Hashable, work: Work) -> bool:
         """Whether all is known that a recording of this shape needs."""

@@ -66,11 +66,6 @@ class Shortcuts:
         told = (self._kernels.problem or "").strip()
         return told.splitlines()[0] if told else "they could not be compiled"
 
-    @property
-    def replaces_layers(self) -> bool:
-        """Whether recordings of one micro-batch run the model's layers in another way."""
-        return self._sightings is not None
-
     def prepare(self, *, is_whole: bool) -> None:
         """Make the tables of one recording; `is_whole` says if one micro-batch is the step.
 
@@ -157,11 +152,6 @@ class Shortening:
         self._optimizers = optimizers
         self._because = ""
         """Why there are none any more."""
-
-    @property
-    def replaces_layers(self) -> bool:
-        """Whether recordings of one micro-batch run the model's layers in another way."""
-        return self.taken is not None and self.taken.replaces_layers
 
     def observed(self) -> AbstractContextManager[None]:
         """Return what a step runs in that runs op by op and is looked at."""

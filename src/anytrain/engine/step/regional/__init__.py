@@ -1,1 +1,0 @@
-"""The repeated block of a model, compiled beside the run and taken in if that repays."""
