@@ -1,6 +1,6 @@
 """Time attention kernels by shape, ours and torch's, forward and backward, as recorded steps run.
 
-Which of them is taken where is in anytrain/machine/backends/cuda_attention.py. Milliseconds for
+Which of them is taken where is in anytrain/fast/kernels/attention.py. Milliseconds for
 12 layers, in bfloat16 with dropout; a dash where the kernel does not take the case.
 
     python benchmarks/attention.py        # on an NVIDIA GPU
@@ -15,7 +15,7 @@ import torch
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from anytrain.machine.backends.cuda_short_attention import ShortAttention, Wanted, attend, fits
+from anytrain.fast.kernels.short_attention import ShortAttention, Wanted, attend, fits
 
 LAYERS, REPLAYS = 12, 15
 OURS = "ours"

@@ -11,11 +11,11 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from anytrain.engine.step.shortcuts import embeddings, gated, gelu, layers, loss, norms, rotary
-from anytrain.engine.step.shortcuts.halves import Halves
-from anytrain.engine.step.shortcuts.layers import Sightings
-from anytrain.machine.backends import cuda_elementwise
-from anytrain.machine.backends.cuda_kernels import Norm, Normed, NormGradients, Sent
+from anytrain.fast.kernels import elementwise
+from anytrain.fast.kernels.step import Norm, Normed, NormGradients, Sent
+from anytrain.fast.shortcuts import embeddings, gated, gelu, layers, loss, norms, rotary
+from anytrain.fast.shortcuts.bf16_weights import RoundedWeights
+from anytrain.fast.shortcuts.layers import Sightings
 
 
 class Plain:
@@ -139,7 +139,7 @@ def put_in(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(gelu, "gelu_backward", gelu_backward)
     patch.setattr(gated, "gate", gate)
     patch.setattr(gated, "gate_backward", gate_backward)
-    patch.setattr(cuda_elementwise, "_is_there", lambda tensor: tensor.numel() > 0)
+    patch.setattr(elementwise, "_is_there", lambda tensor: tensor.numel() > 0)
     patch.setattr(rotary, "rotate", rotate)
     patch.setattr(rotary, "rotate_backward", rotate_backward)
     patch.setattr(loss, "loss_forward", loss_forward)
@@ -171,14 +171,14 @@ def rounded(
     puts_off: bool = True,
     joined: bool = True,
     autocast: bool = False,
-) -> Iterator[Halves]:
+) -> Iterator[RoundedWeights]:
     """Let the model's layers work on rounded weights in the block, where autocast is on.
 
     It is all over the block with `autocast`; else the block says where.
     """
     plain: Any = Plain()
     groups = (sightings or _no_sightings(model)).groups(joined=joined)
-    halves = Halves(plain, model, groups, puts_off=puts_off)
+    halves = RoundedWeights(plain, model, groups, puts_off=puts_off)
     with torch.no_grad():
         for parameter, (leaf, where) in halves._where.items():
             leaf[where].copy_(parameter)

@@ -12,7 +12,7 @@ from anytrain.engine.data.feed import Feed
 from anytrain.engine.loop import Evaluation, Predictions, Progress, Requests, evaluate, fit
 from anytrain.engine.metrics import Collected
 from anytrain.engine.recording.meter import Meter
-from anytrain.engine.step.update import StepOutput
+from anytrain.engine.step.step import StepOutput
 from anytrain.machine.parallel.world import Solo
 
 

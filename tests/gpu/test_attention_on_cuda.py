@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from anytrain.engine.step.shortcuts.attention import attend_quickly
-from anytrain.engine.step.shortcuts.norms import norm_kinds
-from anytrain.machine.backends.cuda_kernels import Kernels
+from anytrain.fast.kernels.step import Kernels
+from anytrain.fast.shortcuts.attention import attend_quickly
+from anytrain.fast.shortcuts.norms import norm_kinds
 from equivalence import twins
 
 pytestmark = pytest.mark.gpu

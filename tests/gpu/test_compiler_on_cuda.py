@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from anytrain.machine.backends import cuda_nvrtc
+from anytrain.fast.kernels import nvrtc
 
 pytestmark = pytest.mark.gpu
 
@@ -23,10 +23,10 @@ def filled(binary: bytes) -> list[float]:
 
 @pytest.mark.parametrize("option", ["--split-compile=0", "--of-a-compiler-to-come"])
 def test_kernels_are_compiled_for_the_gpu(monkeypatch: pytest.MonkeyPatch, option: str) -> None:
-    monkeypatch.setattr(cuda_nvrtc, "_ON_ALL_CORES", option)
-    assert filled(cuda_nvrtc.compiled(KERNEL, torch.cuda.get_device_capability())) == [1, 1, 1]
+    monkeypatch.setattr(nvrtc, "_ON_ALL_CORES", option)
+    assert filled(nvrtc.compiled(KERNEL, torch.cuda.get_device_capability())) == [1, 1, 1]
 
 
 def test_what_the_compiler_says_of_a_fault_is_passed_on() -> None:
     with pytest.raises(RuntimeError, match="nowhere"):
-        cuda_nvrtc.compiled(KERNEL.replace("= 1", "= nowhere"), torch.cuda.get_device_capability())
+        nvrtc.compiled(KERNEL.replace("= 1", "= nowhere"), torch.cuda.get_device_capability())

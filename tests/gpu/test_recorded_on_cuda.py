@@ -15,9 +15,9 @@ from torch import nn
 from anytrain import Accelerator, Trainer
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.engine.assemble import current
-from anytrain.engine.step.recorded.cuda_graph import CudaGraphs
-from anytrain.engine.step.shortcuts.norms import norm_kinds
-from anytrain.machine.backends.cuda_kernels import Kernels
+from anytrain.fast.kernels.step import Kernels
+from anytrain.fast.recorded.cuda_graph import CudaGraphs
+from anytrain.fast.shortcuts.norms import norm_kinds
 from equivalence import twins
 
 pytestmark = pytest.mark.gpu

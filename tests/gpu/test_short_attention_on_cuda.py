@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from anytrain.machine.backends.cuda_short_attention import (
+from anytrain.fast.kernels.short_attention import (
     ShortAttention,
     Wanted,
     attend,

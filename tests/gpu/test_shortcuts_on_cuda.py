@@ -9,17 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from anytrain.engine.optim.fused import FusedAdam, fits
-from anytrain.engine.step.shortcuts.gelu import BY_TANH, FORMS, Form
-from anytrain.engine.step.shortcuts.halves import Halves
-from anytrain.engine.step.shortcuts.layers import Sightings
-from anytrain.machine.backends.cuda_elementwise import (
+from anytrain.fast.kernels.elementwise import (
     gate,
     gate_backward,
     rotate,
     rotate_backward,
 )
-from anytrain.machine.backends.cuda_kernels import (
+from anytrain.fast.kernels.step import (
     Kernels,
     Norm,
     Sent,
@@ -31,6 +27,10 @@ from anytrain.machine.backends.cuda_kernels import (
     rows_added,
     scratch_for,
 )
+from anytrain.fast.shortcuts.adam import FusedAdam, fits
+from anytrain.fast.shortcuts.bf16_weights import RoundedWeights
+from anytrain.fast.shortcuts.gelu import BY_TANH, FORMS, Form
+from anytrain.fast.shortcuts.layers import Sightings
 
 pytestmark = pytest.mark.gpu
 SHAPES = [(3,), (1000, 77), (16384,), (16385,), (2, 3, 5), (512, 2048), ()]
@@ -330,7 +330,7 @@ def test_layers_on_rounded_weights_are_autocasts(kernels: Kernels) -> None:
     model.zero_grad()
     groups = sightings.groups()
     assert sorted(len(group.layers) for group in groups) == [1, 1, 3]
-    halves = Halves(kernels, model, groups)
+    halves = RoundedWeights(kernels, model, groups)
     with halves.used():
         found = run()
     torch.testing.assert_close(found, expected, rtol=1e-2, atol=1e-3)
@@ -385,7 +385,7 @@ def test_a_wide_head_and_a_gelu_are_autocasts(kernels: Kernels, tied: bool, bias
     model.zero_grad()
     groups = sightings.groups()
     assert sorted(group.width for group in groups) == [64, 256, 1088]
-    halves = Halves(kernels, model, groups)
+    halves = RoundedWeights(kernels, model, groups)
     assert [module for module, _ in halves._gelus] == [model.act]
     for _ in range(2):  # a replay finds what the first has left
         with halves.used():
@@ -435,7 +435,7 @@ def test_a_loss_over_a_vocabulary_is_torchs(
         expected = run()
     grads = {name: p.grad for name, p in model.named_parameters()}
     model.zero_grad()
-    halves = Halves(kernels, model, sightings.groups())
+    halves = RoundedWeights(kernels, model, sightings.groups())
     with halves.used():
         found = run()
     assert launched.count("loss_forward") == launched.count("loss_backward") == 1

@@ -27,15 +27,15 @@ from torch.utils.data import (
 from anytrain.core.errors import Notice
 from anytrain.core.plan import Wish, Wishes
 from anytrain.doors.trainer import length
+from anytrain.engine.assemble.feeds import build_feed
 from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
 from anytrain.engine.assemble.session import Session, session
-from anytrain.engine.assemble.training import build_feed
 from anytrain.engine.checkpoint.expected import check_loader
 from anytrain.engine.data.buckets import Bucketed
 from anytrain.engine.data.grouped import GroupedByLength, Rebalanced
 from anytrain.engine.loop import fit
 from anytrain.engine.recording.meter import Meter
-from anytrain.engine.step.update import StepOutput
+from anytrain.engine.step.step import StepOutput
 from anytrain.machine.parallel.world import Solo
 
 

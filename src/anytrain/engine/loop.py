@@ -32,7 +32,7 @@ from anytrain.engine.metrics import (
 )
 from anytrain.engine.recording.meter import Meter
 from anytrain.engine.step.split import num_rows
-from anytrain.engine.step.update import StepOutput
+from anytrain.engine.step.step import StepOutput
 from anytrain.engine.tree import leaves, take_rows
 from anytrain.machine.parallel.world import World
 
@@ -164,7 +164,8 @@ def _walk(
             return frozenset({"stop"}), True
         job.tell("step_begin")
         with computing:
-            meter.add(*step(batch))
+            done = step(batch)
+            meter.add(done.loss, done.grad_norm, done.rate, done.bad, done.is_summed)
             if end_step is not None:
                 end_step()
         progress.left_at = None

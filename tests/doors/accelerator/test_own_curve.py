@@ -18,7 +18,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from anytrain import Accelerator, set_seed
 from anytrain.core import records
-from anytrain.engine.step.eager import RecordedStep, StepOutput
 from anytrain.insight.report import watch
 from anytrain.insight.report.page import page
 from launching import launch
@@ -179,36 +178,6 @@ def test_a_loss_that_is_no_number_is_a_point_and_can_be_saved(tmp_path: Path) ->
     assert [step for step, loss in found.items() if not math.isnan(loss)] == [1, *range(3, 11)]
     accelerator.end_training()
     assert math.isnan(curve(tmp_path)[14])
-
-
-class Overwriting:
-    """Recordings that are replayed from the first step on; each writes over one tensor."""
-
-    def __init__(self) -> None:
-        self.loss = torch.zeros(())
-
-    def find(self, step: Any, batch: Any, key: Any) -> Any:
-        def replay(tensors: Any) -> StepOutput:
-            return StepOutput(self.loss.copy_(batch), None)
-
-        return replay, ()
-
-
-def test_what_is_added_up_of_a_recording_is_not_what_the_next_replay_writes_over() -> None:
-    kept: list[torch.Tensor] = []
-    parts = dict.fromkeys(("loss_fn", "no_sync", "backward", "clip", "num_micro", "shortening"))
-    step = RecordedStep(
-        **{**parts, "num_micro": lambda: 1},
-        model=nn.Linear(1, 1),
-        ends_update=lambda: True,
-        optimizers=(),
-        schedulers=(),
-        add_up=kept.append,
-        recordings=Overwriting(),
-    )
-    for value in (1.0, 2.0, 3.0):
-        step(torch.tensor(value))
-    assert [loss.item() for loss in kept] == [1.0, 2.0, 3.0]
 
 
 def test_a_subclass_with_a_backward_of_its_own_takes_steps_with_it(tmp_path: Path) -> None:

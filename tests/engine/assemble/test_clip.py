@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from anytrain.engine.assemble.training import Clip
 from anytrain.engine.precision import LossScale
 from anytrain.engine.prepared.cursor import Accumulation, Cursor
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
+from anytrain.engine.step.clip import Clip
 from anytrain.engine.step.guard import ScaledGuard
 from anytrain.machine.parallel.world import Solo
 from anytrain.machine.strategies.solo import norm

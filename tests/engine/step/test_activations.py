@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
-from anytrain.engine.step.activations import Activations, Fit
+from anytrain.engine.step.activations import Activations
 from engine.step.test_blocks import stack
 
 
@@ -69,60 +68,3 @@ def test_a_cache_among_the_arguments_is_not_filled_twice() -> None:
     cache = Cache()
     blocks[0](torch.ones(1, 4), cache).sum().backward()
     assert cache.filled == 1
-
-
-class Full(RuntimeError):
-    """What a full memory raises here."""
-
-
-def fit(model: nn.Module, **given: Any) -> Fit:
-    return Fit(
-        Activations(model),
-        lambda error: isinstance(error, Full),
-        release=lambda: None,
-        keep_rng=lambda: (lambda state: lambda: torch.set_rng_state(state))(torch.get_rng_state()),
-        **given,
-    )
-
-
-def test_work_runs_again_until_it_fits_from_the_same_random_numbers() -> None:
-    model, told, drawn = stack(4), [], []
-    fitting = fit(model, changed=lambda: told.append(fitting.activations.num_checkpointed))
-
-    def work() -> torch.Tensor:
-        drawn.append(torch.rand(()))
-        if fitting.activations.num_checkpointed < 4:
-            raise Full
-        return drawn[-1]
-
-    cleared: list[int] = []
-    assert fitting.run(work, lambda: cleared.append(1)) is drawn[-1]
-    assert told == [2, 4] and len(cleared) == 2
-    assert len({float(each) for each in drawn}) == 1
-
-
-def test_a_memory_that_stays_full_and_other_errors_come_through() -> None:
-    def raises(error: Exception) -> Callable[[], torch.Tensor]:
-        def work() -> torch.Tensor:
-            raise error
-
-        return work
-
-    fitting = fit(stack(4))
-    with pytest.raises(Full):
-        fitting.run(raises(Full()), lambda: None)
-    fitting = fit(stack(4))
-    with pytest.raises(ValueError, match="shape"):
-        fitting.run(raises(ValueError("shape")), lambda: None)
-    assert fitting.activations.num_checkpointed == 0
-
-
-def test_recorded_work_is_left_alone() -> None:
-    fitting = fit(stack(4), is_recorded=lambda: True)
-
-    def work() -> torch.Tensor:
-        raise Full
-
-    with pytest.raises(Full):
-        fitting.run(work, lambda: None)
-    assert fitting.activations.num_checkpointed == 0

@@ -12,8 +12,8 @@ from torch import nn
 from anytrain.core.errors import BadInput, BadType, WrongOrder
 from anytrain.engine.assemble.between import BetweenSteps
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.assemble.training import build_own_step
-from anytrain.engine.step.eager import EagerStep
+from anytrain.engine.assemble.steps import build_own_step
+from anytrain.engine.step.step import MicroBatch, StepOutput
 
 LOOKS_EVERY = 200
 """Updates after which it is asked whether there was one that changed anything."""
@@ -62,7 +62,7 @@ class Stepping:
         self,
         loss_fn: Callable[[nn.Module, Any], torch.Tensor],
         max_grad_norm: float | None = None,
-    ) -> EagerStep:
+    ) -> Callable[[Any], StepOutput]:
         """Return one function that runs the whole step on a batch: `out = step(batch)`.
 
         `loss_fn(model, batch)` returns the loss. The prepared model, optimizers and schedulers
@@ -82,9 +82,17 @@ class Stepping:
         model, clip = self._run.models[0], None
         if max_grad_norm:
             clip = partial(self.clip_grad_norm_, list(model.parameters()), max_grad_norm)
-        return build_own_step(
-            self._run, loss_fn, self._backward_of_step, clip, max_grad_norm or 0.0, self._add_up
-        )
+        run, cursor = self._run, self._run.session.cursor
+        step = build_own_step(run, loss_fn, self._backward_of_step, clip, max_grad_norm or 0.0)
+
+        def take(batch: Any) -> StepOutput:
+            """Train on one batch; the update comes when the accumulated step is complete."""
+            ends = cursor.next_micro()
+            output = step(MicroBatch((batch,), ends, cursor.accumulation.num_steps))
+            self._add_up(output.loss)
+            return output
+
+        return take
 
     def _backward_of_step(self, loss: torch.Tensor) -> None:
         # A recording must not hold the sum: of a step the loss is added up once it is through.

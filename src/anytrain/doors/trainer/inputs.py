@@ -17,7 +17,7 @@ from anytrain.engine.loop import Progress
 from anytrain.engine.prepared.loader import ReadBatch
 from anytrain.engine.step import ranges
 from anytrain.engine.step.blocks import is_compiled
-from anytrain.engine.step.update import StepOutput
+from anytrain.engine.step.step import StepOutput
 from anytrain.engine.tree import map_tensors
 from anytrain.insight.preflight.watching import watching
 

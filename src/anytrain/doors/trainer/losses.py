@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,9 +15,8 @@ from anytrain.doors.trainer import older, preparing
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine import objective
-from anytrain.engine.assemble.training import Recount
-from anytrain.engine.step.purity.impurity import place
-from anytrain.engine.step.update import Micro, let_train
+from anytrain.engine.assemble.feeds import Recount
+from anytrain.engine.step.step import Micro, let_train
 
 _MAKING = ("training_step", "_prepare_inputs", "_prepare_input")
 """What may be overridden to train on another batch than the loader's."""
@@ -157,7 +157,7 @@ class Losses(Reports):
         """Name what was asked for that a recorded step cannot do; None where nothing was."""
         own = type(self).training_step
         if own is not Losses.training_step:
-            return f"your training_step ({place(own)}) is called at every step"
+            return f"your training_step ({_written_at(own)}) is called at every step"
         if self.args.torch_empty_cache_steps is not None:
             return "torch_empty_cache_steps asks for something between two ops"
         if self._counted is not None:
@@ -231,6 +231,14 @@ class Losses(Reports):
         every = self.args.torch_empty_cache_steps
         if every is not None and self.state.global_step % every == 0:
             self._session.backend.release()
+
+
+def _written_at(function: Callable[..., Any]) -> str:
+    """Return the file and line where a function is written."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    if code is None:
+        return getattr(function, "__qualname__", repr(function))
+    return f"{Path(code.co_filename).name} line {code.co_firstlineno}"
 
 
 def _is_row(inputs: Any) -> bool:

@@ -18,10 +18,10 @@ from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.saving import Saving
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
-from anytrain.engine.assemble.training import keep_rng
+from anytrain.engine.assemble.steps import keep_rng
 from anytrain.engine.recording.meter import Reading
 from anytrain.engine.step.diagnose import find
-from anytrain.engine.step.update import StepOutput, Update
+from anytrain.engine.step.step import Step, StepOutput
 
 _MOST_REWINDS = 3
 _MOST_SKIPPED = 200
@@ -34,7 +34,7 @@ class NonFinite(Saving):
     model_wrapped: nn.Module
     _train_micro: Callable[..., Any]
     _count_inputs: Callable[[tuple[Any, ...]], None]
-    _engine_step: Update
+    _engine_step: Step
     _kept: deque[tuple[int, int, int, Callable[[], None]]]
     _num_rewinds: int
     _num_skipped: int
@@ -141,8 +141,8 @@ class NonFinite(Saving):
         loaded = store.load(newest, world=self._session.world)
         snapshot.rewind(self._run, loaded, self._load_hooks())
         self._meter.forget_bad()  # a later save must not answer this step once more
-        if self._engine_step.latch is not None:
-            self._engine_step.latch.open()
+        if self._engine_step.judge is not None:
+            self._engine_step.judge.release()
         self._kept.clear()
         give_notice(
             f"Step {step + 1} was not finite: went back to the weights of {newest.path.name}. "

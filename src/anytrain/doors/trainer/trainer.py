@@ -1,7 +1,7 @@
 """`Trainer`: our loop, your model and data.
 
 What each part does is in the file of its name; what happens in a step is in engine/loop.py and
-engine/step/update.py.
+engine/step/step.py.
 """
 
 from __future__ import annotations
@@ -50,14 +50,9 @@ from anytrain.doors.training_args import TrainingArguments
 from anytrain.doors.training_args.session import run_options
 from anytrain.engine import objective
 from anytrain.engine.assemble import current
+from anytrain.engine.assemble.feeds import Recount, build_feed, count_items
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.assemble.training import (
-    Recount,
-    StepOptions,
-    build_feed,
-    build_step,
-    count_items,
-)
+from anytrain.engine.assemble.steps import StepOptions, build_step
 from anytrain.engine.checkpoint import Loaded
 from anytrain.engine.data.columns import can_return_loss, label_names
 from anytrain.engine.loop import fit
@@ -303,7 +298,7 @@ class Trainer(
         """Close what a training has opened, however it ended."""
         self.is_in_train = False
         if "_engine_step" in vars(self):
-            self._engine_step.end()
+            self._engine_step.release()
         self.callback_handler.close()
         self._leave_records()
         self._end_saving()

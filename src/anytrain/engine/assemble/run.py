@@ -18,6 +18,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.core.plan import Choice
 from anytrain.engine import precision as precisions
+from anytrain.engine.assemble.fast_room import attend_quickly
 from anytrain.engine.assemble.loaders import (
     LoaderOptions,
     batch_size,
@@ -28,12 +29,12 @@ from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.prepared import model as models
 from anytrain.engine.prepared.loader import Placement, PreparedLoader
+from anytrain.engine.prepared.masks import leave_unread
 from anytrain.engine.prepared.optimizer import PreparedOptimizer, follow, fuse, place_state
 from anytrain.engine.prepared.scheduler import PreparedScheduler
 from anytrain.engine.prepared.skipped import SkippedLoader
 from anytrain.engine.recording.losses import Losses
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
-from anytrain.engine.step.shortcuts.attention import attend_quickly, leave_unread
 from anytrain.engine.step.undo import CutGuard, SelectGuard, select, why_asked
 
 

@@ -22,6 +22,21 @@ class StepBatch(NamedTuple):
     is_last_spare: bool = False
     """Whether the last micro-batch holds nothing but repeats, so that this rank may keep pace."""
 
+    @property
+    def ends(self) -> bool:
+        """Whether the update comes behind it."""
+        return True
+
+    @property
+    def is_step(self) -> bool:
+        """Whether it is all that the update learns from."""
+        return True
+
+    @property
+    def kind(self) -> bool:
+        """What two batches of like tensors must have in common to share a recording."""
+        return self.is_last_spare
+
     def weighed(self, num_items: torch.Tensor | None) -> list[tuple[Any, torch.Tensor | None]]:
         """Return each micro-batch with the step's items: infinitely many where it is spare.
 

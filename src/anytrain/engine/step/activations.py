@@ -7,9 +7,7 @@ same: a block that is computed again draws the same dropout.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
-import torch
 from torch import nn
 
 from anytrain.engine.step.blocks import is_free, repeated, set_checkpointed
@@ -58,40 +56,3 @@ class Activations:
         self._every = 0
         for block in self._blocks:
             set_checkpointed(block, False)
-
-
-@dataclass(slots=True)
-class Fit:
-    """Run work again with fewer activations, as often as the memory is full and some are left."""
-
-    activations: Activations
-    is_out_of_memory: Callable[[BaseException], bool]
-    release: Callable[[], None]
-    keep_rng: Callable[[], Callable[[], None]]
-    changed: Callable[[], None] = field(default=lambda: None)
-    """Told that more blocks are checkpointed from here on."""
-    is_recorded: Callable[[], bool] = field(default=lambda: False)
-    """Whether the work is being recorded, not run: the recorder has its own way with errors."""
-
-    def more(self) -> bool:
-        """Keep fewer activations from here on; False where that is not possible."""
-        if not self.activations.fewer():
-            return False
-        self.changed()
-        return True
-
-    def run(self, work: Callable[[], torch.Tensor], clear: Callable[[], None]) -> torch.Tensor:
-        """Return what the work returns; `clear` removes what a failed attempt has left behind."""
-        if self.is_recorded():
-            return work()
-        while True:
-            put_back = self.keep_rng()
-            try:
-                return work()
-            except Exception as error:
-                if not self.is_out_of_memory(error) or not self.more():
-                    raise
-            # Outside of the block above: there the error still holds the attempt's tensors.
-            clear()
-            self.release()
-            put_back()

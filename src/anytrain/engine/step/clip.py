@@ -7,13 +7,58 @@ the bound: elsewhere the factor is 1. The values are those of torch.nn.utils.cli
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
+from torch import nn
+
+from anytrain.engine.step.guard import Guarded, ScaledGuard
 
 _SURELY_BELOW = 0.999
 """Below this share of the bound no rounding can make the factor less than 1."""
 
 Measure = Callable[[Sequence[torch.Tensor]], torch.Tensor]
+
+
+class Clipped(Guarded, Protocol):
+    """An optimizer with its guard, and the one that it prepared."""
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
+
+
+class Clip:
+    """Bound the norm of the model's gradient and return it, on the device; 0 only measures."""
+
+    def __init__(
+        self,
+        optimizer: Clipped,
+        model: nn.Module,
+        max_norm: float,
+        measure: Measure,
+        *,
+        untrained: tuple[nn.Parameter, ...] = (),
+        sees_all: bool,
+        can_read: bool,
+    ) -> None:
+        self._optimizer, self._model = optimizer, model
+        # Only an optimizer's own gradients are scaled back.
+        is_scaled = isinstance(optimizer.guard, ScaledGuard)
+        self._left_out = {id(p) for p in untrained} if is_scaled else set()
+        self._max_norm, self._measure = max_norm, measure
+        self._can_read = can_read
+        self._sees_all = sees_all
+        """Whether nobody changes a gradient afterwards: the guard need not look again."""
+
+    def __call__(self) -> torch.Tensor:
+        """Clip, and let the guard know the norm."""
+        found = [p for p in self._model.parameters() if id(p) not in self._left_out]
+        guard = self._optimizer.guard
+        if isinstance(guard, ScaledGuard):
+            guard.unscale(self._optimizer.optimizer)
+        norm = bound(found, self._max_norm, self._measure, can_read=self._can_read)
+        guard.veto(norm, is_whole=self._sees_all)
+        return norm
 
 
 def bound(

@@ -49,6 +49,13 @@ class Guard(Protocol):
         """How many updates were skipped so far; reads the device."""
 
 
+class Guarded(Protocol):
+    """An optimizer with its guard."""
+
+    @property
+    def guard(self) -> Guard: ...
+
+
 def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Return the gradients that the next update would use."""
     return [
@@ -273,6 +280,73 @@ class _QuietHostGuard(HostGuard):
     def _note(self) -> None:
         self._last = True
         self._count += 1
+
+
+class Judge:
+    """What makes a step bad: a loss that is not finite on any rank, or a skipped update.
+
+    In fp16 skipped updates are usual, and the loss alone counts. With `holds`, no update follows a
+    bad step until somebody has looked at it: the weights are still those that it began with.
+    """
+
+    def __init__(
+        self,
+        optimizer: Guarded,
+        reduce: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        reads: bool = False,
+        holds: bool = True,
+        held: torch.Tensor | None = None,
+    ) -> None:
+        self._optimizer, self._reduce = optimizer, reduce
+        self._is_scaled = isinstance(optimizer.guard, ScaledGuard)
+        self._reads = reads
+        """Whether values are read at once: elsewhere than alone on a CPU that would be a wait."""
+        self._lost: torch.Tensor | bool = False
+        self._holds = holds
+        self.held = held
+        """Infinite while updates are held back. One that is given is written to in place, so that
+        a recording finds it again."""
+
+    def look(self, loss: torch.Tensor) -> None:
+        """Keep the update of a loss that is not finite from happening, whatever its gradient."""
+        guard = self._optimizer.guard
+        if self._reads:
+            self._lost = not is_finite(loss)
+            if self._lost:
+                guard.veto(loss)
+        else:
+            self._lost = self._reduce((~torch.isfinite(loss)).float())
+            guard.veto(torch.where(self._lost > 0, float("inf"), 0.0))
+        if self.held is not None:
+            guard.veto(self.held)
+
+    def verdict(self) -> torch.Tensor | bool:
+        """Return 1 for a bad step, else 0, once the update is through."""
+        guard, bad = self._optimizer.guard, self._lost
+        if isinstance(bad, bool):
+            bad = bad or (not self._is_scaled and guard.was_skipped())
+        elif not self._is_scaled:
+            bad = torch.maximum(bad, guard.skipped)
+        if self._holds:
+            self._hold(bad)
+        return bad
+
+    def _hold(self, bad: torch.Tensor | bool) -> None:
+        if isinstance(bad, bool):  # on the CPU, whose values can be read at once
+            if bad:
+                self.held = torch.full((), torch.inf)
+            return
+        held = torch.where(bad > 0, float("inf"), 0.0)
+        if self.held is None:
+            self.held = held
+        else:
+            torch.maximum(self.held, held, out=self.held)
+
+    def release(self) -> None:
+        """Let updates through again."""
+        if self.held is not None:
+            self.held.zero_()
 
 
 def update_or_undo(

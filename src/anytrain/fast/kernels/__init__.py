@@ -1,0 +1,1 @@
+"""CUDA kernels of our own, and how they are compiled and launched."""
