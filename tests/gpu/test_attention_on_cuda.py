@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,12 @@ def test_a_batch_without_a_mask_is_recorded_without_one(
 
 
 @pytest.fixture
-def _quick() -> None:
-    attend_quickly(torch.device("cuda", 0))
-    if not hasattr(ALL_ATTENTION_FUNCTIONS["sdpa"], "is_quick"):
-        pytest.skip("torch does not ask cuDNN first on this GPU")
+def _quick() -> Iterator[None]:
+    own = ALL_ATTENTION_FUNCTIONS["sdpa"]
+    with attend_quickly(torch.device("cuda", 0)):
+        if ALL_ATTENTION_FUNCTIONS["sdpa"] is own:
+            pytest.skip("torch does not ask cuDNN first on this GPU")
+        yield
 
 
 def attend(query: Any, key: Any, value: Any, mask: Any = None, dropout: float = 0.0) -> Any:

@@ -41,6 +41,7 @@ class Report:
     mps_fallback: dict[str, str] | None
     threads: dict[str, str] | None = None
     plan: dict[str, dict[str, str]] = field(default_factory=dict)
+    patches: dict[str, dict[str, str]] = field(default_factory=dict)
     error: str | None = None
 
 
@@ -85,7 +86,7 @@ def look() -> Report:
 
 
 def _add_plan(report: Report) -> None:
-    from anytrain.core import environment
+    from anytrain.core import environment, patches
     from anytrain.core.errors import AnytrainError
     from anytrain.core.facts import JobFacts
     from anytrain.core.plan import resolve
@@ -103,6 +104,10 @@ def _add_plan(report: Report) -> None:
         report.error = f"{type(error).__name__}: {error}"
         return
     report.plan = {name: asdict(choice) for name, choice in plan.reasons().items()}
+    report.patches = {
+        name: {"what": patch.what, "lasts": patch.lasts, "why": patch.why}
+        for name, patch in patches.of(backend.name).items()
+    }
 
 
 def _device(name: str) -> dict[str, object]:
@@ -150,6 +155,11 @@ def _print(report: Report) -> None:
         _section(console, "Ops that mps lacks run on the CPU", [row])
     plan = [(name, c["value"], c["because"]) for name, c in report.plan.items()]
     _section(console, "The plan a run would get here", plan)
+    _section(
+        console,
+        "What of other libraries a run may replace here, each until it is put back",
+        [(each["what"], each["lasts"], each["why"]) for each in report.patches.values()],
+    )
     if report.error is not None:
         _line(console, report.error, "red")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 
+from anytrain.core import patches
 from anytrain.core.errors import BadInput, Unsupported
 from anytrain.core.facts import Capabilities, Gain, JobFacts
 from anytrain.core.nearest import unknown
@@ -88,6 +89,7 @@ class Plan:
     kernels: Choice = Choice("torch's", "default: as the model asks for them")
     evaluation: Choice = Choice("as asked", "default: evaluation has its own batch size")
     batch: Choice = Choice("whole", "default: a batch is computed at once")
+    patches: Choice = Choice("none", "default: nothing of other libraries is replaced")
 
     @property
     def precision_is_free(self) -> bool:
@@ -178,14 +180,28 @@ def resolve(wishes: Wishes, machine: Capabilities, job: JobFacts, world_size: in
     check_precision(wishes.precision)
     _check_world(machine, world_size)
     check_downcast(wishes.downcast_bf16, machine.backend)
+    precision = _precision(wishes.precision, machine)
     return Plan(
         device=_device(wishes, machine),
-        precision=_precision(wishes.precision, machine),
+        precision=precision,
         strategy=_strategy(wishes.strategy, machine, world_size),
         step=_step(wishes, machine, job),
         accumulation=whole_number(wishes.accumulation, "gradient_accumulation_steps", 1),
         guard=_guard(machine),
+        patches=_patches(machine, precision),
     )
+
+
+def _patches(machine: Capabilities, precision: Choice) -> Choice:
+    """Return what of other people's code the run replaces, some of it while it is needed alone."""
+    own = [name for name, patch in patches.of(machine.backend).items() if patch.devices]
+    names = [*([] if precision.value == "no" else ["autocast"]), *own]
+    if not names:
+        return Choice(
+            "none", f"nothing of torch's or transformers' is replaced on {machine.backend}"
+        )
+    told = "each as long as it is needed; `anytrain env` says why"
+    return Choice(str(len(names)), f"{', '.join(names)}: {told}")
 
 
 def _device(wishes: Wishes, machine: Capabilities) -> Choice:

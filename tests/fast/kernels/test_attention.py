@@ -190,7 +190,7 @@ def test_a_default_device_is_nobody_who_looks(_usual: None) -> None:
         assert not attention._is_free(usual)
 
 
-def test_transformers_function_is_replaced_once_and_torchs_is_not(
+def test_transformers_function_is_replaced_until_the_last_run_ends_and_torchs_is_not(
     _usual: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, AttentionInterface
@@ -198,14 +198,17 @@ def test_transformers_function_is_replaced_once_and_torchs_is_not(
     torchs = torch.nn.functional.scaled_dot_product_attention
     monkeypatch.setattr(AttentionInterface, "_global_mapping", dict(ALL_ATTENTION_FUNCTIONS))
     own = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    attend_quickly(torch.device("cpu"))
-    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
-    attend_quickly(CUDA)
+    first, second = attend_quickly(CUDA), attend_quickly(CUDA)
+    first.__enter__()
     quick = ALL_ATTENTION_FUNCTIONS["sdpa"]
-    attend_quickly(CUDA)
+    second.__enter__()  # of a run that begins before the other ends
     assert quick is not own
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is quick
     assert torch.nn.functional.scaled_dot_product_attention is torchs
+    first.__exit__(None, None, None)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is quick
+    second.__exit__(None, None, None)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is own
     query = torch.randn(2, 4, 8, 16)
     module = torch.nn.Module()
     assert torch.equal(

@@ -170,6 +170,7 @@ class Accelerator(
                 step_scheduler_with_optimizer=step_scheduler_with_optimizer,
             ),
         )
+        self._run.replace_until_end()
         self._handlers = handlers
         self._trackers: trackers.Trackers | None = None
         self._triggered = False
@@ -620,6 +621,7 @@ class Accelerator(
         if self._trackers is not None:
             self._trackers.finish()
         self._session.world.close()
+        self._run.end()
         if current.get() is self._session:
             current.clear()
         self._refuse_idle(is_over=True)

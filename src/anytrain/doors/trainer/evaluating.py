@@ -102,7 +102,7 @@ class Evaluating(Data):
         self._open_records()
         loader = self.get_eval_dataloader(eval_dataset)
         began, self._looking = time.time(), None
-        with self._session.ledger.span("evaluate"), preparing.settings(self.args):
+        with self._session.ledger.span("evaluate"), preparing.settings(self.args, self._session):
             output = self.evaluation_loop(
                 loader,
                 "Evaluation",
@@ -140,7 +140,7 @@ class Evaluating(Data):
         self._memory.start()
         loader = self.get_test_dataloader(test_dataset)
         began = time.time()
-        with self._session.ledger.span("evaluate"), preparing.settings(self.args):
+        with self._session.ledger.span("evaluate"), preparing.settings(self.args, self._session):
             output = self.evaluation_loop(
                 loader,
                 "Prediction",

@@ -16,6 +16,7 @@ from anytrain.core.notices import give_notice
 from anytrain.doors.trainer import rehearsing
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine import objective, rng
+from anytrain.engine.assemble.replacements import replacements
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.prepared import model as models
 from anytrain.engine.step.activations import Activations
@@ -143,9 +144,9 @@ def check_tf32(args: TrainingArguments, session: Session) -> None:
 
 
 @contextmanager
-def settings(args: TrainingArguments) -> Iterator[None]:
-    """Give the block the settings of torch that the arguments ask for, and the process its own."""
-    with ExitStack() as put_back:
+def settings(args: TrainingArguments, session: Session) -> Iterator[None]:
+    """Give the block what the arguments ask of torch and what a run replaces; then undo it."""
+    with replacements(session), ExitStack() as put_back:
         if args.tf32 is not None:
             before = torch.get_float32_matmul_precision()
             put_back.callback(torch.set_float32_matmul_precision, before)
@@ -244,7 +245,7 @@ def model_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
     """Make the model anew if it has a maker, and give the block what the arguments ask of it."""
     args = trainer.args
     with ExitStack() as stack:
-        stack.enter_context(settings(args))
+        stack.enter_context(settings(args, trainer._session))
         if trainer.model_init is not None:
             seed(args)
             trainer.model = trainer.call_model_init(trial)

@@ -7,6 +7,7 @@ computes it.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.util import find_spec
@@ -46,8 +47,8 @@ class FastRoom(Protocol):
     def record(self, run: Run, step: Step, options: RecordingOptions) -> None:
         """Let a step be recorded and replayed, or say in the plan what stands in the way."""
 
-    def attend_quickly(self, device: torch.device) -> None:
-        """Let transformers' models attend over short texts by a faster kernel."""
+    def attend_quickly(self, device: torch.device) -> AbstractContextManager[None]:
+        """Let transformers' models attend over short texts by a faster kernel in the block."""
 
 
 def fast_room() -> FastRoom | None:
@@ -55,10 +56,3 @@ def fast_room() -> FastRoom | None:
     if find_spec("anytrain.fast") is None:
         return None
     return cast(FastRoom, import_module("anytrain.fast.room"))
-
-
-def attend_quickly(device: torch.device) -> None:
-    """Let transformers' models attend over short texts by a faster kernel, where there is one."""
-    room = fast_room() if device.type == "cuda" else None
-    if room is not None:
-        room.attend_quickly(device)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,18 +19,17 @@ from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.core.plan import Choice
 from anytrain.engine import precision as precisions
-from anytrain.engine.assemble.fast_room import attend_quickly
 from anytrain.engine.assemble.loaders import (
     LoaderOptions,
     batch_size,
     prepare_loader,
     tell_if_empty,
 )
+from anytrain.engine.assemble.replacements import replacements
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.prepared import model as models
 from anytrain.engine.prepared.loader import Placement, PreparedLoader
-from anytrain.engine.prepared.masks import leave_unread
 from anytrain.engine.prepared.optimizer import PreparedOptimizer, follow, fuse, place_state
 from anytrain.engine.prepared.scheduler import PreparedScheduler
 from anytrain.engine.prepared.skipped import SkippedLoader
@@ -66,6 +66,18 @@ class Run:
         """The curve of what goes through a user's own backward; None where nothing is recorded."""
         self._is_closed = False
         """Whether what is prepared from here on is no part of the run."""
+        self._until_end: ExitStack | None = None
+        """What undoes the replacements of a run; None where its door makes them itself."""
+
+    def replace_until_end(self) -> None:
+        """Let the first prepared model begin the run's replacements, and `end` undo them."""
+        self._until_end = ExitStack()
+        weakref.finalize(self, self._until_end.close).atexit = False
+
+    def end(self) -> None:
+        """Put back what was replaced."""
+        if self._until_end is not None:
+            self._until_end.close()
 
     def prepare(self, objects: tuple[Any, ...], placements: list[bool | None] | None) -> Any:
         """Return the objects prepared, in their order; what is nothing of ours passes through."""
@@ -118,7 +130,28 @@ class Run:
         if any(model is known for known in self.models):
             return model
         session = self.session
-        if models.holds_device_map(model) and session.world.size > 1:
+        self._check_model(model)
+        placing = self.options.device_placement if place is None else place
+        if placing and not models.holds_device_map(model):
+            self._moved.update(models.move(model, session.device))
+        if session.end_step is not None:
+            models.check_dense(model, session.backend.name)
+        if self._until_end is not None:
+            self._until_end.enter_context(replacements(session))
+        models.restore_forward(model)  # an earlier run may have had another precision
+        models.cast_forward(model, session.precision)
+        prepared = model
+        if not evaluation_mode:
+            looks = {"find_unused_parameters": "auto"} if looks_for_unused else {}
+            prepared = session.strategy.place(model, {**self.options.ddp, **looks})
+        if session.plan.step.value == "compiled" and not hasattr(prepared, "_orig_mod"):
+            prepared = models.compiled(prepared, self.options.compile)
+        self._remember(self.models, prepared)
+        return prepared
+
+    def _check_model(self, model: nn.Module) -> None:
+        """Refuse a model that its loader has put where it cannot train."""
+        if models.holds_device_map(model) and self.session.world.size > 1:
             raise BadInput(
                 "Cannot train a model that is spread over several devices with several processes.",
                 why="it was loaded with a device_map, and each process owns one device.",
@@ -130,23 +163,6 @@ class Run:
                 why="its device_map keeps some layers off the device, where they cannot train.",
                 fix='load it with device_map={"": 0}, or without one.',
             )
-        placing = self.options.device_placement if place is None else place
-        if placing and not models.holds_device_map(model):
-            self._moved.update(models.move(model, session.device))
-        if session.end_step is not None:
-            models.check_dense(model, session.backend.name)
-            leave_unread(session.device.type)
-        attend_quickly(session.device)
-        models.restore_forward(model)  # an earlier run may have had another precision
-        models.cast_forward(model, session.precision)
-        prepared = model
-        if not evaluation_mode:
-            looks = {"find_unused_parameters": "auto"} if looks_for_unused else {}
-            prepared = session.strategy.place(model, {**self.options.ddp, **looks})
-        if session.plan.step.value == "compiled" and not hasattr(prepared, "_orig_mod"):
-            prepared = models.compiled(prepared, self.options.compile)
-        self._remember(self.models, prepared)
-        return prepared
 
     def optimizer(self, optimizer: Optimizer, place: bool | None = None) -> PreparedOptimizer:
         """Return the optimizer, guarded and bound to accumulated steps."""

@@ -15,6 +15,7 @@ from typing import Any, ClassVar
 import torch
 from torch.utils import checkpoint
 
+from anytrain.core import patches
 from anytrain.fast.recorded.numbers import numbers_on_device
 
 
@@ -51,11 +52,10 @@ class CudaGraphs:
             found.marks.append(self._generator.get_offset() - first)
             return states(*inputs)
 
-        checkpoint.get_device_states = noted
         try:
-            yield found
+            with patches.replaced("checkpoint draws", checkpoint, get_device_states=noted):
+                yield found
         finally:
-            checkpoint.get_device_states = states
             found.total = self._generator.get_offset() - first
 
     def record(
@@ -156,7 +156,6 @@ class CudaGraphs:
         to, a block would draw other numbers the second time.
         """
         count = iter(range(1_000_000))
-        kept = checkpoint.get_device_states, checkpoint.set_device_states, torch.random.fork_rng
 
         def take(*inputs: Any) -> Any:
             if twins is None:
@@ -177,13 +176,12 @@ class CudaGraphs:
                     self._generator.graphsafe_set_state(own)
                     torch.set_rng_state(host)
 
-        checkpoint.get_device_states, checkpoint.set_device_states = take, put
-        torch.random.fork_rng = fork
-        try:
+        states: dict[str, Any] = {"get_device_states": take, "set_device_states": put}
+        with (
+            patches.replaced("checkpoint draws", checkpoint, **states),
+            patches.replaced("checkpoint draws", torch.random, fork_rng=fork),
+        ):
             yield
-        finally:
-            checkpoint.get_device_states, checkpoint.set_device_states = kept[:2]
-            torch.random.fork_rng = kept[2]
 
 
 def _let_go_of_workspaces() -> None:

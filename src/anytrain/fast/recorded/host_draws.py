@@ -19,6 +19,8 @@ import torch
 from torch.utils import _pytree
 from torch.utils._device import _device_constructors
 
+from anytrain.core import patches
+
 _device_constructors()  # torch keeps this list once it is made: no stand-in must be in it
 _SINGLE = ((), (1,))
 """The shapes of one number."""
@@ -118,8 +120,5 @@ def noted() -> Iterator[HostDraws]:
         chances.made.append(weakref.ref(chance))
         return cast(torch.Tensor, chance)
 
-    torch.rand = rand
-    try:
+    with patches.replaced("host draws", torch, rand=rand):
         yield chances
-    finally:
-        torch.rand = own

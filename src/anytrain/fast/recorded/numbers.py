@@ -16,6 +16,8 @@ from torch import nn
 from torch.utils import _pytree
 from torch.utils._device import _device_constructors
 
+from anytrain.core import patches
+
 _device_constructors()  # torch keeps this list once it is made: no stand-in must be in it
 _UNUSUAL = {"copy", "other"}
 """What torch's own reading of `to` does not know."""
@@ -63,9 +65,8 @@ def numbers_on_device() -> Iterator[None]:
 
         return made
 
-    with ExitStack() as until_end:
-        for name in ("tensor", "as_tensor"):
-            _put(until_end, torch, name, instead_of(getattr(torch, name)))
+    makers = {"tensor": instead_of(torch.tensor), "as_tensor": instead_of(torch.as_tensor)}
+    with patches.replaced("numbers", torch, **makers):
         yield
 
 
@@ -73,12 +74,15 @@ def numbers_on_device() -> Iterator[None]:
 def as_written(model: nn.Module) -> Iterator[None]:
     """Call functions of the model's files as they are written, where torch has scripted them."""
     files = {type(module).__module__ for module in model.modules()}
-    with ExitStack() as until_end:
+    with ExitStack() as put_back:
         for name in files & sys.modules.keys():
             for called, function in list(vars(sys.modules[name]).items()):
                 plain = _written(function)
                 if plain is not None:
-                    _put(until_end, sys.modules[name], called, plain)
+                    change = patches.replaced(
+                        "scripted functions", sys.modules[name], **{called: plain}
+                    )
+                    put_back.enter_context(change)
         yield
 
 
@@ -91,9 +95,3 @@ def _written(function: Any) -> Any:
     plain = getattr(function, "_torchdynamo_inline", None)
     names = getattr(getattr(plain, "__code__", None), "co_names", ("is_scripting",))
     return None if "is_scripting" in names else plain
-
-
-def _put(until_end: ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Give a module another attribute until the end."""
-    until_end.callback(setattr, owner, name, getattr(owner, name))
-    setattr(owner, name, value)

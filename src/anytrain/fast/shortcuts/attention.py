@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
 
+from anytrain.core import patches
 from anytrain.fast.kernels import attention as kernels
 
 _MODULE = "transformers.masking_utils"
@@ -80,21 +82,26 @@ class Masks:
             yield
 
 
-def attend_quickly(device: torch.device) -> None:
-    """Let transformers' models attend over short texts by a faster kernel; for the process.
+def attend_quickly(device: torch.device) -> AbstractContextManager[None]:
+    """Let transformers' models attend over short texts by a faster kernel in the block.
 
     Only what they call "sdpa" is changed: a function of torch's own is compared with by its users.
     """
-    module: Any = sys.modules.get(_MODELS)
-    functions = getattr(module, "ALL_ATTENTION_FUNCTIONS", None)
-    if device.type != "cuda" or functions is None or not hasattr(functions, "register"):
-        return
-    own = functions.get("sdpa")
-    if own is None or hasattr(own, "is_quick") or not kernels.asks_cudnn_first(device):
-        return
-    made: Any = kernels.quick(own, device)
-    made.is_quick = True
-    functions.register("sdpa", made)
+    return patches.shared("short attention", lambda: _attend_quickly(device))
+
+
+def _attend_quickly(device: torch.device) -> Callable[[], None] | None:
+    functions: Any = getattr(sys.modules.get(_MODELS), "ALL_ATTENTION_FUNCTIONS", None)
+    own = functions.get("sdpa") if hasattr(functions, "register") else None
+    if own is None or not kernels.asks_cudnn_first(device):
+        return None
+    functions.register("sdpa", _quick(own, device))
+    return lambda: functions.register("sdpa", own)
+
+
+@lru_cache(maxsize=8)
+def _quick(own: Callable[..., Any], device: torch.device) -> Any:
+    return kernels.quick(own, device)
 
 
 def _is_one_row(positions: torch.Tensor) -> bool:
@@ -114,8 +121,5 @@ def _changed(name: str, instead: Callable[..., Any]) -> Iterator[None]:
     def called(*given: Any, **more: Any) -> Any:
         return instead(own, *given, **more)
 
-    setattr(module, name, called)
-    try:
+    with patches.replaced("recorded masks", module, **{name: called}):
         yield
-    finally:
-        setattr(module, name, own)

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from anytrain.core import patches
 from anytrain.fast.kernels.short_attention import shared_masks
 from anytrain.fast.kernels.step import ROW, Kernels, chunks_of, scratch_for
 from anytrain.fast.shortcuts.adam import FusedAdam
@@ -95,10 +96,9 @@ class RoundedWeights:
             *((module, self._gate(module)) for module in self._gated),
         ]
         instead = [pair for pair in instead if "forward" not in vars(pair[0])]  # that is a user's
-        for module, forward in instead:
-            vars(module)["forward"] = _method(module, forward)
         try:
             with (
+                _forwards({module: _method(module, forward) for module, forward in instead}),
                 losses(self._kernels),
                 promises(),
                 refusals(),
@@ -111,8 +111,6 @@ class RoundedWeights:
             self._last.clear()
             for group in self._groups:
                 group.forget()
-            for module, _ in instead:
-                del vars(module)["forward"]
 
     def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """Return a parameter's gradient, wherever the backward pass has left it.
@@ -250,6 +248,19 @@ def _state(layer: Any) -> list[tuple[int, int, int, bool]]:
     """Return what tells if a layer's parameters are those that were rounded, as they were then."""
     held = [p for p in (layer.weight, layer.bias) if p is not None]
     return [(id(p), p.data_ptr(), p._version, p.requires_grad) for p in held]
+
+
+@contextmanager
+def _forwards(instead: dict[Any, Any]) -> Iterator[None]:
+    """Let modules compute by these methods in the block."""
+    with patches.counted("layers"):
+        for module, forward in instead.items():
+            vars(module)["forward"] = forward
+        try:
+            yield
+        finally:
+            for module in instead:
+                del vars(module)["forward"]
 
 
 def _method(module: Any, forward: Callable[..., torch.Tensor]) -> Any:

@@ -25,6 +25,7 @@ from torch.nn import functional
 from torch.utils import _pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from anytrain.core import patches
 from anytrain.fast.shortcuts.refusals import BrokenPromise
 
 Make = Callable[[], torch.Tensor]
@@ -261,11 +262,12 @@ def promises() -> Iterator[None]:
             versions = input._version, made._version
         return result(made, dropped=Dropped(input, mask, 1 / (1 - p), versions))
 
-    functional.dropout, _is_on = dropout, True
+    _is_on = True
     try:
-        yield
+        with patches.replaced("dropout", functional, dropout=dropout):
+            yield
     finally:
-        functional.dropout, _is_on = own, False
+        _is_on = False
 
 
 def _called(func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from anytrain.core import patches
 from anytrain.fast.kernels.step import Kernels, loss_backward, loss_forward
 from anytrain.fast.shortcuts.lazy_tensor import head_of
 from anytrain.fast.shortcuts.refusals import once
@@ -31,11 +32,8 @@ def losses(kernels: Kernels) -> Iterator[None]:
                 return found
         return own(input, target, *given, **more)
 
-    functional.cross_entropy = cross_entropy
-    try:
+    with patches.replaced("cross-entropy", functional, cross_entropy=cross_entropy):
         yield
-    finally:
-        functional.cross_entropy = own
 
 
 def _taken(

@@ -18,6 +18,8 @@ import torch
 from torch.autograd.function import once_differentiable
 from torch.utils.weak import WeakIdKeyDictionary, WeakTensorKeyDictionary
 
+from anytrain.core import patches
+
 _around: WeakIdKeyDictionary = WeakTensorKeyDictionary()
 """Tensors that a part of the gradients goes around: a hook on one would see the rest alone."""
 _HOOKS = ("register_hook", "retain_grad")
@@ -66,20 +68,15 @@ def refusals() -> Iterator[None]:
             raise BrokenPromise("the step asks for gradients itself (torch.autograd.grad)")
         return engine(tensors, grads, keep, create, inputs, *a, **k)
 
-    kept = {name: torch.Tensor.__dict__.get(name) for name in _HOOKS}
-    for name in _HOOKS:
-        setattr(torch.Tensor, name, _refusing(getattr(torch.Tensor, name)))
-    autograd._engine_run_backward = run
+    hooks = {name: _refusing(getattr(torch.Tensor, name)) for name in _HOOKS}
     try:
-        yield
+        with (
+            patches.replaced("gradient hooks", torch.Tensor, **hooks),
+            patches.replaced("gradient hooks", autograd, _engine_run_backward=run),
+        ):
+            yield
     finally:
-        autograd._engine_run_backward = engine
         _around.clear()
-        for name, own in kept.items():
-            if own is None:  # torch has it from its base
-                delattr(torch.Tensor, name)
-            else:
-                setattr(torch.Tensor, name, own)
 
 
 def _refusing(own: Any) -> Any:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FunctionType
 from typing import Any
 
 import torch
 from torch import nn
 
+from anytrain.core import patches
 from anytrain.fast.kernels.elementwise import can_rotate, rotate, rotate_backward
 from anytrain.fast.kernels.step import Kernels
 from anytrain.fast.shortcuts.refusals import once
@@ -64,14 +65,11 @@ def _half_turned(values: torch.Tensor) -> torch.Tensor:
 @contextmanager
 def rotated(kernels: Kernels, modules: list[Any]) -> Iterator[None]:
     """Let these modules turn queries and keys by our kernels in the block."""
-    kept = [(module, vars(module)[_NAME]) for module in modules]
-    for module, own in kept:
-        setattr(module, _NAME, _instead(own, kernels))
-    try:
+    with ExitStack() as put_back:
+        for module in modules:
+            turned = _instead(vars(module)[_NAME], kernels)
+            put_back.enter_context(patches.replaced("rotary positions", module, **{_NAME: turned}))
         yield
-    finally:
-        for module, own in kept:
-            setattr(module, _NAME, own)
 
 
 def _instead(own: Callable[..., Pair], kernels: Kernels) -> Callable[..., Pair]:
