@@ -77,7 +77,7 @@ def train(settings: Settings, folder: Path, what: str, steps: int, lengths: str)
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", default="bert-base", choices=SIZES)
-    parser.add_argument("--lengths", default="auto", help="auto, or lengths with commas between")
+    parser.add_argument("--lengths", default="auto", help="auto, or lengths, separated by commas")
     parser.add_argument("--max_steps", type=int, default=0)
     asked = parser.parse_args()
     size = SIZES[asked.size]

@@ -240,7 +240,7 @@ def device_name() -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", default="", help="names with commas between")
+    parser.add_argument("--only", default="", help="names, separated by commas")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--output", type=Path)
     asked = parser.parse_args()

@@ -317,7 +317,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--only", help="names with commas between, beside the raw loop")
+    parser.add_argument("--only", help="names, separated by commas, beside the raw loop")
     options = parser.parse_args()
     STEPS = options.steps
     torch.set_num_threads(1)

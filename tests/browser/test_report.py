@@ -326,6 +326,20 @@ def test_a_chart_is_updated_in_place_and_keeps_its_zoom(browser, made: Path) -> 
         seen.assert_quiet()
 
 
+def test_sizes_that_differ_little_have_marks_that_differ(browser, made: Path) -> None:
+    memory = "anytrain.plots['machine memory']"
+    sizes = "[334.28 * 2 ** 20, 334.28 * 2 ** 20, 334.56 * 2 ** 20]"
+    with visit(browser, made) as seen:
+        series = seen.page.evaluate(f"{memory}.series.length - 1")
+        told = f"[[1, 30, 60], {', '.join([sizes] * series)}]"
+        seen.page.evaluate(f"{memory}.setData({told})")
+        until(seen.page, f"{memory}.axes[1]._values[0].startsWith('334')")
+        marks = seen.page.evaluate(f"{memory}.axes[1]._values")
+        assert len(marks) > 1
+        assert len(set(marks)) == len(marks), marks
+        seen.assert_quiet()
+
+
 def test_a_killed_run_has_a_report_up_to_its_last_line(browser, tmp_path: Path) -> None:
     run = tmp_path / "run"
     process = demo(run, "--epochs", "200", "--pairs", "2000")

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from anytrain.cli.main import app
 from anytrain.recipes.demo.model import SameMeaning
 from launching import child_environment, run_command
 
@@ -43,6 +45,33 @@ def test_it_learns_shows_it_and_leaves_its_results(tmp_path: Path) -> None:
     assert {"sentence1", "sentence2"} == set(showed["worst"][0]["inputs"])
     assert "Report: runs/demo/report.html" in told
     assert "<title>" in (tmp_path / "runs/demo/report.html").read_text()
+
+
+def test_options_may_stand_in_a_file_and_what_follows_it_wins(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("pairs: 640\nepochs: 5\noutput: out\n")
+    run_command([*DEMO, "run.yaml", "--epochs", "1"], cwd=tmp_path)
+    result = json.loads((tmp_path / "out/result.json").read_text())
+    assert len(result["dev_accuracy_by_epoch"]) == 2, "before the first epoch and after it"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "told"),
+    [
+        ("run.yaml", "epochz: 1", "did you mean epochs?"),
+        ("run.json", '{"epochs": "many"}', "'--epochs': not a whole number."),
+        ("run.json", "[1]", "it holds a list, not names with their values."),
+        ("run.yaml", "{not: [whole", "correct the file."),
+        ("run.yaml", None, "there is no such file."),
+    ],
+)
+def test_a_file_that_holds_no_options_is_refused(
+    tmp_path: Path, name: str, text: str | None, told: str
+) -> None:
+    if text is not None:
+        (tmp_path / name).write_text(text)
+    done = CliRunner().invoke(app, ["demo", str(tmp_path / name)])
+    assert done.exit_code == 2
+    assert told in done.output
 
 
 @pytest.mark.full

@@ -95,7 +95,7 @@ def test_options_of_accelerates_launcher_that_change_nothing_here_are_taken(tmp_
         ("--zero_stage=2", "DeepSpeed"),
         ("--use_megatron_lm", "Megatron-LM"),
         ("--fp8_backend", "fp8 training"),
-        ("--no_python", "no Python scripts"),
+        ("--no_python", "not Python scripts"),
     ],
 )
 def test_what_accelerates_launcher_does_and_this_one_does_not_is_refused_by_name(word, what):

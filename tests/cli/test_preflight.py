@@ -66,6 +66,18 @@ def test_what_cannot_work_is_refused(tmp_path: Path, script: str) -> None:
     assert "There is no script" in anytrain("parity", str(tmp_path / "none.py"), code=2).stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "words", "meant"),
+    [("preflight", ["--targt", "mps"], "--target"), ("parity", ["--precison=bf16"], "--precision")],
+)
+def test_an_option_that_is_spelt_wrong_is_guessed(
+    command: str, words: list[str], meant: str, script: str
+) -> None:
+    said = anytrain(command, *words, script, code=2).stderr
+    assert f"There is no option {words[0]}." in said
+    assert f"did you mean {meant}?" in said
+
+
 def test_parity_takes_a_script_over_at_its_first_step(tmp_path: Path, script: str) -> None:
     ran = anytrain("parity", "--json", script, "bf16", str(tmp_path))
     assert "first training step" in ran.stderr

@@ -137,6 +137,16 @@ def test_a_damaged_record_of_a_search_is_shown_as_far_as_it_goes(
     assert "run-2" in build(sweep, {}, {})
 
 
+def test_marks_of_an_axis_do_not_stand_in_each_other(tmp_path: Path) -> None:
+    rates = (0.0006, 0.0027, 0.0077, 0.0125)
+    near = [trial(n, float(n), rate=rate) for n, rate in enumerate(rates)]
+    sweep = open_sweep(write_sweep(tmp_path, near))
+    assert sweep is not None
+    chart = build(sweep, {}, {}).rpartition("<figure")[2]
+    marks = re.findall(r"<text[^>]*>(0\.0\d+)</text>", chart)
+    assert marks == ["0.0006", "0.00655", "0.0125"]
+
+
 def test_several_objectives_have_a_column_and_a_chart_each(tmp_path: Path) -> None:
     trials = [trial(0, 1.0), trial(1, 2.0)]
     for each in trials:

@@ -168,8 +168,8 @@ def test_every_view_of_a_resumed_run_has_the_same_shares(
         for view in ("why", "page"):
             assert re.search(rf"{name}\b[^%]*\b{share:.1%}", said[view]), (view, name, said[view])
         assert f"{round(share, 4)}" in said["web"]
-    assert f"time, over all 2 starts  data {shares['data']:.0%}" in said["watch --once"]
+    assert f"time, over both starts  data {shares['data']:.0%}" in said["watch --once"]
     for view in ("why", "page", "web"):
-        assert "over all 2 starts" in said[view]
+        assert "over both starts" in said[view]
     for view in ("why", "page"):
         assert f"{shares['data']:.0%} of the time: waiting for the next batch." in said[view]

@@ -80,7 +80,7 @@ def test_an_unknown_word_is_refused_with_what_is_accepted(
 ) -> None:
     with pytest.raises(BadInput, match=value) as told:
         TrainingArguments("out", **{name: value})
-    assert told.value.why.startswith("known are ")
+    assert told.value.why.startswith("the known ones are ")
     assert all(repr(word) in told.value.why for word in accepted)
     assert told.value.fix == (f"did you mean {meant!r}?" if meant else "pass one of these.")
     if name == "optim":  # what other libraries have is refused by name, and not offered
@@ -117,6 +117,6 @@ def test_the_first_spelling_of_an_option_is_the_one_that_is_named() -> None:
 
 
 def test_a_device_is_guessed_too() -> None:
-    with pytest.raises(BadInput, match="known are tpu") as told:
+    with pytest.raises(BadInput, match="the known ones are tpu") as told:
         parse_device("cuad:0")
     assert told.value.fix == "did you mean 'cuda'?"

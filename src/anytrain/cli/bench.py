@@ -11,6 +11,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from anytrain.cli.from_file import FromFile
+
 app = typer.Typer(
     help="Train the same job with anytrain and its peers, and compare.",
     add_completion=False,
@@ -18,7 +20,7 @@ app = typer.Typer(
 )
 
 
-@app.command()
+@app.command(cls=FromFile)
 def glue(  # noqa: PLR0913  a command has one parameter for each option
     size: str = typer.Option(
         "minilm",
@@ -28,13 +30,13 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
     data: Path = typer.Option(
         None, help="Folder with MRPC's train.tsv.gz and dev.tsv.gz, in place of made-up rows."
     ),
-    contenders: str = typer.Option("", help="Names with commas between; all by default."),
+    contenders: str = typer.Option("", help="Names separated by commas; all by default."),
     seeds: int = typer.Option(1, min=1, help="How often each trains, with a seed of its own."),
     batch_size: int = typer.Option(0, "--batch_size", "--batch-size", help="Rows in a batch."),
     epochs: int = typer.Option(0, help="How often to go through the rows."),
     learning_rate: float = typer.Option(0, "--learning_rate", "--learning-rate"),
     max_steps: int = typer.Option(
-        0, "--max_steps", "--max-steps", help="End every training after so many steps."
+        0, "--max_steps", "--max-steps", help="End every training after this many steps."
     ),
     warm_up: int = typer.Option(
         4, "--warm_up", "--warm-up", help="Steps before the timing starts."
@@ -59,7 +61,7 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
 
     The peers are HF Trainer, Accelerate, Lightning Fabric and a raw loop. Each trains in a process
     of its own, with the same rows, weights and settings. Peers that are not installed are named
-    and left out.
+    and left out. Options may stand in a file, which comes first, as in `bench glue run.yaml`.
     """
     from anytrain.recipes.bench import report, side_by_side
     from anytrain.recipes.bench.contenders import CONTENDERS, choose

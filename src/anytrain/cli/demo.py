@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from anytrain.cli.from_file import FromFile
 from anytrain.core import environment
 
 if TYPE_CHECKING:
@@ -47,7 +48,8 @@ def demo(
 ) -> None:
     """Train a small BERT to tell paraphrases from look-alikes: a minute, no network.
 
-    A demo that was stopped goes on where it was when it is started again.
+    A demo that was stopped goes on where it was when it is started again. Options may stand in a
+    file, which comes first, as in `anytrain demo run.yaml --epochs 2`.
     """
     quiet = environment.read().place.rank > 0
     console = Console(highlight=False, soft_wrap=True, markup=False, quiet=quiet)
@@ -64,6 +66,9 @@ def demo(
         settings = Settings(epochs=epochs, pairs=pairs, seed=seed)
         finished = train(settings, output, console.print, resume_from_checkpoint)
     _conclude(console, finished, output, time.perf_counter() - began)
+
+
+demo.command_class = FromFile  # type: ignore[attr-defined]  # read by main
 
 
 def _conclude(console: Console, finished: Finished, output: Path, took_s: float) -> None:

@@ -46,7 +46,7 @@ _COMMANDS = {
     ),
     "parity": (
         "anytrain.cli.parity:parity",
-        "Hold one step on this device against the CPU in float32.",
+        "Compare one step on this device with the CPU in float32.",
     ),
     "bench": ("anytrain.cli.bench:app", "Train the same job with anytrain and its peers."),
 }

@@ -41,7 +41,7 @@ def parity(
             "and on the CPU.",
             fix=f"name the script alone: anytrain parity {shlex.join(started.command)}",
         )
-    check_command(command)
+    check_command(command, (PRECISION, JSON))
     from dataclasses import asdict
 
     from anytrain.insight.proofs.taken import compare_script

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import typer
 
 from anytrain.cli import launched
 from anytrain.core.errors import BadInput
+from anytrain.core.nearest import nearest
 
 COMMAND = typer.Argument(
     help="Python file that trains (or -m MODULE), and its own options; `anytrain launch` or "
@@ -54,6 +57,8 @@ FAIL_ON = typer.Option(
     None, "--fail-on", help="Exit with status 1 if something at least this serious is found."
 )
 
+_OPTIONS = (TARGET, JSON, HTML, FAIL_ON, PROCESSES, QUICK, THOROUGH)
+
 
 def preflight(  # noqa: PLR0913  a command has one parameter for each option
     command: list[str] = COMMAND,
@@ -76,7 +81,7 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
     Exits with 0, or with 1 where --fail-on says so.
     """
     started = launched.read(command)
-    check_command(started.command)
+    check_command(started.command, _OPTIONS)
     from anytrain.insight.preflight.run import Start
     from anytrain.insight.preflight.tell import Ways, tell
 
@@ -99,8 +104,11 @@ preflight.context_settings = {  # type: ignore[attr-defined]  # read by main
 }
 
 
-def check_command(command: list[str]) -> None:
-    """Refuse a command that names no script and no module."""
+def check_command(command: list[str], options: Iterable[Any]) -> None:
+    """Refuse a command that names no script and no module.
+
+    `options` are those that may stand before it, as typer has them.
+    """
     first = command[0]
     if first == "-m" and len(command) > 1:
         if not _is_module(command[1]):
@@ -110,10 +118,14 @@ def check_command(command: list[str]) -> None:
                 fix="pass -m and the name of a module that is installed or in this folder.",
             )
     elif first.startswith("-") and first != "-m":
+        names = [name[2:] for each in options for name in each.param_decls if name[:2] == "--"]
+        near = nearest(first.lstrip("-").split("=")[0], names)
         raise BadInput(
             f"There is no option {first}.",
             why="what comes before the script is for this command, which has no such option.",
-            fix="`--help` lists its options; the script's own come after the script.",
+            fix=f"did you mean --{near}? The script's own options come after the script."
+            if near
+            else "`--help` lists its options; the script's own come after the script.",
         )
     elif not Path(first).is_file():
         raise BadInput(
@@ -121,8 +133,7 @@ def check_command(command: list[str]) -> None:
             why="-m needs the name of a module after it."
             if first == "-m"
             else f"no such file, seen from {Path.cwd()}.",
-            fix="pass the path of a Python file, or -m and a module, and its own options behind "
-            "it.",
+            fix="pass the path of a Python file, or -m and a module, and its own options after it.",
         )
 
 

@@ -282,7 +282,7 @@ def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:
     except (KeyError, ValueError):
         raise BadInput(
             f"Cannot read {name}={reprlib.repr(env.get(name))}.",
-            why="the launcher's variables must be whole numbers, and all there.",
+            why="the launcher's variables must all be set, to whole numbers.",
             fix="start the job with `anytrain launch`, torchrun or srun, or unset them.",
         ) from None
 

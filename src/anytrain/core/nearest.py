@@ -153,7 +153,7 @@ def unknown(
     near = nearest(str(value), words)
     return BadInput(
         f"Unknown {what} {value!r}{source and f' ({source})'}.",
-        why=f"known are {', '.join(map(repr, words))}.",
+        why=f"the known ones are {', '.join(map(repr, words))}.",
         fix=f"did you mean {near!r}?" if near else fix,
     )
 

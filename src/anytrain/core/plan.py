@@ -310,12 +310,14 @@ def _guard(machine: Capabilities) -> Choice:
     if machine.backend == "cpu":
         return Choice("host", "reading a flag on the CPU waits for nothing")
     if machine.traces and machine.narrowed_by:
-        return Choice("host", "bfloat16 cannot count steps, the host does: one flag is read a step")
+        return Choice(
+            "host", "bfloat16 cannot count steps, so the host does: one flag is read per step"
+        )
     if machine.traces:
         return Choice("select", "the device takes a non-finite step back, in the step's own graph")
     if machine.fuses_optimizer:
         return Choice("device", "the fused optimizer skips a non-finite step by itself")
-    return Choice("host", f"no fused optimizer on {machine.backend}: one flag is read a step")
+    return Choice("host", f"no fused optimizer on {machine.backend}: one flag is read per step")
 
 
 def _check_world(machine: Capabilities, world_size: int) -> None:

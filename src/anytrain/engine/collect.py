@@ -36,7 +36,7 @@ def reduce(tree: Any, world: World, reduction: str = "mean", scale: float = 1.0)
     if reduction not in (*_REDUCTIONS, "none"):
         raise BadInput(
             f"Cannot reduce by {reduction!r}.",
-            why="known reductions are 'sum', 'mean', 'max' and 'none'.",
+            why="the known reductions are 'sum', 'mean', 'max' and 'none'.",
             fix='pass reduction="sum", "mean" or "max".',
         )
     require_tensors(tree, "reduce")

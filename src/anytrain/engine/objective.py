@@ -68,8 +68,13 @@ def given_loss(outputs: Any) -> torch.Tensor | None:
     return found if is_loss else None
 
 
-def loss_of(outputs: Any, inputs: Any) -> torch.Tensor:
-    """Return the loss that a model gave, or say what it gave instead."""
+def loss_of(
+    outputs: Any, inputs: Any, left_out: Callable[[], Sequence[str]] = tuple
+) -> torch.Tensor:
+    """Return the loss that a model gave, or say what it gave instead.
+
+    `left_out` returns the columns of the data set that the model was not given.
+    """
     loss = given_loss(outputs)
     if loss is not None:
         return loss
@@ -77,6 +82,8 @@ def loss_of(outputs: Any, inputs: Any) -> torch.Tensor:
     found = outputs[0] if is_tuple else outputs
     given = f"the keys {', '.join(outputs)}" if isinstance(outputs, Mapping) else _shape(found)
     taken = ", ".join(inputs) if isinstance(inputs, Mapping) else _shape(inputs)
+    if dropped := ", ".join(left_out()):
+        taken += f" (dropped {dropped}, which it does not take)"
     raise BadInput(
         "The model did not return a loss.",
         why=f"it returned {given}; it was given {taken}.",

@@ -51,7 +51,7 @@ def share(
         else:
             raise BadInput(
                 f"Cannot synchronize the random generator {kind!r}.",
-                why=f"known here are 'torch', 'generator' and {device.type!r}.",
+                why=f"the ones known here are 'torch', 'generator' and {device.type!r}.",
                 fix='pass rng_types=["generator"] or leave it out.',
             )
 

@@ -232,7 +232,7 @@ def test_a_second_callback_of_a_class_is_told_of_and_kept() -> None:
 
 
 def test_what_is_no_callback_is_refused() -> None:
-    with pytest.raises(BadType, match="A str is no callback"):
+    with pytest.raises(BadType, match="A str is not a callback"):
         Callbacks([DefaultFlowCallback, "log"])
 
 

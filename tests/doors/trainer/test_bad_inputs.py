@@ -175,6 +175,13 @@ CASES: dict[str, tuple[type[Exception], str, Any, Any, dict[str, Any]]] = {
         alike(input_ids=[1, 2]),
         {},
     ),
+    "labels of another name, no loss": (
+        ValueError,
+        r"did not return a loss.*given input_ids \(dropped target, which it does not take\)",
+        Words,
+        alike(input_ids=[1, 2], target=0),
+        {},
+    ),
     "no loss": (
         ValueError,
         r"did not return a loss.*keys logits",
@@ -191,7 +198,7 @@ CASES: dict[str, tuple[type[Exception], str, Any, Any, dict[str, Any]]] = {
     ),
     "labels of a wrong shape": (
         RuntimeError,
-        r"labels int64 \(4, 3\).*one class a sample",
+        r"labels int64 \(4, 3\).*one class for each sample",
         Features,
         alike(x=[1.0, 2, 3, 4], labels=[0, 1, 0]),
         {},

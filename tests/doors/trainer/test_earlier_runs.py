@@ -66,7 +66,7 @@ def test_what_earlier_runs_left_is_told_with_its_size_and_capped_where_that_was_
     twins.train(twins.OURS, tmp_path, **given)
     with pytest.warns(Notice, match=r"earlier-4 \(.* kB; earlier-1 to earlier-4 take .* kB\)"):
         twins.train(twins.OURS, tmp_path, **given)
-    with pytest.warns(Notice, match=r"Of older runs 3 were removed"):
+    with pytest.warns(Notice, match=r"Removed 3 checkpoints of older runs"):
         twins.train(twins.OURS, tmp_path, **given, earlier_total_limit=2)
     left = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.glob("earlier-*/*"))
     kept = [f"earlier-{number}/checkpoint-6" for number in (4, 5)]

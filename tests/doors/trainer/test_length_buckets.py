@@ -188,8 +188,8 @@ class OwnLoss(Trainer):
     [
         ("own", "compute_loss is your own"),
         ("func", "compute_loss_func is your own"),
-        ("regression", "its labels are no classes"),
-        ("floats", "its labels are no classes"),
+        ("regression", "its labels are not classes"),
+        ("floats", "its labels are not classes"),
         ("norm", "batch normalisation would count"),
         ("unknown", "the loss of Plain is not known to leave out rows labelled -100"),
     ],

@@ -48,7 +48,7 @@ def test_packed_rows_train_the_same_model(make: Any, accumulation: int, tmp_path
 
 
 def test_a_model_that_is_no_causal_one_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="no causal language model"):
+    with pytest.raises(BadInput, match="not a causal language model"):
         train(tmp_path, lambda: twins.bert("MaskedLM"), packing=True)
 
 

@@ -169,5 +169,5 @@ def test_a_model_that_cannot_write_is_refused(tmp_path: Path) -> None:
             return {"loss": logits.mean(), "logits": logits}
 
     same = [{"input_ids": [2, 3], "labels": [2, 3]}]
-    with pytest.raises(BadType, match="Mute cannot write"):
+    with pytest.raises(BadType, match="Mute cannot generate text"):
         trainer(tmp_path, model=Mute()).predict(same)

@@ -180,6 +180,10 @@ def test_more_than_transformers_reads_is_read_too() -> None:
         (["--shuffle", "perhaps"], "expected true or false"),
         (["--lr_scheduler_type", "cosin"], "did you mean 'cosine'"),
         (["--log_level", "inf"], "did you mean 'info'"),
+        (
+            ["--optim", "adamw_torh"],
+            "expected one of adamw_torch, adamw_torch_fused, adafactor, sgd, adagrad, rmsprop; did",
+        ),
         ([], "--model_name_or_path"),
     ],
 )

@@ -53,7 +53,7 @@ def test_another_torch_may_run_there() -> None:
         ("cuda:banana", "'banana' is neither a size of memory nor a chip; known for cuda are t4"),
         ("cuda:2x2", "neither a size"),
         ("cpu:h200", "cpu has no chips by name"),
-        ("mps:16GB@new", "'new' is no version of torch"),
+        ("mps:16GB@new", "'new' is not a version of torch"),
         ("cuda:0GB", "without memory"),
         ("", "is none of"),
     ],

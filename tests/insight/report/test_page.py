@@ -54,7 +54,7 @@ def test_every_kind_of_record_has_its_section(run_folder: Path) -> None:
     ]  # fmt: skip
     for words in (
         "The run finished at step 400",
-        "It was started 2 times",
+        "It was started twice",
         "waiting for the next batch",
         "news is slow.",
         "at step 200, 4 times",
@@ -371,11 +371,11 @@ def test_one_of_anything_is_told_in_the_singular(run_folder: Path) -> None:
 
 
 def test_a_start_that_no_curve_can_mark_is_told_in_words(run_folder: Path) -> None:
-    assert "started 2 times; the curves mark where." in page(open_run(run_folder))
+    assert "started twice; the curves mark where." in page(open_run(run_folder))
     (run_folder / "metrics.jsonl").write_text(
         "".join(f"{json.dumps({'step': step, 'loss': 1.0})}\n" for step in (300, 400))
     )
-    assert "started 2 times, again after step 200." in page(open_run(run_folder))
+    assert "started twice, again after step 200." in page(open_run(run_folder))
 
 
 def test_a_wrong_token_has_its_column(tmp_path: Path) -> None:

@@ -79,8 +79,8 @@ class Accelerator(
         rng_types: Which random generators every rank takes from the main process at the start
             of an epoch: "generator" (the sampler's, the default), "torch", "cuda", "xla".
         log_with: Trackers: a name, a list of names, "all" for those that are installed, or a
-            GeneralTracker of your own. Known are tensorboard, wandb, mlflow, trackio, jsonl
-            and csv.
+            GeneralTracker of your own. The known ones are tensorboard, wandb, mlflow, trackio,
+            jsonl and csv.
         project_dir: The run's folder: its record, its checkpoints, its trackers' files.
             Without one, nothing is recorded, and nothing is saved when a signal stops the run.
         project_config: How the folder is used (ProjectConfiguration): numbered checkpoints,

@@ -359,7 +359,7 @@ def sort_handlers(handlers: list[Any] | None) -> dict[type, Any]:
         if kind is None:
             raise BadInput(
                 f"Unknown handler {type(handler).__name__} in kwargs_handlers.",
-                why=f"known are {', '.join(k.__name__ for k in HANDLERS)}.",
+                why=f"the known ones are {', '.join(k.__name__ for k in HANDLERS)}.",
                 fix="drop it; fp8 recipes in particular have no device to serve here.",
             )
         if kind in found:

@@ -211,7 +211,7 @@ class Saving:
         if map_location not in (None, "cpu", "on_device"):
             raise BadType(
                 f"Cannot load to map_location={map_location!r}.",
-                why="known are 'cpu' and 'on_device'; tensors follow their objects in any case.",
+                why="it is 'cpu' or 'on_device'; tensors follow their objects in any case.",
                 fix="leave it out.",
             )
         world, input_dir = self._run.session.world, self._main_says(input_dir)

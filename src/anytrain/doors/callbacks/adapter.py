@@ -122,13 +122,13 @@ class Callbacks(EventCalls):
         made = callback() if isinstance(callback, type) else callback
         if not _is_callback(made):
             raise BadType(
-                f"A {type(made).__name__} is no callback.",
+                f"A {type(made).__name__} is not a callback.",
                 why="it has neither a method on_... of the 16 events nor a method after(event).",
                 fix="inherit from TrainerCallback, and override the events you care for.",
             )
         if type(made) in [type(other) for other in self.callbacks]:
             give_notice(
-                f"There is a {type(made).__name__} among the callbacks already; both are told.",
+                f"There is a {type(made).__name__} among the callbacks already; both are called.",
                 stacklevel=3,
             )
         self.callbacks.append(made)

@@ -36,7 +36,7 @@ class EarlyStoppingCallback(TrainerCallback, ExportableState):
         if not 0 <= threshold < math.inf:
             raise BadInput(
                 f"Cannot stop early with a threshold of {threshold}.",
-                why="it is the improvement that counts as one, a finite size without a sign.",
+                why="it is the least improvement that counts, a finite number of at least 0.",
                 fix="give early_stopping_threshold 0 or more.",
             )
         self.early_stopping_patience = early_stopping_patience

@@ -77,7 +77,7 @@ def _check_script(script: str, module: bool) -> None:
         )
     if not module and os.path.isdir(script) and not os.path.exists(f"{script}/__main__.py"):
         raise BadInput(
-            f"{script} is no script.",
+            f"{script} is not a script.",
             why="it is a folder, and there is no __main__.py in it.",
             fix="pass the path of a Python file, or --module with a module's name.",
         )

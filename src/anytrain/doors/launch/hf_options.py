@@ -37,7 +37,7 @@ _REFUSED = {
     "vm": "starting a TPU pod over ssh",
     "env": "starting a TPU pod over ssh",
     "aws_": "starting on SageMaker",
-    "no_python": "starting programs that are no Python scripts",
+    "no_python": "starting programs that are not Python scripts",
 }
 """What cannot be served, by how its name begins."""
 

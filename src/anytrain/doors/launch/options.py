@@ -130,7 +130,7 @@ def free_port() -> int:
             return int(probe.getsockname()[1])
     raise BadInput(
         "Found no port where the ranks could meet.",
-        why="no program may listen on a port of this machine.",
+        why="this machine lets no program listen on a port.",
         fix="pass use_port with one that is free.",
     )
 
@@ -148,7 +148,7 @@ def claimed_port(port: int, option: str) -> Iterator[None]:
         except OSError:
             raise BadInput(
                 f"Cannot use port {port}.",
-                why="another launch of this machine is under way there.",
+                why="another launch on this machine is using it.",
                 fix=f"wait until it is done, or pass another {option}; 0 picks a free one.",
             ) from None
         check_port(port, option)
@@ -187,7 +187,7 @@ def _check_devices(options: LaunchOptions) -> None:
     if not all(part.isdigit() for part in ids) or len(set(ids)) != len(ids):
         raise BadInput(
             f"Cannot read --gpu_ids {options.gpu_ids}.",
-            why="it lists the numbers of different GPUs with commas between them, or says all.",
+            why="it lists the numbers of different GPUs, separated by commas, or says all.",
             fix="pass --gpu_ids 0,1 or --gpu_ids all.",
         )
 

@@ -20,6 +20,7 @@ from anytrain.core.errors import BadInput, CheckpointError
 from anytrain.core.notices import give_notice
 from anytrain.core.records import RUN
 from anytrain.core.records.lines import as_file, parse
+from anytrain.core.text import amount
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.engine.checkpoint import Store, claims, files
 from anytrain.machine.parallel.world import World
@@ -122,11 +123,11 @@ def _cleared(root: Path, limit: int | None) -> tuple[str, str]:
     except OSError as error:
         return "", str(error)
     several = f"; {kept[0].name} to {aside.name} take {_size(kept)}" if len(kept) > 1 else ""
-    removed = f" Of older runs {num_removed} were removed." if num_removed else ""
+    removed = f" Removed {amount(num_removed, 'checkpoint')} of older runs." if num_removed else ""
     return (
-        f"{root} held {len(found)} checkpoint{'s' if len(found) > 1 else ''} of an earlier run: "
-        f"moved to {aside} ({_size([aside])}{several}), for this run does not go on from them."
-        f"{removed} Pass "
+        f"{root} held {amount(len(found), 'checkpoint')} of an earlier run: "
+        f"moved to {aside} ({_size([aside])}{several}), because this run does not go on from "
+        f"them.{removed} Pass "
         "resume_from_checkpoint=True to go on from a run, overwrite_output_dir=True to remove "
         "what it left, earlier_total_limit=N to keep no more than N such folders."
     ), ""

@@ -121,8 +121,8 @@ def note(trainer: Evaluating, looking: Looking | None, asked: Any, prefix: str) 
         failure = f"{type(error).__name__}: {error}"
     if failure is not None:
         give_notice(
-            f"What the evaluation showed is not written down: {failure}. Its metrics are not "
-            "concerned.",
+            f"What the evaluation showed could not be written down: {failure}. Its metrics are not "
+            "affected.",
             stacklevel=3,
         )
 

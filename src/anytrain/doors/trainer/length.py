@@ -108,7 +108,7 @@ def _tell_laid_out_anew(progress: Progress, saved: Mapping[str, Any]) -> None:
     give_notice(
         f"The saved run had {saved['samples_per_batch']} samples in a batch and "
         f"{saved['num_micro']} batches in a step, this one has {progress.samples_per_batch} and "
-        f"{progress.num_micro}: after its {saved['step']} steps, {progress.max_steps} in all end "
-        "the training, and the schedule with it.",
+        f"{progress.num_micro}. It is at step {saved['step']}, and the training and its schedule "
+        f"end at step {progress.max_steps}.",
         stacklevel=6,
     )

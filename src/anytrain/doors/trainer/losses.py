@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Losses(Reports):
     compute_loss_func: Callable[..., Any] | None
     _smoothing: float
     _shifts: bool
+    _columns_left_out: Callable[..., list[str]]
     _prepare_inputs: Callable[[Any], Any]
     _prepare_input: Callable[[Any], Any]
     _is_own: Callable[[str], bool]
@@ -126,7 +128,8 @@ class Losses(Reports):
         elif labels is not None:
             loss = preparing.smoothed(outputs, labels, self._smoothing, inner_model(self.model))
         else:
-            loss = objective.loss_of(outputs, inputs)
+            left_out = partial(self._columns_left_out, is_training=model.training)
+            loss = objective.loss_of(outputs, inputs, left_out)
         if num_items_in_batch is not None:
             items, size = num_items_in_batch, self._session.world.size
             loss = loss * size if scaled else objective.weighed(loss, own, items, size)

@@ -235,7 +235,7 @@ def no_labels_to_soften(inputs: Any, label_names: list[str]) -> BadInput:
     known = ", ".join(label_names) if label_names else "labels"
     return BadInput(
         "Cannot use label_smoothing_factor: the labels of a batch are not known.",
-        why=f"labels are looked for under {known}, one of them, and the batch holds {held}.",
+        why=f"exactly one of {known} is to hold them, and the batch has {held}.",
         fix="name them, as in label_names=['y'], or leave label_smoothing_factor out.",
     )
 

@@ -122,13 +122,13 @@ def tell_other_data(saved: int | None, now: int | None, progress: Progress) -> N
         return
     step, in_all = progress.step, progress.max_steps
     left = (
-        f"{in_all} steps in all end the training, and the schedule with it"
+        f"the training and its schedule end at step {in_all}"
         if step < in_all
-        else f"{in_all} steps would be all, so that nothing is left to train"
+        else f"nothing is left to train: the end would be step {in_all}"
     )
     _tell(
         f"The saved run had {saved} training samples, this one has {now}: it goes on "
-        f"{_place(progress)}. After the saved run's {step} steps, {left}."
+        f"{_place(progress)}. It is at step {step}, and {left}."
     )
 
 

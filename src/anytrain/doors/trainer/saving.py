@@ -203,7 +203,7 @@ class Saving(Pieces):
             f"The last save failed: what was learnt since {since} is in no checkpoint.\n"
             f"  why: {failed.why}\n"
             "  fix: trainer.save_model(FOLDER), with a folder that can be written, saves the "
-            "weights while this process is there.",
+            "weights while this process is running.",
             stacklevel=2,
         )
 

@@ -157,8 +157,8 @@ class Seq2SeqTrainer(Trainer):
         generate = getattr(self.model, "generate", None)
         if generate is None:
             raise BadType(
-                f"{type(self.model).__name__} cannot write: it has no generate().",
-                why="predict_with_generate judges what the model writes.",
+                f"{type(self.model).__name__} cannot generate text: it has no generate().",
+                why="predict_with_generate evaluates the text that the model generates.",
                 fix="use a model of transformers that generates, or leave "
                 "predict_with_generate out.",
             )

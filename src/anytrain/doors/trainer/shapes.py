@@ -92,7 +92,7 @@ class Shapes(ChosenLengths):
             num_values(first.get(self._input_name)) and "attention_mask" in first
             for first in firsts
         ):
-            return "the samples are no texts with an attention_mask whose lengths can be read"
+            return "the samples are not texts with an attention_mask whose lengths can be read"
         if not _pads_to_longest(self.data_collator):
             return f"the data_collator is your own: {type(self.data_collator).__name__}"
         try:
@@ -208,7 +208,7 @@ class Shapes(ChosenLengths):
         """Say why rows cannot lie in one; None where they can."""
         precision = self._session.precision
         if not objective.shifts_labels(base_model(self.model)):
-            return "it is no causal language model, whose loss is by token"
+            return "it is not a causal language model, whose loss is by token"
         if self.args.world_size > 1 and not self.args.dataloader_drop_last:
             return (
                 "a last round that is filled up with repeats cannot be told from others once it "
@@ -251,7 +251,7 @@ def _loss_counts_all(model: nn.Module) -> str | None:
     if problem in ("regression", "multi_label_classification") or (
         (for_a_class or names_classes(model)) and getattr(config, "num_labels", 2) == 1
     ):
-        return "its labels are no classes, and none of their values is left out of the loss"
+        return "its labels are not classes, and none of their values is left out of the loss"
     return None
 
 
@@ -262,7 +262,7 @@ def _unlike_classes(dataset: Any) -> str | None:
     first = looked_at(dataset)
     labels = next((first[n] for n in _NAMES if n in first), None)
     if labels is not None and np.asarray(labels).dtype.kind == "f":
-        return "its labels are no classes, and none of their values is left out of the loss"
+        return "its labels are not classes, and none of their values is left out of the loss"
     return None
 
 
@@ -294,7 +294,7 @@ def _check_end_is_found(model: nn.Module) -> None:
     if not names_classes(model):
         return
     if getattr(model.config, "summary_type", None) == "last":
-        why = "it reads a text's class from the last place, which padding on the right takes"
+        why = "it reads a text's class from the last position, which padding on the right fills"
         fix = "pass processing_class=, a tokenizer with padding_side='left'"
     elif _own_pad_token(model) is None:
         why = "its configuration has no pad_token_id, so that it may read the class from padding"

@@ -37,7 +37,7 @@ _NAMES = (
 )
 NEVER_CALLED = frozenset(_NAMES.split())
 _LOOP = "_inner_training_loop"
-"""It is called, but a copy of HF's in its place would find nothing that it works with."""
+"""It is called, but a copy of HF's in its place would not find what it works with."""
 _INSTEAD = (
     "override training_step, compute_loss, create_optimizer, get_train_dataloader, "
     "prediction_step, evaluation_loop, log or save_model, or write a callback."

@@ -232,8 +232,8 @@ def _check_best(args: Any) -> None:
     ):
         raise BadInput(
             "Cannot load the best model at the end.",
-            why=f"save_steps={args.save_steps} is no multiple of eval_steps={args.eval_steps}: a "
-            "save would come where nothing was evaluated.",
+            why=f"save_steps={args.save_steps} is not a multiple of eval_steps={args.eval_steps}: "
+            "a save would come where nothing was evaluated.",
             fix="make save_steps a multiple of eval_steps, both in steps or both as shares.",
         )
 

@@ -180,7 +180,9 @@ class Fields:
 
     use_cpu: bool = option(False, "Train on the CPU, whatever else is there.")
 
-    accelerator_config: Config = option(None, "How loaders are dealt: a dict, JSON or a file.")
+    accelerator_config: Config = option(
+        None, "How loaders share out batches: a dict, JSON or a file."
+    )
     parallelism_config: Settings = option(None, "A mesh of several kinds of parallelism.")
 
     dataloader_drop_last: bool = option(False, "Drop the last batch where it is not full.")
@@ -228,7 +230,9 @@ class Fields:
         None, "no, bf16, fp16, or auto for what the device has.", choices=list(PRECISIONS)
     )
     on_nonfinite: str = option(
-        "stop", "What a loss or gradient that is no number does.", choices=list(ON_NONFINITE)
+        "stop",
+        "What to do about a loss or gradient that is not finite.",
+        choices=list(ON_NONFINITE),
     )
     step_engine: str = option(
         "auto", "How steps run: recorded where that can be, or op by op.", choices=list(STEPS)

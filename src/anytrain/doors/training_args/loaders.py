@@ -78,7 +78,7 @@ def refuse_configured(config: AcceleratorConfig) -> None:
         raise Unsupported(
             "anytrain does not do use_configured_state=True.",
             why="a run takes what its arguments say, not what another object was made with.",
-            fix="drop it; use_cpu, bf16 and their kin say what the run uses.",
+            fix="drop it; use_cpu, bf16 and the like say what the run uses.",
         )
 
 
@@ -88,7 +88,7 @@ def _from_dict(given: dict[str, Any]) -> AcceleratorConfig:
             near = nearest(str(key), NAMES)
             raise BadInput(
                 f"Unknown key {key!r} in accelerator_config.",
-                why=f"known are {', '.join(NAMES)}.",
+                why=f"the known ones are {', '.join(NAMES)}.",
                 fix=f"did you mean {near!r}?" if near else "drop it.",
             )
     return AcceleratorConfig(**given)
@@ -121,6 +121,6 @@ def _check(config: AcceleratorConfig) -> None:
         if key not in _ACCUMULATION:
             raise BadInput(
                 f"Unknown key {key!r} in gradient_accumulation_kwargs.",
-                why=f"known are {', '.join(_ACCUMULATION)}.",
+                why=f"the known ones are {', '.join(_ACCUMULATION)}.",
                 fix="drop it.",
             )

@@ -356,7 +356,9 @@ def _known_word(text: str, kind: Any) -> Any:
     for value in values:
         if str(value) == text:
             return value
-    raise Unreadable(_not_among(text, values))
+    # An enum may know words of HF's that are refused by name.
+    accepted = kind.accepted() if hasattr(kind, "accepted") else values
+    raise Unreadable(_not_among(text, accepted))
 
 
 def _not_among(text: str, values: Iterable[Any]) -> str:

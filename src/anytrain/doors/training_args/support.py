@@ -69,7 +69,7 @@ NOTES: dict[str, Support] = {
         "Always so: such a step stops the run or is counted as skipped_steps (see on_nonfinite)."
     ),
     "report_to": works(
-        "Known are tensorboard, wandb, mlflow, trackio, jsonl and csv; others are refused by name. "
+        "It can be tensorboard, wandb, mlflow, trackio, jsonl and csv; others are refused by name. "
         "output_dir/metrics.jsonl is written in any case."
     ),
     "trackio_static_space_id": refused(
@@ -122,8 +122,8 @@ NOTES: dict[str, Support] = {
     ),
     "async_save": works("anytrain's own. What a kill may cost: docs/guides/resume.md."),
     "earlier_total_limit": works(
-        "anytrain's own. Of older ones the checkpoints are removed, when a new one is made; what "
-        "else lies there stays."
+        "anytrain's own. The checkpoints in older ones are removed when a new one is made; "
+        "anything else in them stays."
     ),
     "save_on_signal": works("anytrain's own."),
     "ddp_find_unused_parameters": works(
@@ -139,7 +139,7 @@ _BITSANDBYTES = "it is bitsandbytes' optimizer, whose quantized state anytrain d
 _OTHERS: dict[str, str] = {
     "adamw_torch_xla": "it is torch_xla's own; AdamW runs on XLA devices without it.",
     "adamw_torch_npu_fused": "it is for Ascend NPUs, which anytrain has no backend for.",
-    "adamw_anyprecision": "it is torchdistx's, which is no longer kept up.",
+    "adamw_anyprecision": "it is torchdistx's, which is no longer maintained.",
     "adamw_torch_4bit": "it is torchao's, whose quantized state anytrain does not keep.",
     "adamw_torch_8bit": "it is torchao's, whose quantized state anytrain does not keep.",
     "grokadamw": "it is another library's (grokadamw).",
@@ -149,7 +149,7 @@ _FAMILIES = {
     "galore": "GaLore projects gradients inside its own optimizer, which anytrain does not have.",
     "apollo": "APOLLO projects gradients inside its own optimizer, which anytrain does not have.",
     "lomo": "LOMO updates inside backward, where no gradient can be checked or clipped.",
-    "schedule_free": "it must be told when training turns to evaluation, which is not done here.",
+    "schedule_free": "it must be told when evaluation begins, which is not done here.",
 }
 
 

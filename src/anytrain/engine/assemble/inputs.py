@@ -31,7 +31,7 @@ _AS_MODEL = "give the columns that shape in the data set or a data_collator, or 
 _HINTS = (
     (
         r"multi-target|target tensor expected",
-        "a cross entropy takes one class a sample: labels of shape (batch,), whole numbers.",
+        "a cross entropy takes one class for each sample: labels of shape (batch,), whole numbers.",
     ),
     (
         r"dtype|scalar type|not implemented for '",
@@ -153,15 +153,15 @@ def out_of_range(fed: Fed, outside: Outside, *, is_lost: bool = False) -> OutOfR
         what = f"{found} is {outside.value}, and the model has {outside.high} classes (0 to {top})."
         why = f"the loss in {named}{place} looks a label up among the classes; only "
         why += f"{outside.ignored} is passed over."
-        fix = f"mend the label, or give the model as many classes (num_labels={outside.value + 1})."
-        fix = fix if outside.value >= 0 else f"mend the label; {outside.ignored} leaves one out."
+        fix = f"correct the label, or give the model more classes (num_labels={outside.value + 1})."
+        if outside.value < 0:
+            fix = f"correct the label; {outside.ignored} leaves one out."
     else:
         what = f"{found} holds {outside.value}, and {named} has {outside.high} rows (0 to {top})."
         why = f"each value of the column is looked up there{place}."
-        fix = _FIT_TOKENS if "input_ids" in found else f"mend {found}, or make the table larger."
+        fix = _FIT_TOKENS if "input_ids" in found else f"correct {found}, or make the table larger."
     if is_lost:
-        why += " The GPU found out after the host had gone on, and does nothing more for this "
-        why += "process."
+        why += " The GPU noticed after the host had gone on, and no longer works for this process."
         fix += " Then start the process again (in a notebook: restart the kernel)."
     return OutOfRange(f"{fed.cannot}: {what}", why=why, fix=fix)
 

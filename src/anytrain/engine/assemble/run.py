@@ -240,7 +240,7 @@ class Run:
             give_notice(
                 f"This loader has batches of {size}, the first one of {first}: "
                 f"{self.session.backend.name} compiles a graph for each shape. Give both one "
-                "batch size, unless the graphs are worth their compiling.",
+                "batch size, unless the graphs are worth compiling.",
                 stacklevel=6,
             )
 
@@ -348,7 +348,7 @@ def guard_for(optimizer: Optimizer, session: Session) -> Guard:
         _check_unfused(optimizer, session)
         if session.precision.scale is None:
             return _traced_guard(optimizer, session, session.end_step)
-        told = "fp16's scale of the loss goes by what overflowed: a flag is read a step"
+        told = "fp16's loss scale follows what overflowed: one flag is read per step"
         session.revise("guard", "host", told)
     on_device = session.plan.guard.value == "device" and fuse(optimizer, session.device)
     if session.precision.scale is not None:
@@ -361,7 +361,7 @@ def _traced_guard(optimizer: Optimizer, session: Session, end_step: Callable[[],
         return CutGuard(session.device, end_step)
     why = why_asked(optimizer)
     if why is not None:
-        session.revise("guard", "host", f"{why}: a flag is read a step")
+        session.revise("guard", "host", f"{why}: one flag is read per step")
         return CutGuard(session.device, end_step)
     select(optimizer)
     return SelectGuard(session.device, end_step)

@@ -86,7 +86,7 @@ def size_in_bytes(size: int | str) -> int:
     if found is None or found[2].upper() not in _UNITS:
         raise BadInput(
             f"Cannot read the size {size!r}.",
-            why=f"known units are {', '.join(_UNITS)}.",
+            why=f"the known units are {', '.join(_UNITS)}.",
             fix='write "10GB" or "500MiB", or pass a number of bytes.',
         )
     return int(float(found[1]) * _UNITS[found[2].upper()])

@@ -207,7 +207,7 @@ def _weights(folder: Path, name: str) -> dict[str, torch.Tensor]:
 def _json_object(path: Path) -> dict[str, Any]:
     found = json.loads(as_file(path).read_bytes())
     if not isinstance(found, dict):
-        raise TypeError("it is no JSON object")
+        raise TypeError("it is not a JSON object")
     return found
 
 

@@ -198,7 +198,7 @@ def parse_options(text: str | None) -> dict[str, str]:
     for piece in (text or "").replace(" ", "").split(",") if text else []:
         key, equals, value = piece.partition("=")
         if not (key and equals and value) or "=" in value or key in result:
-            why = f"{key!r} is there twice." if key in result else f"{piece!r} is no key=value."
+            why = f"{key!r} is there twice." if key in result else f"{piece!r} is not key=value."
             raise BadInput(
                 f"Cannot read the optimizer's options {text!r}.",
                 why=why,

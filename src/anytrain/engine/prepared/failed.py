@@ -96,7 +96,7 @@ def _ending(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-_ANY = "a worker that dies so raises nothing that could be shown."
+_ANY = "a worker that ends like this raises no error that could be shown."
 _WHY = {
     int(signal.SIGKILL): "somebody sends this signal, or the system does when memory runs out.",
     int(signal.SIGSEGV): "native code failed, in a library that the data set uses.",

@@ -184,9 +184,9 @@ class PreparedLoader(DataLoader[Any]):
         position = self._dealt.position_in(resume)
         if skip is not None:  # whoever counts batches counts the saved run's
             give_notice(
-                f"The checkpoint's batches had another size, so that {skip} batches to skip may be "
-                f"another place than the checkpoint's: going on there, after {position.samples} "
-                "samples of the epoch.",
+                f"The checkpoint's batches had another size, so skipping {skip} batches may lead "
+                "to another place than the checkpoint's: going on at the checkpoint's, after "
+                f"{position.samples} samples of the epoch.",
                 stacklevel=4,
             )
         return position

@@ -121,7 +121,7 @@ def _activity(name: str) -> torch.profiler.ProfilerActivity:
     if name not in ACTIVITIES:
         raise BadInput(
             f"Unknown profiler activity {name!r}.",
-            why=f"known activities are {', '.join(map(repr, ACTIVITIES))}.",
+            why=f"the known activities are {', '.join(map(repr, ACTIVITIES))}.",
             fix="pass some of them, or leave activities out to measure all that can be.",
         )
     supported: set[torch.profiler.ProfilerActivity] = torch.profiler.supported_activities()

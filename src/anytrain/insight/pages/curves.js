@@ -33,6 +33,15 @@
     return unit === "seconds" ? `${text} s` : text;
   }
 
+  // Marks of an axis: of sizes all in one unit, with digits enough to tell them apart.
+  function marks(ticks, unit) {
+    if (unit !== "bytes" || ticks.length < 2) return ticks.map((tick) => number(tick, unit));
+    const largest = Math.abs(ticks[ticks.length - 1]);
+    const [name, scale] = SCALES.find((each) => largest >= each[1]) ?? ["B", 1];
+    const digits = Math.ceil(Math.log10(scale / (ticks[1] - ticks[0])));
+    return ticks.map((tick) => `${+(tick / scale).toFixed(digits < 0 ? 0 : digits + 1)} ${name}`);
+  }
+
   // Series have x values of their own: one x for all, and undefined where a series has nothing.
   function columns(chart) {
     const own = chart.series.map((series) => [series.x, series.y]);
@@ -138,9 +147,9 @@
 
   function options(chart, place) {
     const bars = chart.kind === "bars";
-    const values = (plot, ticks) => ticks.map((tick) => number(tick, chart.unit));
+    const values = (plot, ticks) => marks(ticks, chart.unit);
     // As wide as the widest label that is likely.
-    const size = chart.unit === "bytes" ? 74 : 62;
+    const size = chart.unit === "bytes" ? 82 : 62;
     return {
       width: width(chart, place),
       height: chart.broad ? 300 : 210,

@@ -158,7 +158,7 @@ def _failed(trace: Trace) -> list[Finding]:
                 f"The trace ended here, and the run may: {first}",
                 why="A value of the device decided it, and no values are there: each is taken "
                 "for 1, and for a finite number.",
-                fix="Nothing, where real values decide otherwise; put the check behind the "
+                fix="Nothing, where real values decide otherwise; put the check after the "
                 "second update, or out of the script, to have the rest traced.",
                 certain=False,
                 place=trace.failure_place,

@@ -48,7 +48,7 @@ _FIRST, _LAST = "2.9", "2.15"
 _TORCH = tuple((2, minor) for minor in range(9, 16))
 _EXAMPLES = (
     'pass "mps:16GB", "mps:m2:16GB", "cuda:24GB", "cuda:h200", "tpu:v5e", "tpu:v5e:2x2" or "cpu"; '
-    'with "@2.14" behind it for another version of torch.'
+    'with "@2.14" after it for another version of torch.'
 )
 
 
@@ -82,7 +82,7 @@ def parse_target(text: str) -> Target:
     """
     spoken, at, version = text.strip().lower().partition("@")
     if at and not _VERSION.fullmatch(version):
-        raise _unknown(text, f"{version!r} is no version of torch")
+        raise _unknown(text, f"{version!r} is not a version of torch")
     if at and tuple(map(int, version.split(".")[:2])) not in _TORCH:
         raise _unknown(text, f"versions of torch are known from {_FIRST} to {_LAST}, not {version}")
     kind, *words = (word.strip() for word in spoken.split(":"))

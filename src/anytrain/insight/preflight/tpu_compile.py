@@ -221,7 +221,7 @@ def _child(module: str, request: Any, variables: Mapping[str, str]) -> Any:
                     check=False,
                 ).returncode
             except subprocess.TimeoutExpired:
-                return f"it was not through after {_LIMIT_S:.0f} s{last_words(log)}"
+                return f"it had not finished after {_LIMIT_S:.0f} s{last_words(log)}"
         left = Path(folder) / RESULT
         if left.exists():
             return pickle.loads(left.read_bytes())

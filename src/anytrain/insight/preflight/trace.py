@@ -54,7 +54,7 @@ def trace_run(
             try:
                 code = _run_afresh(folder, log, warm.variables, timeout_s)
             except subprocess.TimeoutExpired:
-                return _failed(f"the script was not through after {timeout_s:.0f} s", log)
+                return _failed(f"the script had not finished after {timeout_s:.0f} s", log)
         return _result(folder, code, log)
 
 
@@ -102,8 +102,8 @@ def _result(folder: str, code: int, log: Path) -> Trace:
             return replace(trace, failure=_refused(log) or trace.failure + last_words(log))
         return trace  # an error's own words are all that there is to say
     if code < 0:
-        return _failed(f"the process that traced was ended by {signal.Signals(-code).name}", log)
-    return _failed(f"the process that traced ended with {code}", log)
+        return _failed(f"the tracing process was ended by {signal.Signals(-code).name}", log)
+    return _failed(f"the tracing process ended with {code}", log)
 
 
 def _refused(log: Path) -> str:
@@ -113,7 +113,7 @@ def _refused(log: Path) -> str:
         return ""
     begin = next((n for n, line in enumerate(lines) if line.startswith("usage: ")), len(lines) - 1)
     usage = " ".join(line.strip() for line in lines[begin:-1])
-    return f"{lines[-1]}\n  why: {usage}\n  fix: pass the script's own options behind it."
+    return f"{lines[-1]}\n  why: {usage}\n  fix: pass the script's own options after it."
 
 
 def _failed(what: str, log: Path) -> Trace:

@@ -346,6 +346,6 @@ def _dtype(name: str) -> torch.dtype:
         return _DTYPES[name]
     raise BadInput(
         f"Unknown precision {name!r}.",
-        why=f"known are {', '.join(_DTYPES)}.",
+        why=f"the known ones are {', '.join(_DTYPES)}.",
         fix='pass "no", "bf16" or "fp16".',
     )

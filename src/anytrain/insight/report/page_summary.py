@@ -40,7 +40,9 @@ def how_it_stands(run: Run) -> str:
     life = run.lives[-1] if run.lives else None
     told = _last_words(run, life)
     if (num_starts := len(counted(run))) > 1:
-        told += f" It was started {num_starts} times{_where(run)}."
+        told += (
+            f" It was started {'twice' if num_starts == 2 else f'{num_starts} times'}{_where(run)}."
+        )
     return told
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from anytrain._version import __version__
@@ -14,6 +15,7 @@ from anytrain.insight.pages.page import Content, Markup, beside, document, table
 from anytrain.insight.report.page_section import Section, section
 from anytrain.insight.report.page_values import real, text
 
+_NEAR = 0.2  # of the axis: marks that stand nearer write over each other
 _WIDE_RANGE = 30.0
 """A range whose ends are so many times apart is shown by its orders of magnitude."""
 _MOST_KINDS = 12
@@ -151,7 +153,8 @@ def _places(values: Sequence[Any]) -> tuple[list[float], list[tuple[float, str]]
         told = [(math.log(each), f"{each:.2g}") for each in (low, middle, high)]
         return [math.log(each) for each in known], told
     different = sorted(set(known))
-    marked = different if len(different) <= 4 else [low, (low + high) / 2, high]
+    near = any(b - a < _NEAR * (high - low) for a, b in pairwise(different))
+    marked = [low, (low + high) / 2, high] if near or len(different) > 4 else different
     return known, [(each, number(each)) for each in marked]
 
 

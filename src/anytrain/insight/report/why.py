@@ -71,7 +71,12 @@ def shares(life: Life) -> dict[str, float]:
 
 def over(lives: Sequence[Life]) -> str:
     """Return which starts the figures are of, where there are several."""
-    return f", over all {len(lives)} starts" if len(lives) > 1 else ""
+    return over_starts(len(lives))
+
+
+def over_starts(count: int) -> str:
+    """Return the same of a number of starts."""
+    return "" if count < 2 else f", over {'both' if count == 2 else f'all {count}'} starts"
 
 
 def judge(life: Life) -> Finding | None:

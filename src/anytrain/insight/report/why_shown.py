@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytrain.core.text import one_line, safe_console
 from anytrain.insight.pages.page import Markup, joined, tag
-from anytrain.insight.report.why import MEANING, NOTHING
+from anytrain.insight.report.why import MEANING, NOTHING, over_starts
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -96,7 +96,7 @@ def verdict(told: dict[str, Any]) -> tuple[str, str]:
 def heading(told: dict[str, Any]) -> str:
     """Return how the run stands, in a line."""
     of = "" if told["max_steps"] is None else f" of {told['max_steps']}"
-    times = "" if told["starts"] == 1 else f", over all {told['starts']} starts"
+    times = over_starts(told["starts"])
     wall = f"{told['wall_seconds']:.1f} s"
     state = _heard(told) if told["state"] == "unknown" else told["state"]
     return f"{told['run']}: {state} at step {told['step']}{of} after {wall}{times}"

@@ -53,7 +53,7 @@ def parse_device(text: str) -> tuple[str, int | None]:
         usual = 'pass one of these, such as "cuda" or "cuda:1", or nothing for the best one here.'
         raise BadInput(
             f"Unknown device {text!r}.",
-            why=f"known are {', '.join(known)}, with a number where there are several.",
+            why=f"the known ones are {', '.join(known)}, with a number where there are several.",
             fix=f"did you mean {near!r}?" if near else usual,
         )
     return name, int(number) if colon else None

@@ -153,7 +153,10 @@ class _Verdict:
         if self.end.failed_by_itself:
             return self._raised()
         if self.end.code >= 0:
-            return "the script ended itself; what it wrote above may say why.", "mend that, then "
+            return (
+                "the script ended itself; what it wrote above may say why.",
+                "correct that, then ",
+            )
         if self.end.code == -signal.SIGKILL:
             return self._killed()
         if self.end.code == -signal.SIGBUS:
@@ -180,7 +183,7 @@ class _Verdict:
 
     def _raised(self) -> tuple[str, str]:
         told = "the script raised it; its traceback is above."
-        added, fix = self.addition() or ("", "mend that, then ")
+        added, fix = self.addition() or ("", "correct that, then ")
         return f"{told}\n    {added}" if added else told, fix
 
     def _worker_died(self, text: str) -> tuple[str, str] | None:

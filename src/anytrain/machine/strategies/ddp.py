@@ -278,7 +278,7 @@ def _pick(
     if word not in known:
         raise BadInput(
             f"Unknown {name} {word!r}.",
-            why=f"known values are 'no', {', '.join(map(repr, known))}.",
+            why=f"the known values are 'no', {', '.join(map(repr, known))}.",
             fix=f'pass {name}="no" or one of them.',
         )
     return known[word]

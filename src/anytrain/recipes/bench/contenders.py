@@ -82,6 +82,6 @@ def choose(asked: str, *, even: bool) -> list[Contender]:
     names: Sequence[str] = [name for name in asked.replace(" ", "").split(",") if name]
     wrong = [name for name in names if name not in CONTENDERS]
     if wrong:
-        fix = "name some of them with commas between, or none for all."
+        fix = "name some of them, separated by commas, or none for all."
         raise unknown("contender", wrong[0], CONTENDERS, fix=fix)
     return [CONTENDERS[name] for name in names or (_FOR_EVEN_ROWS if even else CONTENDERS)]

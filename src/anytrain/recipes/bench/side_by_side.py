@@ -123,5 +123,5 @@ def _ask(folder: Path, *words: str) -> dict[str, Any]:
     raise BadInput(
         f"The process of {words[0]!r} failed.",
         why=f"it ended with code {done.returncode}: {said[-1] if said else 'without a word'}",
-        fix="mend what it says.",
+        fix="look at what it printed.",
     )

@@ -103,7 +103,7 @@ def look(folder: Path, settings: Mapping[str, Any], resume: object = None) -> fo
             return folders.Way("anew")
         raise BadInput(
             f"Cannot put the demo into {str(folder)!r}.",
-            why="it holds something else than an older demo.",
+            why="it holds something other than an older demo.",
             fix="choose another folder with --output.",
         ) from taken
 

@@ -154,13 +154,13 @@ class DataTrainingArguments:
         },
     )
     max_train_samples: int | None = field(
-        default=None, metadata={"help": "Learn from the first so many rows only."}
+        default=None, metadata={"help": "Learn from this many rows only, the first."}
     )
     max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate the first so many rows only."}
+        default=None, metadata={"help": "Evaluate this many rows only, the first."}
     )
     max_predict_samples: int | None = field(
-        default=None, metadata={"help": "Predict the first so many rows only."}
+        default=None, metadata={"help": "Predict this many rows only, the first."}
     )
     train_file: str | None = field(
         default=None, metadata={"help": "csv, tsv, json or parquet file to learn from, or .gz."}
@@ -256,9 +256,10 @@ class _Parser(HfArgumentParser):
 
     def error(self, message: str) -> Any:
         """Raise, so that the command says it as it says everything else."""
+        told = self._in_words(message)
         raise BadInput(
             "Cannot read the options of `anytrain glue`.",
-            why=f"{self._in_words(message)}.",
+            why=told if told.endswith("?") else f"{told}.",
             fix="`anytrain glue --help` lists them.",
         )
 

@@ -83,7 +83,7 @@ def _check_alike(data: Data, task: Task | None) -> None:
             told = [" and ".join(filter(None, (each.first, each.second))) for each in (one, other)]
             raise BadInput(
                 f"{first.origin} and {table.origin} do not hold the same columns.",
-                why=f"the texts of a row are {told[0]} in the one, and {told[1]} in the other.",
+                why=f"the texts of a row are {told[0]} in one, and {told[1]} in the other.",
                 fix="name the columns alike: sentence1 and sentence2 for pairs, or one of texts.",
             )
 

@@ -52,7 +52,7 @@ class Labels:
             raise BadInput(
                 f"Cannot use the label {values[row]!r} of {origin}, row {row + 1}.",
                 why=f"the labels are {', '.join(map(repr, self.names))}.",
-                fix="mend that row, or train on a file that holds every label.",
+                fix="correct that row, or train on a file that holds every label.",
             )
         return found
 
@@ -102,7 +102,7 @@ def texts_of(table: Table, column: str) -> list[str]:
             raise BadInput(
                 f"Cannot read row {row} of column {column!r} in {table.origin}.",
                 why=f"it holds {value!r}, and the column's rows must be texts.",
-                fix="mend that row. Without --task_name the first two columns beside the label "
+                fix="correct that row. Without --task_name the first two columns beside the label "
                 "are read, or sentence1 and sentence2.",
             )
     return values
@@ -220,6 +220,6 @@ def _value(value: Any, origin: str, row: int) -> float:
         raise BadInput(
             f"Cannot use the label {value!r} of {origin}, row {row}.",
             why="this job predicts a value, so every label must be a finite number.",
-            fix="mend that row, or write the labels as words or whole numbers for classes.",
+            fix="correct that row, or write the labels as words or whole numbers for classes.",
         )
     return number

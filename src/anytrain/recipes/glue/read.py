@@ -76,7 +76,7 @@ def _columns(raw: IO[bytes], kind: str, path: str, bare: Sequence[str]) -> dict[
     try:
         return _table_of(csv.reader(text, strict=True), path, ())
     except csv.Error as error:
-        raise _unreadable(path, f"it is no valid csv: {error}") from None
+        raise _unreadable(path, f"it is not a valid csv: {error}") from None
 
 
 def _bytes(file: Path) -> IO[bytes]:
@@ -119,7 +119,7 @@ def _judge_ragged(ragged: Sequence[int], num_whole: int, width: int, path: str) 
         raise BadInput(
             f"Cannot read {path!r}: {len(ragged)} of {num_whole + len(ragged)} rows are broken.",
             why=f"the header names {width} columns, and lines {shown} have another number.",
-            fix="mend those lines. A tsv has no quoting: a tab always begins a new column.",
+            fix="correct those lines. A tsv has no quoting: a tab always begins a new column.",
         )
     give_notice(
         f"{path}: {len(ragged)} of {num_whole + len(ragged)} rows do not have {width} columns and "
@@ -141,7 +141,7 @@ def _records(text: IO[str], path: str) -> list[dict[str, Any]]:
     if isinstance(found, dict):
         found = found["data"] if isinstance(found.get("data"), list) else [found]
     if not isinstance(found, list) or not all(isinstance(row, dict) for row in found):
-        raise _unreadable(path, "it holds something else than objects with a key for each column")
+        raise _unreadable(path, "it holds something other than objects with a key for each column")
     return found
 
 

@@ -56,7 +56,7 @@ def str_to_bool(value: str, to_bool: bool = False) -> int | bool:
     if word not in _TRUE + _FALSE:
         raise BadInput(
             f"Cannot read {value!r} as yes or no.",
-            why=f"known words are {', '.join(_TRUE + _FALSE)}.",
+            why=f"the known words are {', '.join(_TRUE + _FALSE)}.",
             fix="use one of them.",
         )
     return word in _TRUE if to_bool else int(word in _TRUE)

@@ -381,7 +381,7 @@ def _index(path: Path) -> dict[str, Any]:
         return found
     raise CheckpointError(
         f"Cannot load weights from {path}.",
-        why=f"it is no index of shards: {found}.",
+        why=f"it is not an index of shards: {found}.",
         fix="pass a file of weights, an index of shards, or a folder with either.",
     )
 

@@ -24,7 +24,7 @@ def compare_versions(library_or_version: Any, operation: str, requirement_versio
     if operation not in STR_OPERATION_TO_FUNC:
         raise BadInput(
             f"Cannot compare versions by {operation!r}.",
-            why=f"known operations are {', '.join(STR_OPERATION_TO_FUNC)}.",
+            why=f"the known operations are {', '.join(STR_OPERATION_TO_FUNC)}.",
             fix='pass one of them, such as ">=".',
         )
     found = library_or_version

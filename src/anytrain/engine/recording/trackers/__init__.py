@@ -354,7 +354,7 @@ class Trackers:
         if unknown and self._chosen:
             raise BadInput(
                 f"Cannot use init_kwargs for {_listed(unknown)}.",
-                why=f"there is no such tracker; known names are {_listed((*TABLE, *own))}.",
+                why=f"there is no such tracker; the known names are {_listed((*TABLE, *own))}.",
                 fix='name the tracker, as in init_kwargs={"wandb": {"tags": ["first"]}}.',
             )
 

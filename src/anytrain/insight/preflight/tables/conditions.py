@@ -86,7 +86,7 @@ CONDITIONS = (
         _grows_and_shrinks,
         "may fail on mps for these sizes.",
         "The kernel can make height and width both larger or both smaller, not one of each.",
-        "Do it in two steps, first the one direction and then the other.",
+        "Do it in two steps, first one direction and then the other.",
     ),
     # Convolution.mm: before macOS 15.1, no size of the result may be above 2**16.
     Condition(

@@ -1,0 +1,70 @@
+"""A command whose options may stand in a file, which comes first: `anytrain demo run.yaml`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.core import TyperCommand
+
+from anytrain.core import documents
+from anytrain.core.errors import BadInput
+from anytrain.core.nearest import nearest
+
+_FILES = (".json", ".yaml", ".yml")
+
+
+class FromFile(TyperCommand):
+    """A command that reads a first word ending in .json, .yaml or .yml as its options.
+
+    What follows on the command line wins over the file.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read the file, if there is one, and the command line."""
+        if args and args[0].endswith(_FILES):
+            known = {
+                option.lstrip("-").replace("-", "_"): str(each.name)
+                for each in self.params
+                for option in each.opts
+                if option.startswith("--")
+            }
+            try:
+                ctx.default_map = options_in(Path(args[0]), known)
+            except BadInput as error:
+                typer.echo(f"anytrain: {error}", err=True)
+                raise typer.Exit(2) from None
+            args = args[1:]
+        return super().parse_args(ctx, args)
+
+
+def options_in(path: Path, known: Mapping[str, str]) -> dict[str, Any]:
+    """Return what a file holds, by the parameters that the options named there stand for."""
+    if not path.is_file():
+        raise BadInput(
+            f"Cannot read the options in {str(path)!r}.",
+            why="there is no such file.",
+            fix="give the path of a JSON or YAML file, or the options themselves.",
+        )
+    load = documents.from_json if path.suffix == ".json" else documents.from_yaml
+    try:
+        found = load(path.read_text(encoding="utf-8"))
+    except Exception as error:  # noqa: BLE001  each format has its own error
+        raise BadInput(f"Cannot read {path}.", why=f"{error}", fix="correct the file.") from None
+    if not isinstance(found, Mapping):
+        raise BadInput(
+            f"Cannot read {path}.",
+            why=f"it holds a {type(found).__name__}, not names with their values.",
+            fix="write one `name: value` for each option.",
+        )
+    for name in map(str, found):
+        if name.replace("-", "_") not in known:
+            near = nearest(name, known)
+            raise BadInput(
+                f"Unknown option {name} in {path}.",
+                why=f"the options are {', '.join(known)}.",
+                fix=f"did you mean {near}?" if near else "leave it out.",
+            )
+    return {known[str(name).replace("-", "_")]: value for name, value in found.items()}
