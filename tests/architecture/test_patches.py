@@ -14,7 +14,8 @@ SRC = Path(__file__).parents[2] / "src" / "anytrain"
 # Not for as long as something lasts: where users ask for a setting of torch's by name.
 ASKED = {"doors/trainer/outputs.py": {"torch.backends.cudnn"}}
 LASTING = {"autocast", "checkpointed blocks"}  # set on a model, and not in a block
-_MADE_BY = {"replaced", "counted", "shared"}
+_THEIRS = ("torch", "transformers")
+_MADE_BY = {"patches.replaced", "patches.counted", "patches.shared"}
 
 
 def trees() -> Iterator[tuple[str, ast.Module]]:
@@ -34,9 +35,7 @@ def foreign(tree: ast.Module) -> dict[str, str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 known[alias.asname or alias.name] = f"{node.module}.{alias.name}"
-    return {
-        own: name for own, name in known.items() if name.split(".")[0] in ("torch", "transformers")
-    }
+    return {own: name for own, name in known.items() if name.split(".")[0] in _THEIRS}
 
 
 def assigned(tree: ast.Module) -> Iterator[str]:
@@ -65,10 +64,9 @@ def test_every_row_is_made_somewhere_and_no_other() -> None:
     made = set()
     for _, tree in trees():
         for node in ast.walk(tree):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-                if node.func.attr in _MADE_BY and ast.unparse(node.func.value) == "patches":
-                    assert isinstance(node.args[0], ast.Constant)
-                    made.add(node.args[0].value)
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in _MADE_BY:
+                assert isinstance(node.args[0], ast.Constant)
+                made.add(node.args[0].value)
     assert made == set(patches.TABLE) - LASTING
 
 

@@ -1,7 +1,7 @@
 """A model on its device, in its precision, tied to the other ranks' copies.
 
 In one process and full precision `prepare(model) is model`. Mixed precision replaces `forward`
-on the instance, once and reversibly: the only patch in the house.
+on the instance, once and reversibly (a row of core/patches.py).
 """
 
 from __future__ import annotations
