@@ -102,9 +102,9 @@ class StepOutput:
     grad_norm: torch.Tensor | None = None
     """None where no update came, or nobody asked for it."""
     rate: torch.Tensor | float = 0.0
-    """The learning rate that the update had; 0 where none came."""
+    """The learning rate that the update had, in a Trainer's loop."""
     bad: torch.Tensor | bool = False
-    """1 where the loss or the gradient was not finite, else 0."""
+    """1 where the loss or the gradient was not finite, else 0; in a Trainer's loop."""
     is_summed: bool = False
     """Whether the step has added itself to the meter's sums."""
 
@@ -253,7 +253,7 @@ class Step:
         self._told("pre_optimizer_step")
         ops.update()
         self._told("optimizer_step")
-        rate = self.ops.optimizers[0].param_groups[0]["lr"]
+        rate = self.ops.optimizers[0].param_groups[0]["lr"] if self.judge is not None else 0.0
         rate = rate.clone() if isinstance(rate, torch.Tensor) else rate
         ops.schedule()
         self.clear(ops)
