@@ -15,7 +15,12 @@ pytestmark = pytest.mark.gpu
 def test_without_the_room_a_gpu_trains_op_by_op(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = {"train_dataset": twins.sentences(64), "max_steps": 12, "logging_steps": 1}
+    settings = {
+        "train_dataset": twins.sentences(64),
+        "max_steps": 12,
+        "logging_steps": 1,
+        "use_cpu": False,
+    }
     both = []
     for name in ("with", "without"):
         trainer = twins.build(twins.OURS, tmp_path / name, model=twins.bert(), **settings)
