@@ -25,7 +25,7 @@ from torch import nn
 
 from anytrain.compat import transformers as ours_room
 from anytrain.compat.refusal import Refusal
-from anytrain.compat.transformers import elsewhere
+from anytrain.compat.transformers import other_names
 from anytrain.core.errors import Notice, Unsupported
 from anytrain.doors.trainer.unlike import NEVER_CALLED
 
@@ -74,7 +74,7 @@ def kind_of(module: str, name: str) -> str:
     value = getattr(here(module), name)
     if isinstance(value, Refusal):
         return "refused"
-    return "passed" if name in elsewhere.passed(module) else "ours"
+    return "passed" if name in other_names.passed(module) else "ours"
 
 
 def test_enough_is_walked() -> None:
@@ -91,8 +91,8 @@ def test_every_name_of_a_module_is_there(module: str) -> None:
 
 def test_the_table_of_names_has_no_stale_entries() -> None:
     known = set(COUNTED)
-    listed = {(home, name) for home in MODULES for name in elsewhere.passed(home)}
-    listed |= {(home, name) for home in MODULES for name in elsewhere.refused(home)}
+    listed = {(home, name) for home in MODULES for name in other_names.passed(home)}
+    listed |= {(home, name) for home in MODULES for name in other_names.refused(home)}
     private = {(home, name) for home, name in listed if name.startswith("_")}
     assert listed - private <= known
     assert not [(home, name) for home, name in private if not hasattr(there(home), name)]
@@ -226,7 +226,7 @@ def test_what_is_imported_of_an_engine_is_ours(module: str) -> None:
         home = str(getattr(value, "__module__", ""))
         assert home.partition(".")[0] != "accelerate", name
         if home in engine:
-            assert name in elsewhere.passed(home.partition(".")[2]), name
+            assert name in other_names.passed(home.partition(".")[2]), name
 
 
 def test_names_are_found_where_public_packages_look_for_them() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import Any
 
-from anytrain.compat.transformers import elsewhere
+from anytrain.compat.transformers import other_names
 from anytrain.doors.callbacks import DefaultFlowCallback, ProgressCallback
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME
@@ -35,7 +35,7 @@ SCHEDULER_NAME = "scheduler.pt"
 FSDP_MODEL_NAME = "pytorch_model_fsdp"
 
 _NEIGHBOURS = ("trainer_utils", "trainer_callback", "training_args", "trainer_pt_utils")
-_imported = elsewhere.of(__name__)
+_imported = other_names.of(__name__)
 
 
 def __getattr__(name: str) -> Any:

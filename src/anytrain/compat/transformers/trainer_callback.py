@@ -1,6 +1,6 @@
 """HF's module `transformers.trainer_callback`: callbacks, their control and their state."""
 
-from anytrain.compat.transformers import elsewhere
+from anytrain.compat.transformers import other_names
 from anytrain.doors.callbacks import (
     Callbacks as CallbackHandler,
     DefaultFlowCallback,
@@ -25,4 +25,4 @@ __all__ = [
     "TrainerState",
 ]
 
-__getattr__ = elsewhere.of(__name__)
+__getattr__ = other_names.of(__name__)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anytrain.compat.accelerate.utils.operations import gather
-from anytrain.compat.transformers import elsewhere
+from anytrain.compat.transformers import other_names
 from anytrain.doors.trainer.outputs import metrics_format
 from anytrain.doors.trainer.reports import Reports
 from anytrain.doors.training_args import AcceleratorConfig
@@ -33,4 +33,4 @@ def nested_gather(tensors: Any, parallel_mode: Any = None, name: str | None = No
     return None if tensors is None else gather(tensors)
 
 
-__getattr__ = elsewhere.of(__name__)
+__getattr__ = other_names.of(__name__)

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from anytrain.compat.accelerate.utils import memory
-from anytrain.compat.transformers import elsewhere
+from anytrain.compat.transformers import other_names
 from anytrain.doors.trainer.outputs import (
     PREFIX_CHECKPOINT_DIR,
     BestRun,
@@ -77,4 +77,4 @@ def find_executable_batch_size(
     return partial(function, batch_size=starting_batch_size)
 
 
-__getattr__ = elsewhere.of(__name__)
+__getattr__ = other_names.of(__name__)

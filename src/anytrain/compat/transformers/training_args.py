@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anytrain.compat.transformers import elsewhere
+from anytrain.compat.transformers import other_names
 from anytrain.core.errors import BadInput
 from anytrain.doors.training_args import (
     OptimizerNames,
@@ -41,4 +41,4 @@ def _convert_str_dict(passed_value: dict[str, Any]) -> dict[str, Any]:
     return passed_value
 
 
-__getattr__ = elsewhere.of(__name__)
+__getattr__ = other_names.of(__name__)

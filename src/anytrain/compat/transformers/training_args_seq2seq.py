@@ -1,8 +1,8 @@
 """HF's module `transformers.training_args_seq2seq`."""
 
-from anytrain.compat.transformers import elsewhere
+from anytrain.compat.transformers import other_names
 from anytrain.doors.training_args import Seq2SeqTrainingArguments
 
 __all__ = ["Seq2SeqTrainingArguments"]
 
-__getattr__ = elsewhere.of(__name__)
+__getattr__ = other_names.of(__name__)

@@ -2,20 +2,23 @@
 
 Passed on is what is plain data, or a function of what it is given: it does the same work
 whichever Trainer runs. Refused is what belongs to the inside of HF's Trainer. What a module of
-HF's has imported itself is found by `import_lines`.
+HF's only imports, such as `get_scheduler` in `transformers.trainer`, is taken from where it comes
+from, with our module wherever there is one: `tools/import_names.py` writes that table.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable
 from functools import cache
-from importlib import import_module
+from importlib import import_module, resources
 from types import ModuleType
 from typing import Any
 
 from anytrain.compat.refusal import Family, Refusal, placeholder
-from anytrain.compat.transformers import import_lines
+
+_ROOM = __name__.rpartition(".")[0]
 
 PASSED = {
     "trainer_utils": "RemoveColumnsCollator _is_peft_model _re_checkpoint "
@@ -103,7 +106,7 @@ def of(module: str) -> Callable[[str], Any]:
             return import_module("transformers.utils.logging").get_logger(f"transformers.{home}")
         if name.startswith("__"):
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
-        return import_lines.find(home, name)
+        return _imported(home, name)
 
     return lookup
 
@@ -132,4 +135,24 @@ class _Heard(ModuleType):
 @cache
 def _placeholder(name: str, home: str) -> Refusal:
     """Return what stands for a refused name; always the same."""
-    return placeholder(name, __name__.removesuffix("elsewhere") + home, refused(home)[name])
+    return placeholder(name, __name__.removesuffix("other_names") + home, refused(home)[name])
+
+
+def _imported(home: str, name: str) -> Any:
+    """Return a name that one of HF's modules imports; AttributeError where it does not."""
+    module, inner = _import_names().get(home, {}).get(name, ("", None))
+    try:
+        found = import_module(module) if module else None
+    except ImportError:  # HF imports it under an `if`: torch_xla, SageMaker, an older library
+        found = None
+    if found is None:
+        raise AttributeError(f"module {_ROOM + '.' + home!r} has no attribute {name!r}")
+    return found if inner is None else getattr(found, inner)
+
+
+@cache
+def _import_names() -> dict[str, dict[str, tuple[str, str | None]]]:
+    """Return for each of HF's modules what it imports: the module, and the name there."""
+    table = resources.files(_ROOM).joinpath("import_names.json").read_text(encoding="utf-8")
+    found: dict[str, dict[str, tuple[str, str | None]]] = json.loads(table)
+    return found
