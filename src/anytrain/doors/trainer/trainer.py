@@ -267,8 +267,11 @@ class Trainer(
             ignore_keys_for_eval: What of a model's output the evaluations between leave
                 out of the predictions, by name.
         """
-        if (watch := watching()) is not None and watch.begin():
-            rehearsing.rehearse(self, watch)
+        watch = watching()
+        is_rehearsal = watch is not None and watch.begin()
+        if watch is not None and is_rehearsal:
+            rehearsing.shorten(self, watch)
+            resume_from_checkpoint = trial = None  # it has a folder of its own
         self._refuse_idle()
         self._memory.start()
         self._hp_search_setup(trial)
@@ -290,6 +293,8 @@ class Trainer(
                         ignore_keys_for_eval=ignore_keys_for_eval,
                     )
                 self._trained_before = True
+                if watch is not None and is_rehearsal:  # it was shorter than a rehearsal
+                    watch.leave()
                 return output
             finally:
                 self._end_training()
