@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from typer.testing import CliRunner
 
-from anytrain import Accelerator, ProjectConfiguration, Trainer, TrainingArguments
+from anytrain import Accelerator, ProjectConfiguration, Trainer, TrainerCallback, TrainingArguments
 from anytrain.cli.main import app
 from anytrain.recipes import folder as recipes_folder
 
@@ -149,3 +149,17 @@ def test_a_run_whose_best_checkpoint_lies_elsewhere_keeps_its_newest(
     trainer = trained(tmp_path, [0.3, 0.2], 6, resume=str(finished / "checkpoint-16"))
     assert trainer.state.best_model_checkpoint == str(finished / "checkpoint-8")
     assert [found.name for found in tmp_path.glob("checkpoint-*")] == ["checkpoint-24"]
+
+
+def test_a_best_checkpoint_that_is_none_takes_no_other_with_it(tmp_path: Path) -> None:
+    (tmp_path / "pictures").mkdir()
+
+    class Names(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            state.best_model_checkpoint, state.best_global_step = str(tmp_path / "pictures"), 3
+
+    arguments = TrainingArguments(
+        str(tmp_path), max_steps=4, save_steps=2, save_total_limit=1, report_to="none"
+    )
+    Trainer(Point(), arguments, train_dataset=[{"labels": 1.0}], callbacks=[Names()]).train()
+    assert [found.name for found in tmp_path.glob("checkpoint-*")] == ["checkpoint-4"]

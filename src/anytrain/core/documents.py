@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 _DEEP = "it is nested too deeply to be read"
@@ -27,7 +28,23 @@ def from_yaml(text: str) -> Any:
     """Return what a YAML text holds, made of plain values alone."""
     import yaml
 
-    return _read(yaml.safe_load, text, yaml.YAMLError)
+    return _read(partial(yaml.load, Loader=_loader()), text, yaml.YAMLError)
+
+
+@cache
+def _loader() -> Any:
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """YAML's own, without the integers that Python refuses to write down again."""
+
+        def construct_yaml_int(self, node: Any) -> int:
+            value: int = super().construct_yaml_int(node)
+            str(value)  # of a hexadecimal one, reading it has no limit
+            return value
+
+    Loader.add_constructor("tag:yaml.org,2002:int", Loader.construct_yaml_int)
+    return Loader
 
 
 def _read(parse: Callable[..., Any], text: str | bytes, error: type[Exception]) -> Any:

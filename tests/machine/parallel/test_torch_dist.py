@@ -103,7 +103,7 @@ def test_srun_ranks_meet_and_a_survivor_names_the_loss_itself():
 
 
 BARE = """
-import os, signal, time
+import os, signal, sys, time
 from anytrain.machine.processes import last_words
 last_words.PATIENCE_S = 2.0
 ranks = []
@@ -121,18 +121,24 @@ from anytrain.core import environment
 from anytrain.machine.parallel import torch_dist
 world = torch_dist.join(environment.read().place, "gloo", torch.device("cpu"))
 world.mark(6, "training")
+others = world.gather_object(os.getpid())
 while not all(world._watch.heard(r) for r in range(1, 4)) and rank == 0:
     time.sleep(0.01)
 world.barrier("all have spoken")
 if rank == 2:
     os.kill(os.getpid(), signal.SIGKILL)
+if rank == 0 and sys.argv[1] == "late":  # its neighbours have ended too when it hears of it
+    import psutil
+    while any(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in others[1:]):
+        time.sleep(0.01)
 world.barrier("the end")
 """
 
 
-def test_a_rank_that_was_killed_is_named_without_a_launcher():
+@pytest.mark.parametrize("when", ["at once", "late"])
+def test_a_rank_that_was_killed_is_named_without_a_launcher(when):
     env = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ran = run_script(BARE, env=env)
+    ran = run_script(BARE, when, env=env)
     *codes, killed = map(int, ran.stdout.split())
     assert codes == [1, 1, -signal.SIGKILL, 1]
     for rank in (0, 1, 3):

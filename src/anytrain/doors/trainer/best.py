@@ -177,6 +177,8 @@ class Best(Search):
         best = self.state.best_model_checkpoint
         if best is None or Path(best).resolve().parent != root.resolve():
             return
+        if not (Path(best) / MANIFEST).is_file():
+            return  # the name comes from a document: what it names must be a checkpoint
         for entry in root.glob(f"{PREFIX_CHECKPOINT_DIR}-*"):
             is_other = entry.name != Path(best).name and is_runs_own(entry)
             if is_other and (entry / MANIFEST).exists():

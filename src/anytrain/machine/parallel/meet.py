@@ -118,11 +118,15 @@ class _RollCall:
             base = listening_store(*self._point, self._timeout_s)
         else:
             base = self._found(holder)
+        # A launcher's store outlives its ranks: those it starts again must not find what the
+        # earlier ones left there, addresses among it.
+        attempt = environment.variable("TORCHELASTIC_RESTART_COUNT") or "0"
+        own = PrefixStore(f"anytrain/attempt/{attempt}", base)
         try:
-            self._call(base)
+            self._call(own)
         except dist.DistError as error:
             raise self._lost(holder, error) from error
-        return base  # type: ignore[no-any-return]  # the stubs lack TCPStore
+        return own
 
     def _found(self, holder: int | None) -> Any:
         """Knock until the holder listens: the store's own knocking says nothing, and hears none."""
@@ -145,8 +149,7 @@ class _RollCall:
         )
 
     def _call(self, base: Store) -> None:
-        attempt = environment.variable("TORCHELASTIC_RESTART_COUNT") or "0"
-        roll = PrefixStore(f"anytrain/roll/{attempt}", base)
+        roll = PrefixStore("anytrain/roll", base)
         roll.set(str(self._place.rank), f"{os.getpid()} {socket.gethostname()}")
         while not roll.check(["all"]):
             if roll.check(["over"]):

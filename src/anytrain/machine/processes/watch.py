@@ -60,6 +60,8 @@ class Watch:
         self._end_job = end_job or self._leave
         self._tick_s = min(1.0, stall_s / 5)
         self._heard: dict[int, Heard] = {}
+        self._followed: set[int] = set()
+        """Ranks that end because they have lost another."""
         self._count = 0
         self._rounds = 0
         self._shifts = 0
@@ -82,11 +84,18 @@ class Watch:
         return self._heard.get(rank)
 
     def gone(self) -> list[Beat]:
-        """Return the last words of the ranks whose process on this host does not exist any more."""
+        """Return the last words of the ranks whose process on this host does not exist any more.
+
+        A rank that asks has lost another: it says so, and is not named for ending by that.
+        """
         others = [rank for rank in range(self._size) if rank != self._pulse.rank]
         with suppress(Exception):  # the store may have gone with one of them
+            self._wire.post(f"lost/{self._pulse.rank}", "another")
             self._read(others)
-        return [heard.beat for _, heard in sorted(self._heard.items()) if _has_ended(heard)]
+            said = self._wire.read_all([f"lost/{rank}" for rank in others])
+            self._followed.update(r for r, words in zip(others, said, strict=True) if words)
+        ended = [heard.beat for _, heard in sorted(self._heard.items()) if _has_ended(heard)]
+        return [beat for beat in ended if beat.rank not in self._followed] or ended
 
     def hush(self) -> None:
         """Stop at once and say nothing more: this process is on its way out."""
