@@ -95,6 +95,7 @@ def visit(
     surroundings = browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=scheme, **context
     )
+    surroundings.set_default_timeout(240_000)
     seen = Visit(surroundings.new_page())
     _listen(seen, address)
     try:
@@ -113,7 +114,7 @@ def screenshot(page: Page, name: str, *, whole: bool = True) -> Path:
 
 def until(page: Page, condition: str) -> None:
     """Wait until a condition holds; Playwright's own waiting needs a policy that allows eval."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 240
     while not page.evaluate(condition):
         assert time.monotonic() < deadline, condition
         page.wait_for_timeout(50)

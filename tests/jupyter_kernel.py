@@ -62,7 +62,7 @@ class Kernel:
         """The kernel's process."""
         return int(self.manager.provisioner.pid)
 
-    def run(self, code: str, timeout: float = 120) -> Shown:
+    def run(self, code: str, timeout: float = 240) -> Shown:
         """Run a cell to its end."""
         shown = Shown()
         self.client.execute_interactive(code, timeout=timeout, output_hook=shown.take)
@@ -72,7 +72,7 @@ class Kernel:
         """Start a cell; `finish` waits for it."""
         return str(self.client.execute(code))
 
-    def finish(self, request: str, timeout: float = 60) -> Shown:
+    def finish(self, request: str, timeout: float = 240) -> Shown:
         """Return what a started cell showed, once the kernel is idle again."""
         shown, deadline = Shown(), time.monotonic() + timeout
         while True:

@@ -5,6 +5,7 @@ Import it as `from launching import launch, run_script`; tests/ is on the path.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import secrets
 import socket
@@ -149,14 +150,36 @@ def child_environment(more: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def free_port() -> int:
-    """Return a free port that the system gives to nobody by itself, as it might before it is used.
+    """Return a free port that neither the system nor another test gives to anybody else.
 
-    Linux does so from 32768 on.
+    Linux gives away those from 32768 on by itself. A lock, which lasts as long as this process,
+    keeps those of the other workers and test runs from the port until somebody listens there.
     """
     while True:
+        port = 10_000 + secrets.randbelow(10_000)
+        if port in _ports or not _lock(port):
+            continue
+        _ports.add(port)
         with socket.socket() as probe, suppress(OSError):
-            probe.bind(("", 10_000 + secrets.randbelow(10_000)))
-            return int(probe.getsockname()[1])
+            probe.bind(("", port))
+            return port
+
+
+_ports: set[int] = set()
+_port_locks: list[int] = []
+
+
+def _lock(port: int) -> bool:
+    """Take the lock of a port for this process: one byte of a file that all of them share."""
+    if not _port_locks:
+        name = f"anytrain-test-ports-{os.getuid()}"
+        path = os.path.join(tempfile.gettempdir(), name)
+        _port_locks.append(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+    try:
+        fcntl.lockf(_port_locks[0], fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

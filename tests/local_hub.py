@@ -52,7 +52,7 @@ class LocalHub:
         return 200, {"url": f"{self.url}/{owner}/{wanted['name']}"}
 
     def commit(self, path: str, body: bytes, token: str | None) -> Answer:
-        self.gate.wait(20)
+        self.gate.wait(240)
         repository, revision = path.removeprefix("/api/models/").split("?")[0].split("/commit/")
         lines = [json.loads(line) for line in body.splitlines() if line]
         files = {
@@ -111,4 +111,4 @@ def serving() -> Iterator[LocalHub]:
         hub.gate.set()
         server.shutdown()
         server.server_close()
-        thread.join(5)
+        thread.join(240)

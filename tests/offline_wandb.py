@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-def records(file: Path, within_s: float = 60.0) -> list[Any]:
+def records(file: Path, within_s: float = 240.0) -> list[Any]:
     """Return the records of a finished run's offline file.
 
     wandb's own process writes it, and on a busy machine its end comes after `finish()` returned.

@@ -49,7 +49,7 @@ def drawn(page: Any, chart: str, line: str) -> list[tuple[float, float]]:
 @pytest.fixture(scope="module")
 def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("demo") / "run"
-    assert demo(folder, "--epochs", "1", "--pairs", "2000").wait(120) == 0
+    assert demo(folder, "--epochs", "1", "--pairs", "2000").wait(240) == 0
     return folder
 
 

@@ -94,7 +94,7 @@ def test_points_arrive_on_a_run_in_progress_without_a_reload(
         try:
             counts = []
             for least in (1, 4, 7):
-                counts.append(await_points(page, least, seconds=90))
+                counts.append(await_points(page, least, seconds=240))
             assert counts == sorted(counts) and counts[-1] > counts[0]
             assert "running" in (page.locator("#words").text_content() or "")
             assert page.get_by_text("Left", exact=True).count() == 1
@@ -102,7 +102,7 @@ def test_points_arrive_on_a_run_in_progress_without_a_reload(
         finally:
             training.kill()
             training.wait()
-        page.get_by_text("The run was killed after step").wait_for(timeout=90_000)
+        page.get_by_text("The run was killed after step").wait_for(timeout=240_000)
         assert page.evaluate("window.isTheSame") and loads == []
         assert page.title() == "run: broken"
         assert page.get_by_text("Left", exact=True).count() == 0
@@ -126,7 +126,7 @@ def test_the_end_of_a_run_is_shown(browser: Browser, record: Record) -> None:
         await_points(seen.page, 10)
         record.train(range(101, 1001))
         record.end(1000)
-        seen.page.get_by_text("Training done.").wait_for(timeout=90_000)
+        seen.page.get_by_text("Training done.").wait_for(timeout=240_000)
         assert seen.page.title() == "run: finished"
         assert seen.page.locator("#count").text_content() == "step 1,000 of 1,000 (100 %)"
         screenshot(seen.page, "watch-finished")
@@ -163,7 +163,7 @@ def test_a_lost_connection_is_told_and_taken_up_again(browser: Browser, record: 
         lost = seen.page.get_by_role("alert")
         assert not lost.is_visible()
     try:
-        lost.wait_for(timeout=30_000)
+        lost.wait_for(timeout=240_000)
         assert "Connection lost" in (lost.text_content() or "")
         screenshot(seen.page, "watch-lost", whole=False)
         record.train(range(101, 151))

@@ -57,7 +57,7 @@ def test_a_terminal_is_asked(tmp_path):
         stderr=subprocess.PIPE,
     )
     os.write(ours, b"2\n1\nnode0\n\nquantum\ncpu\n4\nbf16\n\n")
-    out, err = asked.communicate(timeout=30)
+    out, err = asked.communicate(timeout=240)
     os.close(ours)
     os.close(theirs)
     assert asked.returncode == 0, err

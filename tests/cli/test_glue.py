@@ -53,7 +53,7 @@ def _cut_short(words: list[str], out: Path, end: Callable[[int], None]) -> tuple
         assert time.monotonic() < give_up
         time.sleep(0.005)
     end(process.pid)
-    _, words_said = process.communicate(timeout=60)
+    _, words_said = process.communicate(timeout=240)
     return process.returncode, words_said.decode()
 
 

@@ -112,7 +112,7 @@ def test_it_leaves_when_nobody_reads_its_lines_any_more(endless: Path) -> None:
     assert watching.stdout is not None
     watching.stdout.readline()
     watching.stdout.close()
-    assert watching.wait(timeout=60) == 0
+    assert watching.wait(timeout=240) == 0
 
 
 def test_once_refuses_a_folder_without_a_record(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_once_refuses_a_folder_without_a_record(tmp_path: Path) -> None:
     assert "There is no record of a run" in done.stderr
 
 
-def read_until(terminal: int, is_enough: Callable[[str], bool], seconds: float = 60.0) -> str:
+def read_until(terminal: int, is_enough: Callable[[str], bool], seconds: float = 240.0) -> str:
     """Read what a terminal is sent until it is enough, or for so long."""
     seen, until = "", time.monotonic() + seconds
     while not is_enough(seen) and (left := until - time.monotonic()) > 0:
@@ -147,7 +147,7 @@ def test_in_a_terminal_it_draws_bars_and_q_leaves_it_in_order(endless: Path) -> 
     try:
         drawn = read_until(ours, lambda seen: seen.count("training ") >= 3)
         os.write(ours, b"q")
-        assert watching.wait(timeout=30) == 0
+        assert watching.wait(timeout=240) == 0
         os.set_blocking(ours, False)
         with suppress(BlockingIOError):
             while True:
@@ -179,7 +179,7 @@ def test_a_request_to_end_leaves_the_terminal_in_order(endless: Path, options: l
         assert shown in read_until(ours, lambda seen: shown in seen)
         assert termios.tcgetattr(theirs)[3] != before[3]
         watching.send_signal(signal.SIGTERM)
-        assert watching.wait(timeout=60) == 128 + signal.SIGTERM
+        assert watching.wait(timeout=240) == 128 + signal.SIGTERM
         assert termios.tcgetattr(theirs)[:4] == before[:4]
     finally:
         watching.kill()
@@ -199,7 +199,7 @@ def test_a_job_in_the_background_is_not_stopped_for_the_keyboard(
     log = tmp_path / "log"
     script.write_text(
         f"set -m\n{command} > {log} 2>&1 &\n"
-        f"for n in $(seq 600); do grep -q token= {log} && break; "
+        f"for n in $(seq 2400); do grep -q token= {log} && break; "
         '[ -n "$(jobs -s)" ] && break; sleep 0.1; done\n'
         'echo "stopped: [$(jobs -s)] said: [$(grep -c token= ' + str(log) + ')]"\n'
         "kill %1; kill -CONT %1; wait\necho over\n"
@@ -208,7 +208,7 @@ def test_a_job_in_the_background_is_not_stopped_for_the_keyboard(
     if pid == 0:
         os.execvpe("bash", ["bash", str(script)], child_environment())
     try:
-        said = read_until(terminal, lambda seen: "over" in seen, seconds=120)
+        said = read_until(terminal, lambda seen: "over" in seen)
     finally:
         os.close(terminal)
         os.kill(pid, signal.SIGKILL)
@@ -232,10 +232,10 @@ def test_the_page_s_address_is_printed_and_ctrl_c_ends_it_without_a_complaint(
         assert serving.stdout is not None
         address = re.search(r"http://127\.0\.0\.1:\d+/\?token=\S+", serving.stdout.readline())
         assert address is not None
-        with urlopen(address[0], timeout=30) as answer:
+        with urlopen(address[0], timeout=240) as answer:
             assert b"endless" in answer.read()
         serving.send_signal(signal.SIGINT)
-        out, _ = serving.communicate(timeout=30)
+        out, _ = serving.communicate(timeout=240)
         assert serving.returncode == 0
         assert "Traceback" not in out and "http://" not in out
     finally:
@@ -252,7 +252,7 @@ def test_a_run_that_is_killed_is_said_to_be_killed(run: Endless) -> None:
     run.process.kill()
     run.process.wait()
     rest = watching.stdout.read()
-    assert watching.wait(timeout=60) == 1
+    assert watching.wait(timeout=240) == 1
     assert re.search(r"^The run was killed after step \d+; last heard", rest, re.MULTILINE)
     done = run_command([*WATCH, run.folder, "--once"], check=False)
     assert done.returncode == 1

@@ -75,7 +75,7 @@ class Killer:
         return found
 
     def close(self) -> None:
-        self._process.communicate(timeout=10)
+        self._process.communicate(timeout=240)
 
 
 @pytest.fixture(scope="module")
@@ -403,13 +403,14 @@ def test_one_rank_killed_again_and_again_and_restarted_by_the_launcher(
 ) -> None:
     long = ("--epochs", kills + 1)  # of four updates each
     killer.live(tmp_path, life("whole", *long, ranks=2))
-    kill_ranks(tmp_path / "run", kills, seed, *long)
+    # Slowly: it must be alive yet when the one that kills it gets to run.
+    kill_ranks(tmp_path / "run", kills, seed, *long, "--pause", 0.05)
     assert final(tmp_path / "run") == final(tmp_path / "whole")
 
 
 def check_preempted(process: Started, folder: Path, code: int, ranks: int = 2) -> None:
     """It left with that code and one whole checkpoint of its last update, and stayed away."""
-    assert process.wait(timeout=120) == code, process.told()
+    assert process.wait(timeout=240) == code, process.told()
     told = process.told()
     assert "Traceback" not in told, told
     newest = Store(folder / "checkpoints").newest_whole()

@@ -71,7 +71,7 @@ def interrupt(words: list[str]) -> None:
             assert started.poll() is None, "it ended before anybody could stop it"
             time.sleep(0.05)
         started.send_signal(signal.SIGINT)
-        _, said = started.communicate(timeout=60)
+        _, said = started.communicate(timeout=240)
     finally:
         started.kill()
     assert started.returncode == 128 + signal.SIGINT

@@ -45,7 +45,7 @@ class Crew:
         """Let them go."""
         assert self._server.stdin is not None
         self._server.stdin.close()
-        self._server.wait(60)
+        self._server.wait(240)
 
 
 def trainer(

@@ -24,7 +24,7 @@ def test_the_main_process_saves_by_itself_and_the_run_goes_on_from_there(tmp_pat
     said, (main, other) = train(tmp_path / "first")
     assert said.count("save_state() was called on the main process alone (rank 1 is at step 3") == 1
     assert main["weights"] == other["weights"]
-    assert len(main["seconds"]) == 2 and main["seconds"][1] < 10  # it waits less from then on
+    assert len(main["seconds"]) == 2 and main["seconds"][1] < 60  # it waits less from then on
     folder = tmp_path / "first/checkpoints"
     manifests = {
         path.name: json.loads((path / "manifest.json").read_text())["world_size"]

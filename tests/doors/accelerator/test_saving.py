@@ -256,7 +256,7 @@ def test_a_signal_saves_between_two_steps_and_the_run_goes_on_exactly(
     script.write_text(RESUMABLE)
     run_command([sys.executable, script, tmp_path / "whole", 0])
     process = subprocess.Popen(
-        [sys.executable, script, tmp_path / "cut", "0.05"],
+        [sys.executable, script, tmp_path / "cut", "0.2"],
         env=child_environment({"ANYTRAIN_STOP_SIGNALS": "SIGTERM,SIGINT,SIGUSR1"}),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -265,7 +265,7 @@ def test_a_signal_saves_between_two_steps_and_the_run_goes_on_exactly(
     for _ in range(7):
         assert process.stdout.readline() == "step\n"
     process.send_signal(number)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=240)
     assert process.returncode == 128 + number
     assert "saved" in told
     assert "Start the same command to go on." in told

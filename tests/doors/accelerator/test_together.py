@@ -19,7 +19,7 @@ CHECKS = re.findall(r"^def (check_\w+)", SCRIPT.read_text(), re.MULTILINE)
 def results(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
     folder = tmp_path_factory.mktemp("together")
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    run_command([sys.executable, *launcher, SCRIPT, folder], timeout=180)
+    run_command([sys.executable, *launcher, SCRIPT, folder], timeout=280)
     return [json.loads((folder / f"results-{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -96,7 +96,7 @@ def in_terminal(script: str, width: int, interrupt_after: bytes | None = None) -
             fcntl.ioctl(1, termios.TIOCSWINSZ, size)
             environ = child_environment({"TERM": "xterm-256color", "PYTHONUTF8": "1"})
             os.execve(sys.executable, [sys.executable, str(path)], environ)
-        written, deadline = b"", time.monotonic() + 60
+        written, deadline = b"", time.monotonic() + 240
         while time.monotonic() < deadline:
             if not select.select([terminal], [], [], 1.0)[0]:
                 continue

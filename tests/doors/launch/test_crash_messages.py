@@ -48,7 +48,7 @@ def hurt(how):
 def train(how):
     if os.environ["RANK"] == "1":
         hurt(how)
-    time.sleep(20)
+    time.sleep(1000)
 
 {call}
 """

@@ -32,9 +32,9 @@ def save(asked, frame):
 
 signal.signal(int(sys.argv[3]), save)
 together()
-time.sleep(100)
+time.sleep(1000)
 """
-LOADS = f"{TOGETHER}together()\ntime.sleep(100)"
+LOADS = f"{TOGETHER}together()\ntime.sleep(1000)"
 HANGS_UP = f"""{TOGETHER}
 assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 os.kill(os.getpid(), signal.SIGHUP)
@@ -79,11 +79,11 @@ def save(asked, frame):
     notes.leave(os.environ["ANYTRAIN_BEATS"], 0, "preempted", "saved")
     time.sleep(0.6)  # a second request within half a second is part of the first
     os.kill(os.getppid(), asked)
-    time.sleep(100)
+    time.sleep(1000)
 
 signal.signal(signal.SIGTERM, save)
 os.kill(os.getppid(), signal.SIGTERM)
-time.sleep(100)
+time.sleep(1000)
 """
 
 

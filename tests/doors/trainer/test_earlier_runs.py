@@ -233,7 +233,7 @@ base = Path(sys.argv[1])
 warnings.simplefilter("ignore")
 
 def wait_for(path):
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.002)
 

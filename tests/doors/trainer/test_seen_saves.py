@@ -169,7 +169,7 @@ class Looks(TrainerCallback):
         commit = saving._commit
 
         def held_up(*given: Any) -> Any:
-            assert self.may_commit.wait(60)
+            assert self.may_commit.wait(240)
             return commit(*given)
 
         monkeypatch.setattr(saving, "_commit", held_up)

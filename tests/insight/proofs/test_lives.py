@@ -22,7 +22,7 @@ store = Store(Path(sys.argv[1], "checkpoints"))
 for step in (1, 2):
     store.save(f"step-{step}", Snapshot(step=step, models=[{"weight": torch.zeros(1)}], parts={}))
     Path(sys.argv[1], f"saved-{step}").touch()
-time.sleep(60)
+time.sleep(1000)
 """
 
 
@@ -77,15 +77,15 @@ def test_a_life_that_is_killed_leaves_no_process(here: Path, tmp_path: Path) -> 
     pids = tmp_path / "pids"
     (here / "train.py").write_text(
         "import os, subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'],\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)'],\n"
         "    start_new_session=True)\n"
         "print('waiting', flush=True)\n"
         f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\n"
-        "time.sleep(60)\n"
+        "time.sleep(1000)\n"
     )
     trial = Trial(Script("train.py", ("{project}",)), tmp_path / "trial")
     assert trial.live(lambda life: pids.exists() and pids.read_text().endswith("\n")) is None
-    until = time.monotonic() + 30  # the kernel takes its time on a busy machine
+    until = time.monotonic() + 240  # the kernel takes its time on a busy machine
     for pid in map(int, pids.read_text().split()):
         while is_alive(pid):
             assert time.monotonic() < until

@@ -44,7 +44,7 @@ def server(record: Record) -> Iterator[Server]:
 def ask(
     server: Server, path: str, method: str = "GET", **headers: str
 ) -> tuple[int, http.client.HTTPResponse, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=240)
     try:
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
@@ -100,7 +100,7 @@ def test_this_machine_s_own_names_are_answered_whatever_port_a_tunnel_begins_at(
 def test_a_request_that_makes_no_sense_is_refused_without_a_word_in_the_terminal(
     server: Server, host: str, status: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with socket.create_connection(("127.0.0.1", server.server_port), timeout=30) as client:
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=240) as client:
         client.sendall(f"GET http://[ HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
         assert client.recv(4096).startswith(f"HTTP/1.0 {status} ".encode())
     assert capfd.readouterr().err == ""
@@ -145,7 +145,7 @@ def test_news_come_as_soon_as_they_are_there_and_charts_only_when_they_changed(
     asking.start()
     record.train(range(31, 51))
     server.source.look()
-    asking.join(timeout=20)
+    asking.join(timeout=240)
     assert answers[0]["state"]["step"] == 50
     assert len(answers[0]["charts"][0]["series"][0]["x"]) == 5
     record.event("notice", text="something")
@@ -167,7 +167,7 @@ def test_a_server_that_closes_keeps_nobody_waiting(record: Record) -> None:
     waiting = threading.Thread(target=source.after, args=(version, 60.0))
     waiting.start()
     source.close()
-    waiting.join(timeout=20)
+    waiting.join(timeout=240)
     assert not waiting.is_alive()
 
 

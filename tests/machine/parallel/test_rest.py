@@ -69,7 +69,7 @@ def slow_gloo(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "slow.c").write_text(SLOW_GLOO)
     library = folder / "slow.so"
     words = ["cc", "-shared", "-fPIC", "-o", library, folder / "slow.c", "-ldl"]
-    subprocess.run(words, check=True, capture_output=True, timeout=60)
+    subprocess.run(words, check=True, capture_output=True, timeout=240)
     return library
 
 

@@ -65,7 +65,7 @@ def start(code):
 
 
 def end_of(process):
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 240
     while supervise.poll(process) is None:
         assert time.monotonic() < deadline
         time.sleep(0.05)

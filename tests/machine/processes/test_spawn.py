@@ -50,12 +50,12 @@ def test_the_childs_own_error_is_raised_with_its_type_and_traceback():
             raise LookupError("no such column")
         import time
 
-        time.sleep(30)
+        time.sleep(1000)
 
     begun = time.monotonic()
     with pytest.raises(LookupError, match="no such column") as caught:
         call(work, (), crew())
-    assert time.monotonic() - begun < 15
+    assert time.monotonic() - begun < 240
     assert caught.value.__notes__ == ["It was raised by rank 1 of 2."]
     shown = "".join(traceback.format_exception(caught.value))
     assert ", in work" in shown.replace(", in test_the_childs_own_error", "")
@@ -144,12 +144,12 @@ def test_a_call_that_takes_too_long_is_ended_and_says_where_each_rank_was():
     def wait_for_a_friend():
         import time
 
-        time.sleep(60)
+        time.sleep(1000)
 
     begun = time.monotonic()
-    with pytest.raises(PeerLost, match="ended after 5 s") as caught:
-        call(wait_for_a_friend, (), crew(timeout_s=5.0))
-    assert time.monotonic() - begun < 50
+    with pytest.raises(PeerLost, match="ended after 8 s") as caught:
+        call(wait_for_a_friend, (), crew(timeout_s=8.0))
+    assert time.monotonic() - begun < 240
     for rank in (0, 1):
         assert f"rank {rank} was before its first step with anytrain, in" in caught.value.why
     assert "in wait_for_a_friend" in caught.value.why
@@ -233,7 +233,7 @@ def test_children_that_ignore_an_interrupt_are_killed_two_seconds_later(tmp_path
 
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         Path(folder, "pid").write_text(str(os.getpid()))
-        time.sleep(60)
+        time.sleep(1000)
 
     def interrupt():
         while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
@@ -258,7 +258,7 @@ def test_children_that_save_their_work_may_finish_it(tmp_path):
 
         try:
             Path(folder, "begun").touch()
-            time.sleep(60)
+            time.sleep(1000)
         except KeyboardInterrupt:
             notes.tell_saving(os.environ["ANYTRAIN_BEATS"])
             time.sleep(2.5)
@@ -281,7 +281,7 @@ def test_an_interrupt_while_children_start_ends_them_without_a_word(tmp_path, se
     script.write_text(
         "import time\n"
         "from anytrain.machine.processes.spawn import Crew, call\n"
-        "call(lambda: time.sleep(60), (), Crew(2, 2, port=1))\n"
+        "call(lambda: time.sleep(1000), (), Crew(2, 2, port=1))\n"
     )
     parent = subprocess.Popen(
         [sys.executable, str(script)],
@@ -294,10 +294,10 @@ def test_an_interrupt_while_children_start_ends_them_without_a_word(tmp_path, se
         time.sleep(0.001)
     time.sleep(seconds)
     os.kill(parent.pid, signal.SIGINT)
-    _, err = parent.communicate(timeout=20)
+    _, err = parent.communicate(timeout=240)
     assert err.count("Traceback") == 1
     assert "Fatal" not in err
-    psutil.wait_procs(children, timeout=5)
+    psutil.wait_procs(children, timeout=240)
     assert not any(child.is_running() for child in children)
     assert not list(tmp_path.glob("anytrain-*"))
 
@@ -327,7 +327,7 @@ def test_ctrl_c_ends_the_children_and_leaves_nothing(tmp_path):
         "def work(folder):\n"
         "    import os\n"
         "    Path(folder, os.environ['RANK']).write_text(str(os.getpid()))\n"
-        "    time.sleep(60)\n"
+        "    time.sleep(1000)\n"
         "call(work, (sys.argv[1],), Crew(2, 2, port=1))\n"
     )
     parent = subprocess.Popen(
@@ -337,12 +337,12 @@ def test_ctrl_c_ends_the_children_and_leaves_nothing(tmp_path):
         start_new_session=True,
     )
     files = [tmp_path / "0", tmp_path / "1"]
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 240
     while not all(f.exists() and f.read_text() for f in files):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     os.kill(parent.pid, signal.SIGINT)
-    _, err = parent.communicate(timeout=20)
+    _, err = parent.communicate(timeout=240)
     assert b"KeyboardInterrupt" in err
     assert not any(psutil.pid_exists(int(f.read_text())) for f in files)
     assert not list(tmp_path.glob("anytrain-*"))
@@ -363,7 +363,7 @@ def test_the_rank_that_failed_first_is_named_not_the_one_with_the_lowest_number(
         call(work, (), crew(interval_s=0.5))
 
 
-def test_what_a_rank_says_when_it_is_asked_to_stop_is_not_the_cause():
+def test_what_a_rank_says_when_it_is_asked_to_stop_is_not_the_cause(tmp_path):
     def work():
         import os
         import signal
@@ -373,11 +373,14 @@ def test_what_a_rank_says_when_it_is_asked_to_stop_is_not_the_cause():
             raise RuntimeError("I was asked to stop")
 
         signal.signal(signal.SIGTERM, stop)
+        open(f"{folder}/{rank()}", "w").close()
+        while len(os.listdir(folder)) < 2:
+            time.sleep(0.01)
         if rank() == 1:
-            time.sleep(0.5)
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(30)
+        time.sleep(1000)
 
+    folder = str(tmp_path)
     with pytest.raises(PeerLost, match="Rank 1 of 2 .* was killed by SIGKILL"):
         call(work, (), crew())
 
@@ -388,23 +391,33 @@ def test_an_interrupt_that_the_function_raises_is_an_error_like_any_other():
 
         if rank() == 1:
             raise KeyboardInterrupt
-        time.sleep(30)
+        time.sleep(1000)
 
     with pytest.raises(KeyboardInterrupt) as caught:
         call(work, (), crew())
     assert caught.value.__notes__ == ["It was raised by rank 1 of 2."]
 
 
-def test_a_rank_that_waits_for_one_that_has_returned_is_told_so():
+def test_a_rank_that_waits_for_one_that_has_returned_is_told_so(tmp_path):
     lost = "[gloo/transport/tcp/pair.cc:1] Connection closed by peer [127.0.0.1]:1"
 
     def work():
-        if rank() == 1:
-            import time
+        import os
+        import time
+        from pathlib import Path
 
-            time.sleep(1)
-            raise RuntimeError(lost)
+        import psutil
 
+        left = Path(folder, "pid")
+        if rank() == 0:
+            left.with_suffix(".new").write_text(str(os.getpid()))
+            left.with_suffix(".new").replace(left)
+            return
+        while not left.exists() or psutil.pid_exists(int(left.read_text())):
+            time.sleep(0.01)  # until the parent has seen its end
+        raise RuntimeError(lost)
+
+    folder = str(tmp_path)
     with pytest.raises(PeerLost) as caught:
         call(work, (), crew())
     assert caught.value.what.startswith("Rank 1 of 2 waited ")
@@ -500,14 +513,14 @@ def test_a_process_left_behind_holds_no_output_open(capsys):
     def work():
         import subprocess
 
-        return subprocess.Popen(["sleep", "60"], start_new_session=True).pid
+        return subprocess.Popen(["sleep", "1000"], start_new_session=True).pid
 
     gc.collect()  # what earlier tests left open is theirs
     files, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     begun = time.monotonic()
     for pid in call(work, (), crew(brings_all=True)):
         os.kill(pid, signal.SIGKILL)
-    assert time.monotonic() - begun < 50
+    assert time.monotonic() - begun < 240
     assert len(os.listdir("/proc/self/fd")) == files
     assert threading.active_count() <= threads
 
