@@ -385,3 +385,60 @@ def test_large_tensors_of_an_optimizer_are_read_before_the_weights(tmp_path: Pat
         accelerator.load_state(folder)
     assert equal(model.state_dict(), before)
     current.clear()
+
+
+def _lacks(name: str) -> Callable[[Any], None]:
+    return lambda parts: parts["optimizer"]["state"]["items"][0][1].pop(name)
+
+
+def _group(**options: Any) -> Callable[[Any], None]:
+    return lambda parts: parts["optimizer"]["param_groups"][0].update(options)
+
+
+def _unpacked(parts: Any) -> None:
+    del parts["optimizer"]["state"]["~"]
+
+
+ALONE: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "a moment": (_lacks("exp_avg"), r"state\.0\.exp_avg is missing"),
+    "a second moment": (_lacks("exp_avg_sq"), r"state\.0\.exp_avg_sq is missing"),
+    "a step": (_lacks("step"), r"state\.0\.step is missing"),
+    "no flag": (_group(amsgrad=None), r"param_groups\[0\]\.amsgrad is None"),
+    "no flag either": (_group(maximize=None), r"param_groups\[0\]\.maximize is None"),
+    "a huge rate": (_group(lr=1e30), r"param_groups\[0\]\.lr is 1e\+30"),
+    "a huge decay": (_group(weight_decay=1e30), r"param_groups\[0\]\.weight_decay is 1e\+30"),
+    "a state by another name": (_unpacked, r"state\.items is nothing that torch keeps"),
+    "no place in the schedule": (
+        lambda parts: parts["scheduler"].pop("last_epoch"),
+        r"last_epoch is missing",
+    ),
+}
+"""What is changed in a checkpoint of a single weight, which has no other to be compared with."""
+
+
+@pytest.mark.parametrize("what", ALONE)
+def test_what_a_lone_weight_needs_to_go_on_is_missed_by_name(tmp_path: Path, what: str) -> None:
+    def run() -> tuple[Accelerator, nn.Module]:
+        current.clear()
+        accelerator, model = Accelerator(cpu=True), nn.Linear(1, 1, bias=False)
+        optimizer = torch.optim.AdamW(model.parameters())
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        model, optimizer, schedule = accelerator.prepare(model, optimizer, schedule)
+        accelerator.backward(model(torch.ones(1, 1)).sum())
+        optimizer.step()
+        schedule.step()
+        return accelerator, model
+
+    change, said = ALONE[what]
+    accelerator, _ = run()
+    folder = Path(accelerator.save_state(str(tmp_path / "c")))
+    parts = json.loads((folder / "state.json").read_text())
+    change(parts)
+    (folder / "state.json").write_text(json.dumps(parts))
+    sign(folder)
+    accelerator, model = run()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(CheckpointError, match=said):
+        accelerator.load_state(str(folder))
+    assert equal(model.state_dict(), before)
+    current.clear()

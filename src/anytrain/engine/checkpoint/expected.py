@@ -188,8 +188,10 @@ def check_loader(
 
 # -- schedules of the learning rate ------------------------------------------------------------
 
-_RATE = Either(Tensors(shape=()), Number())
+_RATE = Either(Tensors(shape=()), Number(-1e9, 1e9))
 _COUNTS = {"last_epoch?": Number(-1, MOST), "_step_count?": Whole(), "num_bad_epochs?": Whole()}
+_PROGRESS = ("last_epoch", "T_cur", "num_bad_epochs", "cooldown_counter", "best")
+"""How far a schedule of torch's has come; one that lacks it would begin anew without a word."""
 _PHASES = frozenset({"step_size", "T_max", "T_0", "T_i", "T_mult", "total_steps", "total_size"})
 """How long something of a schedule takes: it divides by them."""
 
@@ -199,6 +201,8 @@ def check_schedule(own: Any, saved: Any, where: str = "") -> None:
     state, kind = own.state_dict(), type(own)
     check(saved, Named(Anything()), where)
     check(saved, _COUNTS, where)
+    if kind.__module__.startswith("torch."):
+        check(saved, {name: Anything() for name in _PROGRESS if name in state}, where)
     for name, value in saved.items():
         place = within(where, name)
         if name not in state and (name in vars(own) or callable(getattr(kind, name, None))):
@@ -229,7 +233,7 @@ _OPTIONS = {
     "initial_lr?": _RATE,
     "betas?": Each(Either(Tensors(shape=()), Number(0, 1)), 2),
     "eps?": Either(Number(0, 2**63), Each(Maybe(Number(0, 2**63)))),
-    "weight_decay?": Either(Tensors(shape=()), Number()),
+    "weight_decay?": Either(Tensors(shape=()), Number(-1e9, 1e9)),
     "momentum?": Either(Tensors(shape=()), Number(least=0)),
 }
 _LIKE_THE_PARAMETER = frozenset(
@@ -242,6 +246,18 @@ _NEEDED_BY = {
     "momentum": "momentum_buffer",
 }
 """What an optimizer keeps where an option is on."""
+_KEPT_BY = {
+    torch.optim.Adadelta: ("square_avg", "acc_delta"),
+    torch.optim.Adagrad: ("sum",),
+    torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
+    torch.optim.Adamax: ("exp_avg", "exp_inf"),
+    torch.optim.NAdam: ("exp_avg", "exp_avg_sq", "mu_product"),
+    torch.optim.RAdam: ("exp_avg", "exp_avg_sq"),
+    torch.optim.RMSprop: ("square_avg",),
+}
+"""What torch's optimizers remember of each parameter that they have trained, besides its step."""
+_MAY_BE_UNSET = ("foreach", "fused")
+"""Flags of torch's that None leaves to it."""
 
 
 def check_optimizer(own: Any, saved: Any, needed: frozenset[str] = frozenset()) -> None:
@@ -263,7 +279,7 @@ def check_optimizer(own: Any, saved: Any, needed: frozenset[str] = frozenset()) 
         check(its, {name: Anything() for name in needed & set(mine)}, where)
         check(its, {"lr": Anything() if mine.get("lr") is None else _RATE}, where)
         check(its, _OPTIONS if is_torchs else {}, where)
-        known = {f"{n}?": like(value) for n, value in mine.items() if n != "params"}
+        known = {f"{n}?": _in_group(n, value) for n, value in mine.items() if n != "params"}
         check(its, known if is_torchs else {}, where)
         for option, name in _NEEDED_BY.items() if is_torchs else ():
             for number in its["params"] if its.get(option) else ():
@@ -274,25 +290,41 @@ def check_optimizer(own: Any, saved: Any, needed: frozenset[str] = frozenset()) 
     if len(set(listed)) != len(listed):
         raise Misfit("param_groups names a parameter twice")
     parameters = [each for group in own.param_groups for each in group["params"]]
-    _check_kept(saved["state"], dict(zip(listed, parameters, strict=True)), is_torchs)
+    if is_torchs:
+        always = next((names for kind, names in _KEPT_BY.items() if isinstance(own, kind)), ())
+        is_plain = type(own).__module__.startswith("torch.")
+        own_names = [name for name in saved["state"] if isinstance(name, str) and is_plain]
+        if own_names:
+            raise Misfit(f"{within('state', own_names[0])} is nothing that torch keeps there")
+        _check_kept(saved["state"], dict(zip(listed, parameters, strict=True)), always)
+
+
+def _in_group(name: str, own: Any) -> Description:
+    """Return the kind of an option of a group, which has this value here."""
+    if isinstance(own, bool) and name not in _MAY_BE_UNSET:
+        return Either(Whole(0, 1), Flag())
+    return like(own)
 
 
 def _check_kept(
-    state: Mapping[Any, Any], parameters: Mapping[int, torch.Tensor], is_torchs: bool
+    state: Mapping[Any, Any], parameters: Mapping[int, torch.Tensor], always: tuple[str, ...]
 ) -> None:
     """Check what an optimizer remembers of each parameter.
 
     It remembers the same of all that are matrices, or of all that are not: some factor matrices.
+    `always` is what it surely remembers.
     """
     everything: dict[bool, set[Any]] = {True: set(), False: set()}
     # What an optimizer keeps under a name of its own, only it knows.
-    numbered = {n: kept for n, kept in state.items() if is_torchs and not isinstance(n, str)}
+    numbered = {n: kept for n, kept in state.items() if not isinstance(n, str)}
     for number, kept in numbered.items():
         where = f"state.{number}" if isinstance(number, int) else within("state", number)
         if number not in parameters:
             raise Misfit(f"{where} belongs to no parameter in param_groups")
         check(kept, Named(Anything()), where)
         check(kept, {"step?": Either(Tensors(shape=(), least=0), Number(least=0))}, where)
+        if kept and always:
+            check(kept, {name: Anything() for name in (*always, "step")}, where)
         shape = tuple(parameters[number].shape)
         for name in _LIKE_THE_PARAMETER & set(kept):
             fits: Description = Tensors(shape=shape, floats=True)
