@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from anytrain import (
     Accelerator,
@@ -22,7 +23,7 @@ from anytrain import (
     tqdm,
 )
 from anytrain.core.errors import AnytrainError, NotFinite, Notice
-from launching import launch
+from launching import launch, run_script
 
 CONSTRUCTIONS: dict[str, dict[str, Any]] = {
     "unknown precision": {"mixed_precision": "int3"},
@@ -322,3 +323,67 @@ def test_a_loader_without_a_batch_is_told(samples: int, why: str) -> None:
 def test_a_missing_loss_tells_of_the_labels() -> None:
     with pytest.raises(TypeError, match="no 'labels'"):
         backward_of(None)
+
+
+ODD_ROWS: dict[str, tuple[dict[str, Any], str]] = {
+    "a longer row": ({"x": torch.ones(3)}, "'x': its rows have different lengths (2, 3)."),
+    "nothing": ({"x": None}, "'x': number 2 of the batch's samples has None there."),
+    "no column": ({"y": 1}, "'x': number 2 of the batch's samples does not have it."),
+}
+
+
+class Drawn(Dataset[Any]):
+    """Rows that are drawn, so that each is remembered with its seed."""
+
+    def __init__(self, rows: list[Any]) -> None:
+        self.rows = rows
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Any:
+        random.random()
+        return self.rows[index]
+
+
+@pytest.mark.parametrize("kind", ["plain", "drawn", "by a worker"])
+@pytest.mark.parametrize("name", ODD_ROWS)
+def test_a_column_that_makes_no_batch_is_named_in_a_loop_of_ones_own(name: str, kind: str) -> None:
+    row, said = ODD_ROWS[name]
+    rows: Any = [{"x": torch.ones(2)}, row]
+    rows = rows if kind == "plain" else Drawn(rows)
+    given = DataLoader(rows, 2, num_workers=int(kind == "by a worker"))
+    loader = Accelerator(cpu=True).prepare(given)
+    with pytest.raises((RuntimeError, TypeError, KeyError, AttributeError)) as caught:
+        next(iter(loader))
+    assert f"Cannot collate {said}" in str(caught.value)
+    if kind != "plain":
+        assert "The batch is made of samples 0, 1." in str(caught.value)
+
+
+def test_a_column_that_comes_first_as_none_is_named_in_a_loop_of_ones_own() -> None:
+    rows: Any = [{"x": None}, {"x": torch.ones(2)}]
+    with pytest.raises(TypeError, match=r"'x': number 1 of the batch's samples has None there\."):
+        next(iter(Accelerator(cpu=True).prepare(DataLoader(rows, 2))))
+
+
+def test_a_text_in_a_tensors_place_is_told_of_a_loop_of_ones_own() -> None:
+    told = run_script(
+        """
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        from anytrain import Accelerator
+
+        class Net(torch.nn.Linear):
+            def forward(self, x, labels):
+                return torch.nn.functional.cross_entropy(super().forward(x), labels)
+
+        rows = [{"x": torch.ones(2), "labels": "yes"}] * 4
+        model, loader = Accelerator(cpu=True).prepare(Net(2, 2), DataLoader(rows, 2))
+        for batch in loader:
+            model(**batch)
+        """,
+        check=False,
+    )
+    assert "batch: x float32 (2, 2), labels list of 2 str" in told.stderr
+    assert "turn the column into numbers in the data set" in told.stderr

@@ -90,7 +90,40 @@ ABORTS = """
     os.abort()
 """
 WRONG_LABEL = TRAINER.replace("n % 2", "7").replace("if scale > 0:", "if not hidden.ndim:")
-SCRIPTS = {"trainer": TRAINER, "label": WRONG_LABEL, "loop": LOOP, "fails": FAILS, "aborts": ABORTS}
+OWN = """
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+    from anytrain import Accelerator
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words, self.head = nn.Embedding(50, 4), nn.Linear(4, 2)
+
+        def forward(self, ids):
+            return self.head(self.words(ids).mean(1))
+
+    accelerator = Accelerator()
+    model = Net()
+    rows = [{"ids": torch.arange(6), "labels": 1} for n in range(64)]
+    parts = (model, torch.optim.AdamW(model.parameters()), DataLoader(rows, 8))
+    model, optimizer, loader = accelerator.prepare(*parts)
+    for batch in loader:
+        labels = batch.pop("labels")
+        accelerator.backward(nn.functional.cross_entropy(model(**batch), labels))
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+OWN_WRONG = {
+    "own": OWN,
+    "own label": OWN.replace('"labels": 1', '"labels": 7'),
+    "own id": OWN.replace("torch.arange(6)", "torch.arange(46, 52)"),
+    "own key": OWN.replace('"ids"', '"words"'),
+    "own shape": OWN.replace('"labels": 1', '"labels": torch.ones(3).long()'),
+}
+SCRIPTS = {"trainer": TRAINER, "label": WRONG_LABEL, "loop": LOOP, "fails": FAILS}
+SCRIPTS |= {"aborts": ABORTS, **OWN_WRONG}
 
 
 @pytest.fixture(scope="module")
@@ -198,3 +231,18 @@ def test_a_script_that_ends_the_process_is_a_failure_that_is_explained(traces):
     assert trace.failure_place.file == str(folder / "train.py")
     assert trace.failure_place.line == line_of(ABORTS, "os.abort()")
     assert trace.ops == ()
+
+
+def test_values_outside_their_tables_are_named_in_a_loop_of_ones_own(traces):
+    assert traces["own"][0].failure == ""
+    label, wrong_id = (traces[name][0].failure for name in ("own label", "own id"))
+    assert "'labels' of row 0 of batch 0 (and of 7 more in its batch) is 7" in label
+    assert "'ids' of row 0 of batch 0 (and of 7 more in its batch) holds 50, and words" in wrong_id
+
+
+def test_a_batch_that_does_not_suit_the_model_is_told_in_a_loop_of_ones_own(traces):
+    key, shape = (traces[name][0].failure for name in ("own key", "own shape"))
+    assert "Net.forward does not take 'words', which the batch has." in key
+    assert "the batch has words; the model takes ids." in key
+    assert "labels int64 (8, 3) (step 1)" in shape
+    assert "labels of shape (batch,)" in shape

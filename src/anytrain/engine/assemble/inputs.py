@@ -20,6 +20,8 @@ _PATIENCE_S = 60.0
 _IGNORED = -100
 _LOST = ("device-side assert", "CUDA error", "CUBLAS_STATUS", "cuDNN error", "HIP error")
 """What torch says where a GPU does nothing more for this process."""
+_TOLD = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
+"""What is told of the batch; torch asserts what it expects of shapes that have no values."""
 _LENGTHS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len")
 _NO_ARGUMENT = re.compile(r"(\w+)\.forward\(\) missing \d+ required .*arguments?: (.+)")
 _NO_PARAMETER = re.compile(r"(\w+)\.forward\(\) got an unexpected keyword argument '(.+?)'")
@@ -44,6 +46,10 @@ _HINTS = (
         "class, give it as a whole number.",
     ),
     (r"shape|size|dimension|reduction dim", _AS_MODEL),
+)
+_TEXTS = (
+    r"must be Tensor, not (list|tuple|str)",
+    "a batch's texts stay texts: turn the column into numbers in the data set.",
 )
 
 
@@ -225,7 +231,7 @@ def explain(
         return told
     if isinstance(error, (RuntimeError, IndexError)) and (long := _too_long(error, fed, model)):
         return long
-    if isinstance(error, (RuntimeError, IndexError, TypeError, ValueError, AttributeError)):
+    if isinstance(error, _TOLD):
         add_to_message(error, _described(error, fed, model, dropped))
     return None
 
@@ -279,8 +285,10 @@ def _described(error: Exception, fed: Fed, model: nn.Module, dropped: Sequence[s
         parts.append(f"  dropped: {', '.join(map(str, dropped))}, which forward does not take")
     if where := _where(error, model):
         parts.append(f"  where: {where}")
-    hint = next((fix for pattern, fix in _HINTS if re.search(pattern, text)), None)
-    if hint is not None and isinstance(error, (RuntimeError, ValueError)):
+    of_values = isinstance(error, (AssertionError, RuntimeError, ValueError))
+    hints = _HINTS if of_values else (_TEXTS,) if isinstance(error, TypeError) else ()
+    hint = next((fix for pattern, fix in hints if re.search(pattern, text)), None)
+    if hint is not None:
         parts.append(f"  fix: {hint}")
     return "\n".join(parts)
 
@@ -290,9 +298,20 @@ def _in_words(fed: Fed) -> str:
         f"{name} {str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
         for name, tensor in _tensors(fed.batch)
     )
+    for name, value in fed.batch.items() if isinstance(fed.batch, Mapping) else ():
+        if value is not None and not any(True for _ in _tensors(value)):
+            shown += f"{', ' if shown else ''}{name} {_kind_of(value)}"
     of = "" if fed.step is None else f" (step {fed.step})"
     samples = "" if fed.samples is None else f", of {listed(fed.samples)}"
     return f"{shown}{samples}{of}"
+
+
+def _kind_of(value: Any) -> str:
+    """Say what something is that is no tensor: "list of 4 str", "bool"."""
+    kind = type(value).__name__
+    if not isinstance(value, (list, tuple)) or not value:
+        return kind
+    return f"{kind} of {len(value)} {type(value[0]).__name__}"
 
 
 def _where(error: Exception, model: nn.Module) -> str:

@@ -22,7 +22,7 @@ from anytrain.machine.backends.base import Backend
 
 _explained: set[str] = set()
 _TOLD = "\n  batch: "
-_OF_INPUTS = (IndexError, RuntimeError, TypeError, ValueError)
+_OF_INPUTS = (AssertionError, IndexError, RuntimeError, TypeError, ValueError)
 
 Call = tuple[nn.Module, Callable[[nn.Module, Any], Any], Mapping[str, Any]]
 """A module, how it was called with a batch, and the batch by the names of its arguments."""
@@ -46,8 +46,13 @@ def explain_uncaught(backend: Backend) -> None:
     sys.excepthook = hook
 
 
-def explain_inputs(error: BaseException, trace: TracebackType | None) -> None:
-    """Say which input of a loop of the user's own an error came of; a Trainer tells of its own."""
+def explain_inputs(
+    error: BaseException, trace: TracebackType | None, *, has_values: bool = True
+) -> None:
+    """Say which input of a loop of the user's own an error came of; a Trainer tells of its own.
+
+    Without values, as on a claimed device, what the tensors hold is not looked at.
+    """
     session = current.get()
     if session is None or session.cursor.left is None or not isinstance(error, _OF_INPUTS):
         return
@@ -60,7 +65,7 @@ def explain_inputs(error: BaseException, trace: TracebackType | None) -> None:
     host = map_tensors(torch.Tensor.cpu, batch)
     fed = Fed(host, samples, session.cursor.updates + 1, number)
     outside = None
-    if isinstance(error, (IndexError, RuntimeError)):
+    if has_values and isinstance(error, (IndexError, RuntimeError)):
         outside = ranges.find(model, fed.batch, run, ranges.tables(model))
     told = explain(error, fed, model) if outside is None else out_of_range(fed, outside)
     if told is not None:

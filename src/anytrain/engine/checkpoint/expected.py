@@ -278,14 +278,8 @@ def check_optimizer(own: Any, saved: Any, needed: frozenset[str] = frozenset()) 
         check(its["params"], Each(Whole(), len(mine["params"])), f"{where}.params")
         check(its, {name: Anything() for name in needed & set(mine)}, where)
         check(its, {"lr": Anything() if mine.get("lr") is None else _RATE}, where)
-        check(its, _OPTIONS if is_torchs else {}, where)
-        known = {f"{n}?": _in_group(n, value) for n, value in mine.items() if n != "params"}
-        check(its, known if is_torchs else {}, where)
-        for option, name in _NEEDED_BY.items() if is_torchs else ():
-            for number in its["params"] if its.get(option) else ():
-                kept = saved["state"].get(number, {})
-                if isinstance(kept, Mapping) and kept and name not in kept:
-                    raise Misfit(f"state.{number} lacks {name}, which {where}.{option} needs")
+        if is_torchs:
+            _check_group(mine, its, saved["state"], where)
     listed = [each for its in saved["param_groups"] for each in its["params"]]
     if len(set(listed)) != len(listed):
         raise Misfit("param_groups names a parameter twice")
@@ -297,6 +291,20 @@ def check_optimizer(own: Any, saved: Any, needed: frozenset[str] = frozenset()) 
         if own_names:
             raise Misfit(f"{within('state', own_names[0])} is nothing that torch keeps there")
         _check_kept(saved["state"], dict(zip(listed, parameters, strict=True)), always)
+
+
+def _check_group(
+    own: Mapping[str, Any], its: Mapping[str, Any], state: Mapping[Any, Any], where: str
+) -> None:
+    """Check the options of a group of torch's optimizers, and what they need to be remembered."""
+    check(its, _OPTIONS, where)
+    known = {f"{n}?": _in_group(n, value) for n, value in own.items() if n != "params"}
+    check(its, known, where)
+    for option, name in _NEEDED_BY.items():
+        for number in its["params"] if its.get(option) else ():
+            kept = state.get(number, {})
+            if isinstance(kept, Mapping) and kept and name not in kept:
+                raise Misfit(f"state.{number} lacks {name}, which {where}.{option} needs")
 
 
 def _in_group(name: str, own: Any) -> Description:

@@ -46,6 +46,19 @@ def collate(features: Sequence[Any]) -> Any:
     return batch
 
 
+def obstacle(features: Sequence[Any]) -> str | None:
+    """Say in a sentence which column keeps samples from being a batch; None where none does."""
+    first = features[0]
+    for key, value in first.items() if isinstance(first, Mapping) else ():
+        if value is None:  # torch's own collating does not leave it out
+            return f"Cannot collate {key!r}: number 1 of the batch's samples has None there."
+    try:
+        collate(features)
+    except BadInput as error:
+        return str(error).partition("\n")[0]
+    return None
+
+
 def _check(features: Sequence[Any]) -> None:
     """Refuse no samples, and samples that are none."""
     if not features:

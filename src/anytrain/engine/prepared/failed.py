@@ -8,9 +8,12 @@ from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from typing import Any
 
+from torch.utils.data import default_collate
+
 from anytrain.core import errors
 from anytrain.core.errors import AnytrainError, WorkerLost, add_to_message
-from anytrain.engine.data.seeded import SeededDataset, listed
+from anytrain.engine.data.collate import obstacle
+from anytrain.engine.data.seeded import SeededCollate, SeededDataset, listed
 
 _RAISED_THERE = re.compile(
     r"anytrain\.core\.errors\.(\w+): (.+?)\n  why: (.+?)\n  fix: (.+?)\s*\Z", re.DOTALL
@@ -33,7 +36,7 @@ def told(
     if workers is None:
         samples = samples_of(newest)
         if samples is not None:
-            _name(error, dataset, samples)
+            _name(error, dataset, samples, _obstacle(dataset, batches, samples))
         return error
     if not str(error).startswith("Caught "):  # so begins what a worker has raised
         return _lost(error, batches, samples_of) or error
@@ -43,11 +46,42 @@ def told(
     if known is not None and isinstance(kind, type) and issubclass(kind, AnytrainError):
         error = kind(known[2], why=known[3], fix=known[4])
     if samples is not None:
-        add_to_message(error, f"The batch is made of {listed(samples)}.")
+        column = (
+            "" if "Raised by the data set" in str(error) else _obstacle(dataset, batches, samples)
+        )
+        add_to_message(error, f"{column}The batch is made of {listed(samples)}.")
     return error
 
 
-def _name(error: Exception, dataset: Any, samples: list[Any]) -> None:
+def told_column(error: Exception, batches: Iterator[Any]) -> Exception:
+    """Return an error of torch's collating that says which column it was, where samples are not
+    remembered: they are still in the frame that it was raised in.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not default_collate.__code__:
+        trace = trace.tb_next
+    found = None if trace is None else obstacle(trace.tb_frame.f_locals["batch"])
+    if found is not None:
+        add_to_message(error, found)
+    return error
+
+
+def _obstacle(dataset: Any, batches: Any, samples: list[Any]) -> str:
+    """Say which column torch's own collating could not stack; "" where another collator failed."""
+    collator = getattr(batches, "_collate_fn", None)
+    while isinstance(collator, SeededCollate):
+        collator = collator.collate
+    if collator is not default_collate:
+        return ""
+    plain = dataset.dataset if isinstance(dataset, SeededDataset) else dataset
+    try:
+        found = obstacle([plain[index] for index in samples])
+    except Exception:  # noqa: BLE001  the data set's trouble, which has its own words
+        return ""
+    return "" if found is None else f"{found} "
+
+
+def _name(error: Exception, dataset: Any, samples: list[Any], column: str) -> None:
     """Name the sample that the data set raises this for; else those of the batch."""
     if "Raised by the data set, for sample" in str(error):
         return
@@ -60,7 +94,7 @@ def _name(error: Exception, dataset: Any, samples: list[Any]) -> None:
                 return
             except Exception:  # noqa: BLE001, S112  another trouble than the one to explain
                 continue
-    add_to_message(error, f"The batch is made of {listed(samples)}.")
+    add_to_message(error, f"{column}The batch is made of {listed(samples)}.")
 
 
 def _lost(error: Exception, batches: Any, samples_of: SamplesOf) -> WorkerLost | None:

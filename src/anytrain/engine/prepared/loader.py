@@ -246,6 +246,8 @@ class PreparedLoader(DataLoader[Any]):
             ahead = Ahead(batches, walk.placement, walk.ledger, reached, waits)
         if walk.tickets is not None and self._dealer is None:
             ahead.explain = partial(self._explained, first)
+        elif walk.tickets is None:
+            ahead.explain = failed.told_column
         if walk.tickets is None and ahead.runs_behind:
             ahead.kept = walk.kept = walk.kept or Kept()
             ahead.kept.begin(self.iteration, first)

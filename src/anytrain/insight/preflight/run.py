@@ -181,6 +181,8 @@ def _failed(trace: Trace) -> list[Finding]:
 
 def _own_words(text: str) -> tuple[str, str]:
     """Return the reason and the way out that an error names itself, as far as it does."""
+    if text.startswith("anytrain: "):  # a note below an error of somebody else's
+        text = text.removeprefix("anytrain: ").replace(".\n  why: ", ": ", 1)
     why, _, fix = text.partition("  fix: ")
     return why.removeprefix("why: ").strip(), fix.strip()
 

@@ -12,7 +12,7 @@ import os
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any
@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 from torch.utils.data import DataLoader
 
+from anytrain.engine.assemble.uncaught import explain_inputs
 from anytrain.engine.data.grouped import quick_lengths
 from anytrain.engine.data.packing import Packed
 from anytrain.engine.data.seeded import load
@@ -32,6 +33,7 @@ from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.claimed import Device
 from anytrain.insight.preflight.claims import claimed
 from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.indices import Indices
 from anytrain.insight.preflight.places import is_inside, users_place
 from anytrain.insight.preflight.programs import held_back
 from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave, Recorder
@@ -88,6 +90,8 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
                 place = _place(end) if isinstance(end.code, str) else None
                 decided = recorder.has_just_read and _is_users(end)
         except BaseException as error:  # noqa: BLE001  whatever ends a script is what it shows
+            with suppress(Exception):  # the error is what must be shown
+                explain_inputs(error, error.__traceback__, has_values=False)
             traceback.print_exception(error)
             failure, place = words(error), _place(error)
             decided = recorder.has_just_read and _is_users(error)
@@ -104,11 +108,13 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
 @contextmanager
 def bounded(own: Watch) -> Iterator[None]:
     """End the block's loops early, load its data in this process, save and report nothing."""
+    indices = Indices(own)
     with ExitStack() as stack:
+        stack.enter_context(indices.looked_at())
         files = stack.enter_context(apart(own.folder))
         stack.enter_context(held_back(lambda told: own.recorder.notes.setdefault(told)))
         for holder, name, changed in (
-            (PreparedLoader, "walk_from", _short_walk(own)),
+            (PreparedLoader, "walk_from", _short_walk(own, indices)),
             (PreparedLoader, "_batches", _longest_batches(own)),
             (DataLoader, "__init__", _own_process(own)),
             (trackers.Trackers, "start", lambda *args, **kwargs: None),
@@ -128,7 +134,7 @@ def bounded(own: Watch) -> Iterator[None]:
         yield
 
 
-def _short_walk(own: Watch) -> Callable[..., Iterator[Any]]:
+def _short_walk(own: Watch, indices: Indices) -> Callable[..., Iterator[Any]]:
     """Return a walk that hands out no more batches than are needed."""
     walk_from = PreparedLoader.walk_from
     recorder = own.recorder
@@ -140,7 +146,9 @@ def _short_walk(own: Watch) -> Callable[..., Iterator[Any]]:
         own.tell(**loader_facts(loader.given))
         before = recorder.updates
         for number, batch in enumerate(walk_from(loader, skip), 1):
-            yield sized(batch, own.setting)
+            made = sized(batch, own.setting)
+            indices.hand(loader, (skip or 0) + number - 1, made)
+            yield made
             if recorder.updates > before:
                 trained.add(id(loader))
             if recorder.updates >= NUM_UPDATES:
