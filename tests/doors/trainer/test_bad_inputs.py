@@ -51,6 +51,22 @@ class Learnt(Words):
         return {"loss": nn.functional.cross_entropy(self.head(hidden.mean(1)), labels)}
 
 
+class Begun(Words):
+    """Its table has two rows before the first position's, and positions are gathered, as RoBERTa's.
+
+    So a text may have 14 tokens.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kinds", torch.zeros(1, 16, dtype=torch.long))
+
+    def forward(self, input_ids: Any, labels: Any = None) -> dict[str, Any]:
+        places = torch.arange(2, 2 + input_ids.shape[1]).expand_as(input_ids)
+        kinds = self.kinds.expand(len(input_ids), -1).gather(1, places)
+        return super().forward(input_ids + kinds, labels)
+
+
 class Features(nn.Module):
     """4 features and 2 classes."""
 
@@ -145,6 +161,13 @@ CASES: dict[str, tuple[type[Exception], str, Any, Any, dict[str, Any]]] = {
         r"Features.forward needs 'x'.*dropped features, which it does not take.*takes x, labels",
         Features,
         Stream(alike(features=[1.0, 2, 3, 4], labels=0)),
+        {},
+    ),
+    "a text too long for places that begin later": (
+        IndexError,
+        r"'input_ids' of sample \d+ has 15 positions, and Begun has 14.*max_length=14",
+        Begun,
+        texts(15, input_ids=[1] * 15),
         {},
     ),
     "no key that is known": (

@@ -12,7 +12,15 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from anytrain.core.errors import AnytrainError
-from anytrain.engine.assemble.inputs import Fed, explain, is_lost, origin, out_of_range, search
+from anytrain.engine.assemble.inputs import (
+    Fed,
+    explain,
+    is_lost,
+    may_be_outside,
+    origin,
+    out_of_range,
+    search,
+)
 from anytrain.engine.loop import Progress
 from anytrain.engine.prepared.loader import ReadBatch
 from anytrain.engine.step import ranges
@@ -107,7 +115,7 @@ class Inputs:
         if isinstance(error, ranges.Found):
             fed = next((each for each in feds if origin(each, error.outside)), feds[0])
             return out_of_range(fed, error.outside)
-        found = search(map(_here, feds), self._found) if isinstance(error, IndexError) else None
+        found = search(map(_here, feds), self._found) if may_be_outside(error) else None
         if found is not None:
             return out_of_range(*found)
         if not feds:

@@ -18,6 +18,7 @@ from anytrain.engine.step.ranges import Outside, user_place
 
 _PATIENCE_S = 60.0
 _IGNORED = -100
+_MOST_BEFORE = 4
 _LOST = ("device-side assert", "CUDA error", "CUBLAS_STATUS", "cuDNN error", "HIP error")
 """What torch says where a GPU does nothing more for this process."""
 _TOLD = (AssertionError, AttributeError, IndexError, RuntimeError, TypeError, ValueError)
@@ -81,6 +82,13 @@ class Fed:
 def is_lost(error: BaseException) -> bool:
     """Whether the device does nothing more for this process, as after an index out of range."""
     return isinstance(error, RuntimeError) and any(words in str(error) for words in _LOST)
+
+
+def may_be_outside(error: BaseException) -> bool:
+    """Whether a CPU says so that an index is outside; which words it has for it varies."""
+    return isinstance(error, IndexError) or (
+        isinstance(error, RuntimeError) and "out of bounds" in str(error)
+    )
 
 
 def search(
@@ -174,11 +182,19 @@ def out_of_range(fed: Fed, outside: Outside, *, is_lost: bool = False) -> OutOfR
 
 def _computed(fed: Fed, outside: Outside, named: str) -> tuple[str, str]:
     """Say what was looked up that the forward has computed: positions, as a rule."""
-    longest = _longer_than(fed.batch, outside.high)
+    before = _before_positions(fed.batch, outside)
+    longest = _longer_than(fed.batch, outside.high - before)
     if longest is not None:
-        return _long(fed, *longest, outside.high, named)
+        return _long(fed, *longest, outside.high - before, named)
     what = f"{named} is asked for {outside.value}, which forward has computed from the batch."
     return what, "look at how it is computed, or make the table larger."
+
+
+def _before_positions(batch: Any, outside: Outside) -> int:
+    """Return how many of a table's rows come before the first position's: RoBERTa has two."""
+    last = int(outside.index.max()) + 1
+    before = (last - t.shape[1] for _, t in columns(batch) if t.ndim > 1)
+    return next((n for n in before if 0 <= n <= _MOST_BEFORE), 0)
 
 
 def _longer_than(batch: Any, limit: int) -> tuple[str, torch.Tensor] | None:

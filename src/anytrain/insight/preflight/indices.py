@@ -55,7 +55,7 @@ class Indices:
             finally:
                 self._is_inside = False
 
-        def lost(scores: Any, target: Any, weight: Any, reduction: int, *rest: Any) -> Any:
+        def lost(scores: Any, target: Any, weight: Any, reduction: Any, *rest: Any) -> Any:
             if not self._is_inside:  # torch's function gives all of them by their places
                 self._look(nn.CrossEntropyLoss(ignore_index=rest[0]), (scores, target), {})
             return loss(scores, target, weight, reduction, *rest)
@@ -114,7 +114,8 @@ def _on_host(handed: list[Any], host: Any, given: Any) -> Any:
     def taken(tensor: torch.Tensor) -> torch.Tensor:
         nonlocal has_unknown
         has_unknown |= id(tensor) not in found and not tensor.is_floating_point()
-        return found.get(id(tensor), tensor)
+        own: torch.Tensor = found.get(id(tensor), tensor)
+        return own
 
     taken_all = map_tensors(taken, given)
     return None if has_unknown or not found else taken_all
