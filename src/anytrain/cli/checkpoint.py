@@ -23,7 +23,7 @@ from rich.table import Table
 from anytrain.cli import newest
 from anytrain.core import records
 from anytrain.core.text import amount, one_line, safe_console
-from anytrain.engine.checkpoint import claims, layout
+from anytrain.engine.checkpoint import layout, locks
 from anytrain.engine.checkpoint.catalog import Entry, Problem, entries, unlisted, verify, wrong_size
 from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest, read
@@ -110,7 +110,7 @@ def prune(
     going = prunable(path, rule)
     console = _console()
     if not dry_run:
-        left = claims.clear_abandoned(path)
+        left = locks.clear_abandoned(path)
         if left:
             console.print(f"Cleared what {amount(len(left), 'killed save')} left.")
     if not going:
@@ -120,7 +120,7 @@ def prune(
     if dry_run or not (yes or typer.confirm(f"Remove {amount(len(going), 'checkpoint')}?")):
         return
     for entry in going:
-        claims.remove(path, entry.name)
+        locks.remove(path, entry.name)
     console.print(f"Removed {amount(len(going), 'checkpoint')}.")
 
 

@@ -44,7 +44,7 @@ def parity(
     check_command(command, (PRECISION, JSON))
     from dataclasses import asdict
 
-    from anytrain.insight.proofs.taken import compare_script
+    from anytrain.insight.proofs.takeover import compare_script
 
     try:
         found = compare_script(

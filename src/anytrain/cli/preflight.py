@@ -82,8 +82,8 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
     """
     started = launched.read(command)
     check_command(started.command, _OPTIONS)
+    from anytrain.insight.preflight.command import Ways, tell
     from anytrain.insight.preflight.run import Start
-    from anytrain.insight.preflight.tell import Ways, tell
 
     report = tell(
         started.command,

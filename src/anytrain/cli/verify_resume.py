@@ -42,7 +42,7 @@ def verify_resume(  # noqa: PLR0913  a command has one parameter for each option
     train.py` for one with a folder of its own: it then runs in a folder of links to this one.
     Your own checkpoints are not touched.
     """
-    from anytrain.insight.proofs.lives import Script
+    from anytrain.insight.proofs.restarts import Script
     from anytrain.insight.proofs.verify_resume import verify_resume as verify
 
     own = None if project_dir is None else Path(project_dir)

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from anytrain import Accelerator
 from anytrain.core.errors import BadInput
-from anytrain.engine.checkpoint import claims
+from anytrain.engine.checkpoint import locks
 
 def train():
     accelerator = Accelerator(cpu=True, project_dir=sys.argv[1])
@@ -29,7 +29,7 @@ def train():
 read, write = os.pipe()
 other = os.fork()
 if other == 0:
-    with claims.claimed(Path(sys.argv[1])):
+    with locks.claimed(Path(sys.argv[1])):
         os.write(write, b"holds")
         signal.pause()
 os.read(read, 5)

@@ -25,7 +25,7 @@ from anytrain.doors.callbacks import (
 )
 from anytrain.doors.callbacks.progress import summarize
 from anytrain.engine.recording.console import Course
-from anytrain.engine.recording.shown import Entry, Summary
+from anytrain.engine.recording.formatting import Entry, Summary
 from launching import child_environment, run_script, script_file
 
 ARGS = SimpleNamespace(

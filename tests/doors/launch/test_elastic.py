@@ -14,7 +14,7 @@ import time
 import psutil
 import pytest
 
-from anytrain.machine.processes.pulse import read_beat
+from anytrain.machine.processes.heartbeat import read_beat
 from launching import child_environment, free_port, run_command
 
 ANYTRAIN = [sys.executable, "-m", "anytrain"]
@@ -357,7 +357,7 @@ def save(number, frame):
     sys.exit(128 + number)
 
 signal.signal(signal.SIGTERM, save)
-from anytrain.machine.processes.pulse import Pulse
+from anytrain.machine.processes.heartbeat import Pulse
 Pulse(int(os.environ.get("RANK", "0")), os.environ["ANYTRAIN_BEATS"]).mark(3, "training")
 (folder / f"pid-{os.environ.get('RANK', '0')}").write_text(str(os.getpid()))
 time.sleep(1000)

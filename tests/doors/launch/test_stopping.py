@@ -72,8 +72,8 @@ except SystemExit as leaving:
 """
 SAVED = """
 import os, signal, sys, time
-from anytrain.machine.processes import notes, pulse
-pulse.Pulse(0, os.environ["ANYTRAIN_BEATS"]).mark(3, "between steps")
+from anytrain.machine.processes import notes, heartbeat
+heartbeat.Pulse(0, os.environ["ANYTRAIN_BEATS"]).mark(3, "between steps")
 
 def save(asked, frame):
     notes.leave(os.environ["ANYTRAIN_BEATS"], 0, "preempted", "saved")

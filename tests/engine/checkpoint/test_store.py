@@ -25,9 +25,9 @@ from anytrain.engine.checkpoint import (
     Snapshot,
     Store,
     catalog,
-    claims,
     files,
     load,
+    locks,
     save,
 )
 from checkpoints import fingerprint, hidden, same_bits, small_run
@@ -353,7 +353,7 @@ def test_an_interrupt_while_writing_leaves_nothing_behind(
 
 
 def _abandoned(root: Path, pid: int, started: int, name: str = "x") -> Path:
-    place = claims.hidden_name(name, "saving").split("-")[1]
+    place = locks.hidden_name(name, "saving").split("-")[1]
     left = root / f".{name}.saving-{place}-{pid}-{started}-0"
     left.mkdir(parents=True)
     (left / "model.safetensors").write_bytes(b"half")
@@ -375,7 +375,7 @@ def test_what_a_live_process_is_writing_is_left_alone(tmp_path: Path) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code], **pipes) as live:
         live.stdout.readline()
-        started = claims._started(live.pid)
+        started = locks._started(live.pid)
         held = _abandoned(tmp_path, live.pid, started)
         saved(Store(tmp_path).save("y", small_run().snapshot(1)))
         assert held.exists()
@@ -389,7 +389,7 @@ def test_another_machines_folder_is_cleared_only_when_long_unchanged(tmp_path: P
     left.mkdir()
     saved(Store(tmp_path).save("y", small_run().snapshot(1)))
     assert left.exists()
-    long_ago = time.time() - claims.ABANDONED_S - 10
+    long_ago = time.time() - locks.ABANDONED_S - 10
     os.utime(left, (long_ago, long_ago))
     saved(Store(tmp_path).save("z", small_run().snapshot(1)))
     assert not left.exists()
@@ -406,7 +406,7 @@ def test_a_checkpoint_stranded_between_two_renames_is_found_and_put_back(tmp_pat
     store = Store(tmp_path)
     saved(store.save("same", small_run().snapshot(4)))
     whole = fingerprint(store.load("same"))
-    place = claims.hidden_name("same", "replaced").split("-")[1]
+    place = locks.hidden_name("same", "replaced").split("-")[1]
     stranded = tmp_path / f".same.replaced-{place}-1-12345-0"
     (tmp_path / "same").rename(stranded)
     assert store.newest_whole().path == stranded

@@ -27,9 +27,9 @@ from anytrain.engine.recording.console import (
     is_terminal,
     pick,
 )
+from anytrain.engine.recording.formatting import Entry, Summary
 from anytrain.engine.recording.notebook_bar import NotebookBar
 from anytrain.engine.recording.pace import Pace
-from anytrain.engine.recording.shown import Entry, Summary
 from anytrain.engine.recording.terminal import Terminal
 
 SUMMARY = Summary(

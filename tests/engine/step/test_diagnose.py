@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from anytrain.engine.step.diagnose import Finding, find
-from anytrain.engine.step.watch import Watch
+from anytrain.engine.step.module_watch import Watch
 
 INF, NAN = math.inf, math.nan
 

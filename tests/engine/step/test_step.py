@@ -81,6 +81,7 @@ def batch(*micro: torch.Tensor, spare: bool = False) -> StepBatch:
 
 def test_a_step_trains_and_returns_what_it_left_on_the_device() -> None:
     bench = Bench()
+    bench.judge()
     before = bench.weights()
     output = bench.step()(StepBatch((ROWS,), None, 0))
     assert output.rate == pytest.approx(0.1)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anytrain.core.errors import BadInput
-from anytrain.insight.proofs.lives import Script
+from anytrain.insight.proofs.restarts import Script
 from anytrain.insight.proofs.verify_resume import Verdict, verify_resume
 
 TRAIN = """

@@ -14,7 +14,7 @@ from anytrain.core.environment import Place
 from anytrain.core.errors import BadInput
 from anytrain.machine.parallel import torch_dist
 from anytrain.machine.parallel.world import Solo
-from anytrain.machine.processes.pulse import read_beat
+from anytrain.machine.processes.heartbeat import read_beat
 from launching import child_environment, free_port, launch, run_script, script_file
 
 CPU = torch.device("cpu")

@@ -10,8 +10,8 @@ import pytest
 from anytrain.machine.processes import crashes, notes
 from anytrain.machine.processes.crashes import Ending, MemoryMarks
 from anytrain.machine.processes.evidence import Evidence, Space
+from anytrain.machine.processes.heartbeat import Beat, Pulse
 from anytrain.machine.processes.notes import Note
-from anytrain.machine.processes.pulse import Beat, Pulse
 
 CALM = MemoryMarks(3, "this control group's", 4 * 2**30, 39 * 2**30 // 10)
 KILLED = MemoryMarks(4, "this control group's", 4 * 2**30, 39 * 2**30 // 10)

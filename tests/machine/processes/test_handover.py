@@ -9,13 +9,15 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from anytrain.machine.processes import handover, room
+from anytrain.machine.processes import handover, memory_check
 from anytrain.machine.processes.spawn import Crew, call
 
 
 def handed_over(thing):
     parcel = handover.pack(thing)
-    with handover.nameless_file(room.folder_for(parcel.num_bytes, room.free())) as file:
+    with handover.nameless_file(
+        memory_check.folder_for(parcel.num_bytes, memory_check.free())
+    ) as file:
         parcel.write(file)
         return handover.receive(file.fileno())
 

@@ -65,7 +65,7 @@ def test_what_a_lost_peer_caused_is_a_lost_peer():
 SCRIPT = """
 import sys, threading
 from anytrain.machine.processes import last_words
-from anytrain.machine.processes.pulse import Pulse
+from anytrain.machine.processes.heartbeat import Pulse
 last_words.PATIENCE_S = 0.3
 pulse = Pulse(1, sys.argv[2] if len(sys.argv) > 2 else None)
 pulse.mark(8, "backward")

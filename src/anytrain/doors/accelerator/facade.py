@@ -19,7 +19,6 @@ from anytrain.core.nearest import NamedArguments
 from anytrain.core.plan import Plan
 from anytrain.core.sheet import Sheet
 from anytrain.doors.accelerator import construct
-from anytrain.doors.accelerator.foretelling import Foretelling
 from anytrain.doors.accelerator.memory import release_memory
 from anytrain.doors.accelerator.options import (
     AutocastKwargs,
@@ -35,6 +34,7 @@ from anytrain.doors.accelerator.options import (
     check_flags,
     sort_handlers,
 )
+from anytrain.doors.accelerator.preflight import Foretelling
 from anytrain.doors.accelerator.refused import refuse_plugins
 from anytrain.doors.accelerator.saving import Saving
 from anytrain.doors.accelerator.states import AcceleratorState, GradientState

@@ -21,8 +21,8 @@ from anytrain.core.notices import give_notice
 from anytrain.doors.accelerator.options import DataLoaderConfiguration, ProjectConfiguration
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot, timing
-from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals
 from anytrain.engine.assemble.run import Run, num_skipped
+from anytrain.engine.assemble.step_boundary import BetweenSteps, stop_on_signals
 from anytrain.engine.checkpoint import foreign
 from anytrain.engine.checkpoint.export import export_model, export_object
 from anytrain.engine.checkpoint.foreign import looks_foreign

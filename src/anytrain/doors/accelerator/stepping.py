@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import BadInput, BadType, WrongOrder
-from anytrain.engine.assemble.between import BetweenSteps
 from anytrain.engine.assemble.run import Run
+from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.assemble.steps import build_own_step
 from anytrain.engine.step.step import MicroBatch, StepOutput
 

@@ -8,7 +8,7 @@ from anytrain.core.errors import WrongOrder
 from anytrain.core.records import LOGGED
 from anytrain.doors.accelerator.processes import ProcessView
 from anytrain.doors.accelerator.settings import Settings
-from anytrain.engine.assemble.between import BetweenSteps
+from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.trackers.general import GeneralTracker

@@ -14,7 +14,7 @@ from anytrain.doors.callbacks.control import TrainerControl
 from anytrain.doors.callbacks.hf import TrainerCallback
 from anytrain.doors.callbacks.state import TrainerState
 from anytrain.engine.recording.console import Console, Course, Guarded, pick
-from anytrain.engine.recording.shown import Entry, Summary, entry, is_time, rank
+from anytrain.engine.recording.formatting import Entry, Summary, entry, is_time, rank
 
 Facts = Callable[[], Mapping[str, Any]]
 """Returns what the run knows of itself: "samples_per_step" (a number), "device_memory" (bytes in

@@ -14,7 +14,7 @@ from typing import Any, Self
 from anytrain.core.errors import BadType, CheckpointError
 from anytrain.core.records.lines import as_file
 from anytrain.doors.callbacks.hf import ExportableState
-from anytrain.engine.checkpoint.kinds import (
+from anytrain.engine.checkpoint.schema import (
     Anything,
     Each,
     Either,

@@ -13,7 +13,15 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.plan import Wish, Wishes
 from anytrain.doors.launch.options import DEFAULT_PORT, LaunchOptions, check, check_port
-from anytrain.machine.processes import crashes, folder, hangup, leash, notes, pulse, supervise
+from anytrain.machine.processes import (
+    crashes,
+    folder,
+    hangup,
+    heartbeat,
+    notes,
+    parent_death,
+    supervise,
+)
 from anytrain.machine.processes.crashes import Ending
 
 if TYPE_CHECKING:
@@ -65,7 +73,7 @@ def _prepared(options: LaunchOptions, script: str, args: Sequence[str]) -> tuple
     os.environ.update(threads(crowd.num_processes, options.num_cpu_threads_per_process))
     command = [sys.executable, "-u", *(["-m"] if options.module else []), script, *args]
     # Whatever the ranks are doing, importing torch or not ours at all, they end with this process.
-    return leash.tied(command), crowd.num_processes
+    return parent_death.tied(command), crowd.num_processes
 
 
 def _check_script(script: str, module: bool) -> None:
@@ -185,7 +193,7 @@ def _say_restart(endings: list[Ending], size: int, before: crashes.MemoryMarks, 
 
 
 def _say_stopped(beats: str, size: int, signum: int) -> int:
-    last = [beat for rank in range(size) if (beat := pulse.read_beat(beats, rank)) is not None]
+    last = [beat for rank in range(size) if (beat := heartbeat.read_beat(beats, rank)) is not None]
     how = f"Stopped by {notes.asked_by(signum)}"
     if supervise.cut_short() - {beat.pid for beat in last if _has_saved(beats, beat.rank)}:
         how += ", and killed before it had ended by itself: what was not saved is lost"
@@ -198,7 +206,7 @@ def _has_saved(beats: str, rank: int) -> bool:
     return note is not None and note.kind == "preempted"
 
 
-def _where(last: Sequence[pulse.Beat], size: int) -> str:
+def _where(last: Sequence[heartbeat.Beat], size: int) -> str:
     """Say where the ranks were, those at one place together."""
     places: dict[str, list[int]] = {}
     for beat in last:

@@ -21,8 +21,8 @@ from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.doors.trainer.search import Search
 from anytrain.engine import checkpoint
-from anytrain.engine.assemble.between import BetweenSteps
-from anytrain.engine.checkpoint import claims
+from anytrain.engine.assemble.step_boundary import BetweenSteps
+from anytrain.engine.checkpoint import locks
 from anytrain.engine.checkpoint.manifest import MANIFEST
 from anytrain.engine.checkpoint.retention import is_runs_own
 
@@ -183,7 +183,7 @@ class Best(Search):
             is_other = entry.name != Path(best).name and is_runs_own(entry)
             if is_other and (entry / MANIFEST).exists():
                 with suppress(OSError):
-                    claims.remove(root, entry.name)
+                    locks.remove(root, entry.name)
                     self._happened("removed", path=str(entry))
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import (
 )
 
 from anytrain.core.errors import BadInput
-from anytrain.doors.trainer import older
+from anytrain.doors.trainer import signatures
 from anytrain.doors.trainer.outputs import has_length, seed_worker
 from anytrain.doors.trainer.shapes import Shapes
 from anytrain.doors.training_args.fields import packs
@@ -32,8 +32,8 @@ from anytrain.engine.data.columns import (
     forward_names,
     kept_columns,
 )
-from anytrain.engine.data.given import Given
 from anytrain.engine.data.grouped import GroupedByLength, Rebalanced, lengths_of
+from anytrain.engine.data.iterables import Given
 from anytrain.engine.data.masks import WithoutFullMask, are_even
 from anytrain.engine.data.table import as_rows
 from anytrain.engine.prepared.loader import PreparedLoader
@@ -156,7 +156,7 @@ class Data(Shapes):
         }
         sampler = None
         if not isinstance(dataset, IterableDataset):
-            sampler = older.call(sampler_fn, given) if sampler_fn is not None else None
+            sampler = signatures.call(sampler_fn, given) if sampler_fn is not None else None
             if isinstance(sampler, BatchSampler):
                 options.pop("batch_size")
                 options["batch_sampler"] = sampler

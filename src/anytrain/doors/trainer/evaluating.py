@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from anytrain.core.errors import BadInput, BadType, raised_by
 from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks import Callbacks, TrainerControl
-from anytrain.doors.trainer import evaluated, preparing
+from anytrain.doors.trainer import evaluation_record, preparing
 from anytrain.doors.trainer.data import Data
 from anytrain.doors.trainer.inputs import Inputs
 from anytrain.doors.trainer.memory import MemoryUse
@@ -58,7 +58,7 @@ class Evaluating(Data):
     _prepared_here: float = 0.0
     _memory: MemoryUse
     _timesheet: Timesheet | None = None
-    _looking: evaluated.Looking | None = None
+    _looking: evaluation_record.Looking | None = None
     _trial: Any
     _get_output_dir: Callable[[Any], str]
     _tell: Callable[..., Any]
@@ -116,7 +116,7 @@ class Evaluating(Data):
         self._tell("evaluate", metrics=metrics)
         with self._session.ledger.span("evaluate"):
             looking, self._looking = self._looking, None
-            evaluated.note(self, looking, eval_dataset, metric_key_prefix)
+            evaluation_record.note(self, looking, eval_dataset, metric_key_prefix)
         self._note_time()
         return metrics
 
@@ -189,7 +189,9 @@ class Evaluating(Data):
         set_mode(self.optimizer, is_training=False)
         self.callback_handler.eval_dataloader = dataloader
         scores = Scores(self.compute_metrics, self.args, keeps_all=description == "Prediction")
-        self._looking = looking = evaluated.look_on(self, dataloader, description, Evaluating)
+        self._looking = looking = evaluation_record.look_on(
+            self, dataloader, description, Evaluating
+        )
         world = self._session.world
         keep = Predictions() if only_loss else scores.keep()
 

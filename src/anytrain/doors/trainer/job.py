@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytrain.core.errors import add_to_message
 from anytrain.core.events import EventKind
-from anytrain.doors.trainer import older
+from anytrain.doors.trainer import signatures
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.engine.loop import Requests
 
@@ -58,7 +58,7 @@ class TrainerJob:
             logs["skipped_steps"] = reading.num_bad
         trainer._answer_bad_steps(reading)
         trainer._globalstep_last_logged = trainer.state.global_step
-        older.call(trainer.log, logs, trainer._began)
+        signatures.call(trainer.log, logs, trainer._began)
 
     def settle(self) -> None:
         """Wait for the device; who evaluates or saves would wait for it anyway."""

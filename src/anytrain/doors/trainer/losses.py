@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import BadType
-from anytrain.doors.trainer import older, preparing
+from anytrain.doors.trainer import preparing, signatures
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine import objective
@@ -55,7 +55,9 @@ class Losses(Reports):
         """Run an older training_step: it takes no items, and finds the step's by itself."""
         self._items_now = num_items_in_batch
         try:
-            loss: torch.Tensor = older.call(self.training_step, model, inputs, num_items_in_batch)
+            loss: torch.Tensor = signatures.call(
+                self.training_step, model, inputs, num_items_in_batch
+            )
             return loss
         finally:
             self._items_now = None

@@ -13,7 +13,7 @@ from torch import nn
 
 from anytrain.core.errors import BadInput, BadType
 from anytrain.core.notices import give_notice
-from anytrain.doors.trainer import rehearsing
+from anytrain.doors.trainer import rehearsal
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine import objective, rng
 from anytrain.engine.assemble.replacements import replacements
@@ -44,7 +44,7 @@ def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
             "names.",
         )
     watch = watching()
-    return args if watch is None else rehearsing.arguments(args, watch)
+    return args if watch is None else rehearsal.arguments(args, watch)
 
 
 def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:

@@ -19,8 +19,8 @@ from anytrain.doors.trainer.outputs import speed_metrics
 from anytrain.doors.trainer.reports import Reports
 from anytrain.doors.trainer.timing import remark
 from anytrain.engine.assemble import timing as starting
-from anytrain.engine.assemble.between import BetweenSteps
 from anytrain.engine.assemble.run import Run
+from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.loop import Progress, Requests
 from anytrain.engine.recording import origin
 from anytrain.engine.recording.padding import Padding

@@ -11,10 +11,10 @@ from anytrain.core.notices import give_notice
 from anytrain.core.records.lines import as_file
 from anytrain.doors.callbacks import Callbacks
 from anytrain.doors.callbacks.state import FIELDS, TrainerState
-from anytrain.engine.assemble.loadable import check_loader
+from anytrain.engine.assemble.checkpoint_checks import check_loader
 from anytrain.engine.checkpoint import Loaded
 from anytrain.engine.checkpoint.expected import Tensors, like
-from anytrain.engine.checkpoint.kinds import (
+from anytrain.engine.checkpoint.schema import (
     MOST,
     Maybe,
     Misfit,

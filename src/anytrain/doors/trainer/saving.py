@@ -20,10 +20,9 @@ from anytrain.core import environment
 from anytrain.core.errors import CheckpointError, NoCheckpoint
 from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks import TrainerState
-from anytrain.doors.trainer import adapters, given
-from anytrain.doors.trainer.earlier import alone, clear_the_way
+from anytrain.doors.trainer import adapters, added_files
+from anytrain.doors.trainer.earlier_runs import alone, clear_the_way
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, last_checkpoint
-from anytrain.doors.trainer.pieces import Pieces
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
 from anytrain.doors.trainer.resumed import (
     check_standing,
@@ -31,9 +30,10 @@ from anytrain.doors.trainer.resumed import (
     tell_other_data,
     tell_settled,
 )
+from anytrain.doors.trainer.saving_hooks import Pieces
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
-from anytrain.engine.assemble.between import BetweenSteps, stop_on_signals
+from anytrain.engine.assemble.step_boundary import BetweenSteps, stop_on_signals
 from anytrain.engine.checkpoint import files, foreign
 from anytrain.engine.checkpoint.export import export_model
 from anytrain.engine.checkpoint.manifest import MANIFEST
@@ -219,14 +219,14 @@ class Saving(Pieces):
         self.store_flos()
         state.stateful_callbacks = self.callback_handler.exported()
         world = self._session.world
-        self._given = given.set_aside(store.root / name) if world.rank == 0 else None
+        self._given = added_files.set_aside(store.root / name) if world.rank == 0 else None
         # A subclass may go on with the folder once this returns.
         wait = wait or self._is_own("_save_checkpoint")
         if wait or world.broadcast_object(self._given is not None) or not self.args.async_save:
             try:
                 saved = self._between.told(store.save(name, self._take, world=world))
             finally:
-                given.settle(self._given, store.root / name)
+                added_files.settle(self._given, store.root / name)
             if saved:
                 self._settle_best(store.root)
             return
@@ -246,7 +246,7 @@ class Saving(Pieces):
         # Files come last: a rank that cannot write one must not leave the others waiting above.
         with disk_errors():
             self._save_own_files(folder)
-            given.add(self._given, folder)
+            added_files.add(self._given, folder)
             taken = self._save_pieces(taken, folder)
             if self._session.world.rank == 0:
                 if has_adapters:

@@ -10,7 +10,7 @@ from torch import nn
 
 from anytrain.doors.accelerator import Accelerator
 from anytrain.doors.callbacks import Callbacks, TrainerControl
-from anytrain.doors.trainer import older
+from anytrain.doors.trainer import signatures
 from anytrain.doors.trainer.job import TrainerJob
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine.loop import Requests, serve
@@ -64,7 +64,7 @@ class Serving(Reports):
             # To read it waits for the device, which nobody has to who does not log.
             "learning_rate": meter.learning_rate if self.control.should_log else None,
         }
-        older.call_by_name(self._maybe_log_save_evaluate, values)
+        signatures.call_by_name(self._maybe_log_save_evaluate, values)
         has_logged = self._globalstep_last_logged > last  # with super() the meter was read there
         if has_logged and (reading := meter.read(self._session.world)) is not None:
             logged, steps = self._loss_so_far

@@ -14,7 +14,12 @@ from torch import nn
 from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from anytrain.core.errors import BadInput
-from anytrain.doors.trainer.lengths import ChosenLengths, can_be_read, looked_at, names_classes
+from anytrain.doors.trainer.bucket_lengths import (
+    ChosenLengths,
+    can_be_read,
+    looked_at,
+    names_classes,
+)
 from anytrain.doors.training_args.fields import packs
 from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run

@@ -28,12 +28,11 @@ from anytrain.doors.callbacks import (
     TrainerState,
 )
 from anytrain.doors.described import NOWHERE, Described, sheet
-from anytrain.doors.trainer import length, preparing, rehearsing, timing
+from anytrain.doors.trainer import num_steps, preparing, rehearsal, timing
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.best import CheckpointMetricMissing
 from anytrain.doors.trainer.data import check_eval_sets, default_collator
 from anytrain.doors.trainer.evaluating import Evaluating
-from anytrain.doors.trainer.foretelling import Foretelling
 from anytrain.doors.trainer.hub import Hub
 from anytrain.doors.trainer.inputs import Inputs
 from anytrain.doors.trainer.job import TrainerJob
@@ -42,10 +41,11 @@ from anytrain.doors.trainer.memory import MemoryUse
 from anytrain.doors.trainer.nonfinite import NonFinite
 from anytrain.doors.trainer.optimizing import Optimizing, set_mode
 from anytrain.doors.trainer.outputs import TrainOutput, has_length, speed_metrics
+from anytrain.doors.trainer.preflight import Foretelling
 from anytrain.doors.trainer.recording import Recording
+from anytrain.doors.trainer.refused import UnlikeTransformers
 from anytrain.doors.trainer.resumed import position_of
 from anytrain.doors.trainer.serving import Serving
-from anytrain.doors.trainer.unlike import UnlikeTransformers
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.doors.training_args.session import run_options
 from anytrain.engine import objective
@@ -139,7 +139,7 @@ class Trainer(
         self.model_init = preparing.one_model(model, model_init)
         preparing.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
         check_eval_sets(self, eval_dataset)
-        length.check_end(self.args, has_end=train_dataset is None or has_length(train_dataset))
+        num_steps.check_end(self.args, has_end=train_dataset is None or has_length(train_dataset))
         self._follow_arguments()
         preparing.check_tf32(self.args, self._session)
         self._new_run()
@@ -270,7 +270,7 @@ class Trainer(
         watch = watching()
         is_rehearsal = watch is not None and watch.begin()
         if watch is not None and is_rehearsal:
-            rehearsing.shorten(self, watch)
+            rehearsal.shorten(self, watch)
             resume_from_checkpoint = trial = None  # it has a folder of its own
         self._refuse_idle()
         self._memory.start()
@@ -338,7 +338,7 @@ class Trainer(
         if saved is not None:
             where = saved.part("registered")["progress"]
             place = loader.place_of(position_of(saved, loader))
-        self._progress = length.plan(args, num_batches, samples, where, place)
+        self._progress = num_steps.plan(args, num_batches, samples, where, place)
         max_steps, num_epochs = self._progress.max_steps, self._progress.num_epochs
         self._meter = Meter(self._session.device)
         self._loss_so_far, self._total_loss_scalar = (0.0, 0), 0.0

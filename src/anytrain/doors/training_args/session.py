@@ -12,7 +12,7 @@ from anytrain.engine.assemble import session as sessions
 from anytrain.engine.assemble.loaders import LoaderOptions
 from anytrain.engine.assemble.run import RunOptions
 from anytrain.engine.assemble.session import Session, SessionOptions
-from anytrain.engine.data.graphs import Remedies
+from anytrain.engine.data.compiled_shapes import Remedies
 from anytrain.engine.prepared.cursor import Accumulation
 
 _REMEDIES = Remedies(

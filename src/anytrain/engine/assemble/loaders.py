@@ -18,8 +18,8 @@ from torch.utils.data import (
 from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.engine.assemble.session import Session
-from anytrain.engine.data.given import Given, as_it_is
-from anytrain.engine.data.graphs import LoaderShapes
+from anytrain.engine.data.compiled_shapes import LoaderShapes
+from anytrain.engine.data.iterables import Given, as_it_is
 from anytrain.engine.data.seeded import (
     SeedableRandomSampler,
     SeededCollate,

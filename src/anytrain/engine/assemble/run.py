@@ -35,7 +35,7 @@ from anytrain.engine.prepared.scheduler import PreparedScheduler
 from anytrain.engine.prepared.skipped import SkippedLoader
 from anytrain.engine.recording.losses import Losses
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
-from anytrain.engine.step.undo import CutGuard, SelectGuard, select, why_asked
+from anytrain.engine.step.traced_guard import CutGuard, SelectGuard, select, why_asked
 
 
 @dataclass(frozen=True, slots=True)

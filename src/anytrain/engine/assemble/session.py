@@ -26,7 +26,7 @@ from anytrain.core.plan import (
 )
 from anytrain.engine import precision as precisions
 from anytrain.engine.assemble.uncaught import explain_uncaught
-from anytrain.engine.data.graphs import Graphs
+from anytrain.engine.data.compiled_shapes import Graphs
 from anytrain.engine.precision import Precision
 from anytrain.engine.prepared.cursor import Accumulation, Cursor
 from anytrain.machine.backends import probe, speed

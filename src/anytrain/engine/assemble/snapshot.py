@@ -18,8 +18,8 @@ from torch import nn
 from anytrain.core.errors import BadInput, CheckpointError
 from anytrain.core.notices import give_notice
 from anytrain.engine import rng
-from anytrain.engine.assemble import loadable, optimizer_kind
-from anytrain.engine.assemble.loadable import name_of
+from anytrain.engine.assemble import checkpoint_checks, optimizer_kind
+from anytrain.engine.assemble.checkpoint_checks import name_of
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.checkpoint import Loaded, Snapshot, check, check_fit, load_weights, model_state
@@ -113,10 +113,10 @@ def restore(
     states = _optimizer_states(run, loaded) if own.optimizers is None else []
     if not own.has_model:
         kept = _left(run, hooks, loaded)
-        loadable.check_models(kept, loaded, strict=strict)
+        checkpoint_checks.check_models(kept, loaded, strict=strict)
         for position, model in enumerate(kept):
             loaded.load_model(model, position, strict=strict)
-    loadable.restore_registered(registered, loaded)
+    checkpoint_checks.restore_registered(registered, loaded)
     _settle_precision(run, loaded)
     if own.optimizers is None:
         _restore_optimizers(run, loaded, states)
@@ -157,17 +157,17 @@ def _check(
     own: OwnWays,
 ) -> None:
     """Raise CheckpointError, before anything is touched, where a part cannot be put back."""
-    loadable.check_meta(loaded)
+    checkpoint_checks.check_meta(loaded)
     if not own.has_model and not hooks:  # a hook may take models out, and loads them then
-        loadable.check_models(_bare(run), loaded, strict=strict)
+        checkpoint_checks.check_models(_bare(run), loaded, strict=strict)
     if own.optimizers is None:
-        loadable.check_optimizers(run, loaded)
-    loadable.check_standing(run, loaded, registered)
+        checkpoint_checks.check_optimizers(run, loaded)
+    checkpoint_checks.check_standing(run, loaded, registered)
     if _is_same_world(run, loaded):
-        loadable.check_own(run, loaded)
+        checkpoint_checks.check_own(run, loaded)
     elif loaded.world_size == _num_processes(loaded):
         for rank in range(loaded.world_size):
-            loadable.check_gradients(run, loaded, rank)
+            checkpoint_checks.check_gradients(run, loaded, rank)
 
 
 def _is_same_world(run: Run, loaded: Loaded) -> bool:
@@ -177,11 +177,11 @@ def _is_same_world(run: Run, loaded: Loaded) -> bool:
 def restore_optimizers(run: Run, saved: Loaded | ForeignCheckpoint) -> None:
     """Put the optimizers and their schedules back."""
     if isinstance(saved, Loaded):
-        loadable.check_meta(saved)
-        loadable.check_optimizers(run, saved)
+        checkpoint_checks.check_meta(saved)
+        checkpoint_checks.check_optimizers(run, saved)
         _restore_optimizers(run, saved, _optimizer_states(run, saved))
         return
-    loadable.check_foreign_optimizers(run, saved)
+    checkpoint_checks.check_foreign_optimizers(run, saved)
     for number, optimizer in enumerate(run.optimizers):
         optimizer.load_state_dict(saved.optimizers[number])
     for number, scheduler in enumerate(run.schedulers):
@@ -194,7 +194,7 @@ def _optimizer_states(run: Run, saved: Loaded) -> list[Any]:
     for number, optimizer in enumerate(run.optimizers):
         name = name_of("optimizer", number)
         states.append(saved.part(name))
-        loadable.check_values(optimizer, states[-1], name, saved)
+        checkpoint_checks.check_values(optimizer, states[-1], name, saved)
     return states
 
 
@@ -330,8 +330,8 @@ def restore_foreign(
     for number, model in enumerate(inner):
         check_fit(model, found.models[number], source=str(found.path))
     if own.optimizers is None:
-        loadable.check_foreign_optimizers(run, found)
-    loadable.check_foreign_states(run, found)
+        checkpoint_checks.check_foreign_optimizers(run, found)
+    checkpoint_checks.check_foreign_states(run, found)
     for number, model in enumerate(inner):
         load_weights(model, found.models[number], source=str(found.path))
     if own.optimizers is None:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anytrain.engine.checkpoint import files, manifest
-from anytrain.engine.checkpoint.claims import claims_in
 from anytrain.engine.checkpoint.files import Damaged
+from anytrain.engine.checkpoint.locks import claims_in
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest
 
 _HASHING_THREADS = 4

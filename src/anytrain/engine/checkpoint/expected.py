@@ -17,7 +17,7 @@ import torch
 
 from anytrain.core.plan import PRECISIONS
 from anytrain.engine.checkpoint.finite import nonfinite
-from anytrain.engine.checkpoint.kinds import (
+from anytrain.engine.checkpoint.schema import (
     MOST,
     Anything,
     Description,

@@ -15,9 +15,9 @@ from anytrain.core.text import amount
 from anytrain.engine.checkpoint import encode, tensors
 from anytrain.engine.checkpoint.files import Damaged, read_checked
 from anytrain.engine.checkpoint.finite import nonfinite
-from anytrain.engine.checkpoint.kinds import Anything, Description, Misfit, Named, check
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest, PartFiles
 from anytrain.engine.checkpoint.model import load_weights
+from anytrain.engine.checkpoint.schema import Anything, Description, Misfit, Named, check
 
 _Reader: TypeAlias = Callable[[Path, str], Mapping[str, torch.Tensor]]
 

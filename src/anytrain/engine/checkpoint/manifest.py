@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from anytrain.engine.checkpoint.files import DIGEST_BYTES, Damaged, Fingerprint, read_small
-from anytrain.engine.checkpoint.kinds import (
+from anytrain.engine.checkpoint.schema import (
     Anything,
     Each,
     Either,

@@ -13,7 +13,7 @@ from torch import nn
 from anytrain.core.errors import CheckpointError
 from anytrain.core.notices import give_notice
 from anytrain.engine.checkpoint.encode import identity, oddity
-from anytrain.engine.checkpoint.kinds import shown
+from anytrain.engine.checkpoint.schema import shown
 from anytrain.engine.checkpoint.tensors import CODES
 
 

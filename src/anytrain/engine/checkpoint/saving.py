@@ -22,7 +22,7 @@ import torch
 
 from anytrain._version import __version__
 from anytrain.core.errors import CheckpointError
-from anytrain.engine.checkpoint import catalog, claims, files, manifest
+from anytrain.engine.checkpoint import catalog, files, locks, manifest
 from anytrain.engine.checkpoint.files import Damaged, Fingerprint
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest, PartFiles
 from anytrain.engine.checkpoint.outcome import FailureKind, Saved, SaveFailed
@@ -106,7 +106,7 @@ def write(job: Job, exchange: Exchange) -> Saved | SaveFailed:
         discard(place, job.folder)
         raise
     finally:
-        claims.let_go(job.folder)
+        locks.let_go(job.folder)
     if "failure" in result:
         return _failure(place, result["failure"])
     return Saved(
@@ -130,7 +130,7 @@ def unshared(place: Place, exchange: Exchange) -> SaveFailed | None:
 
 def discard(place: Place, folder: Path) -> None:
     """Remove the hidden folder; what can't be removed now is cleared by a later save."""
-    claims.let_go(folder)
+    locks.let_go(folder)
     if place.rank == 0 and folder.exists():
         with suppress(OSError):
             files.remove_tree(folder)
@@ -176,13 +176,13 @@ def _opened(place: Place) -> _Report:
     """Make the hidden folder; say its name, or why there is none."""
     try:
         files.make_folders(place.root)
-        claims.clear_abandoned(place.root)
+        locks.clear_abandoned(place.root)
         taken = _occupied(place)
         if taken:
             return {"failure": taken}
-        folder = place.root / claims.hidden_name(place.name, "saving")
+        folder = place.root / locks.hidden_name(place.name, "saving")
         files.make_folder(folder)
-        claims.hold(folder)
+        locks.hold(folder)
     except OSError as error:
         return {"failure": _disk_failure(place, error)}
     return {"folder": folder.name, "root": str(place.root)}
@@ -356,7 +356,7 @@ def _put_in_place(job: Job) -> Path | None:
         return None
     if files.exchange(folder, target):
         return folder
-    aside = target.with_name(claims.hidden_name(target.name, "replaced"))
+    aside = target.with_name(locks.hidden_name(target.name, "replaced"))
     files.rename(target, aside)
     try:
         files.rename(folder, target)
@@ -385,7 +385,7 @@ def _tidy(place: Place, replaced: Path | None) -> tuple[list[str], list[str]]:
         if entry.path == place.target:
             continue
         try:
-            claims.remove(place.root, entry.name)
+            locks.remove(place.root, entry.name)
             removed.append(entry.path.name)
         except OSError as error:
             notes.append(f"cannot remove {entry.path}: {error}")

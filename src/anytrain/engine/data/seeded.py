@@ -25,7 +25,7 @@ from torch.utils.data import (
 )
 
 from anytrain.core.errors import add_to_message
-from anytrain.engine.data import plain_code
+from anytrain.engine.data import draws
 from anytrain.engine.data.collate import collate as stacked
 from anytrain.engine.data.columns import DropColumns
 from anytrain.engine.data.masks import WithoutFullMask
@@ -252,7 +252,7 @@ def _is_plain(dataset: Any) -> bool:
         return True
     ways = [getattr(dataset, name, None) for name in ("__getitem__", "__getitems__")]
     found = [way for way in ways if way is not None]
-    return bool(found) and all(plain_code.draws_nothing(way, dataset) for way in found)
+    return bool(found) and all(draws.draws_nothing(way, dataset) for way in found)
 
 
 def _collates_plainly(collate: Any) -> bool:
@@ -267,7 +267,7 @@ def _collates_plainly(collate: Any) -> bool:
     kind: Any = collate if isinstance(collate, FunctionType) else type(collate)
     is_known = (kind.__module__, kind.__qualname__) in _COLLATORS
     said = getattr(collate, "draws_nothing", False) is True
-    return is_known or said or plain_code.draws_nothing(collate)
+    return is_known or said or draws.draws_nothing(collate)
 
 
 def mix(key: int, value: int) -> int:

@@ -21,7 +21,7 @@ from torch._C import _remove_worker_pids, _set_worker_pids
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from anytrain.engine.data import alike
+from anytrain.engine.data import worker_safety
 
 PATIENCE_S = 60
 _LEAST_BATCHES = 20
@@ -155,7 +155,7 @@ def obstacle(loader: DataLoader[Any], batch_sampler: Any) -> str | None:
     unknown = next((part for part in _chain(batch_sampler) if not _is_known(part)), None)
     if unknown is not None:  # it may draw as it goes, from the generators that the model uses
         return f"the order comes from a {type(unknown).__name__}"
-    name = alike.unlike(loader)
+    name = worker_safety.unlike(loader)
     if name is not None:
         return f"{name} may load something else in another process"
     return None

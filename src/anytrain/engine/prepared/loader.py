@@ -15,18 +15,18 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from anytrain.core.notices import give_notice
-from anytrain.engine.data.ahead import Ahead, Kept, Placement, ReadBatch
-from anytrain.engine.data.alike import Watch
+from anytrain.engine.data.compiled_shapes import Watched
 from anytrain.engine.data.dispatch import Rounds, dispatch
-from anytrain.engine.data.graphs import Watched
 from anytrain.engine.data.grouped import Rebalanced
 from anytrain.engine.data.position import Position, RestOfBatches
+from anytrain.engine.data.prefetch import Ahead, Kept, Placement, ReadBatch
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, load
 from anytrain.engine.data.shard import BatchSamplerShard
+from anytrain.engine.data.worker_safety import Watch
 from anytrain.engine.data.workers import AutoWorkers, MindedWorkers, sent_home, with_workers
-from anytrain.engine.prepared import failed
-from anytrain.engine.prepared.dealt import Dealt, Place
+from anytrain.engine.prepared import loading_errors
 from anytrain.engine.prepared.rebuild import rebuild, rest_of_stream, skipping
+from anytrain.engine.prepared.rounds import Dealt, Place
 from anytrain.engine.prepared.walk import Walk
 
 __all__ = ["Placement", "PreparedLoader", "ReadBatch", "Walk"]
@@ -247,7 +247,7 @@ class PreparedLoader(DataLoader[Any]):
         if walk.tickets is not None and self._dealer is None:
             ahead.explain = partial(self._explained, first)
         elif walk.tickets is None:
-            ahead.explain = failed.told_column
+            ahead.explain = loading_errors.told_column
         if walk.tickets is None and ahead.runs_behind:
             ahead.kept = walk.kept = walk.kept or Kept()
             ahead.kept.begin(self.iteration, first)
@@ -258,7 +258,7 @@ class PreparedLoader(DataLoader[Any]):
         dataset, tickets = self.base_dataloader.dataset, self.walk.tickets
         assert tickets is not None
         newest = tickets.newest - first
-        return failed.told(
+        return loading_errors.told(
             error, dataset, batches, lambda number: self.samples_of(first + number), newest
         )
 

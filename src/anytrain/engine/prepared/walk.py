@@ -19,8 +19,8 @@ import torch
 from anytrain.core.clock import Ledger
 from anytrain.core.notices import give_notice
 from anytrain.engine import rng
-from anytrain.engine.data.ahead import Kept, Placement
-from anytrain.engine.data.graphs import LoaderShapes
+from anytrain.engine.data.compiled_shapes import LoaderShapes
+from anytrain.engine.data.prefetch import Kept, Placement
 from anytrain.engine.data.seeded import Tickets
 from anytrain.engine.data.workers import AutoWorkers
 from anytrain.engine.prepared.cursor import Cursor

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from html import escape
 
-from anytrain.engine.recording.shown import number
+from anytrain.engine.recording.formatting import number
 
 Points = Sequence[tuple[float, float]]
 

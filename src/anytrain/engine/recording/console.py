@@ -18,8 +18,7 @@ from typing import IO, Any, Protocol, TextIO
 from anytrain.core.environment import in_notebook
 from anytrain.core.notices import give_notice
 from anytrain.core.text import printable
-from anytrain.engine.recording.pace import Pace
-from anytrain.engine.recording.shown import (
+from anytrain.engine.recording.formatting import (
     Entry,
     Pairs,
     Summary,
@@ -29,6 +28,7 @@ from anytrain.engine.recording.shown import (
     rate,
     size,
 )
+from anytrain.engine.recording.pace import Pace
 from anytrain.machine.processes import cell
 
 DeviceMemory = Callable[[], Mapping[str, int]]

@@ -10,7 +10,7 @@ from typing import Any
 from anytrain.core.text import amount
 from anytrain.engine.recording.chart import Points, charts
 from anytrain.engine.recording.console import Course, Followed, Trail
-from anytrain.engine.recording.shown import Entry, Pairs, Summary, duration, number
+from anytrain.engine.recording.formatting import Entry, Pairs, Summary, duration, number
 
 _MOST_ROWS = 200
 _MOST_CHARTS = 6

@@ -23,7 +23,7 @@ from rich.text import Text
 from anytrain.core.text import safe_console
 from anytrain.engine.recording.console import Course, Followed, put, tell_broken
 from anytrain.engine.recording.curve import sparkline
-from anytrain.engine.recording.shown import Entry, Summary, duration, fitting, lines
+from anytrain.engine.recording.formatting import Entry, Summary, duration, fitting, lines
 
 _NARROWEST_BAR = 8
 _WIDEST_BAR = 60

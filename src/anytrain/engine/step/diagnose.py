@@ -13,8 +13,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
+from anytrain.engine.step.module_watch import STRONG, Bad, Onset, Watch, examine, worst
 from anytrain.engine.step.split import num_rows
-from anytrain.engine.step.watch import STRONG, Bad, Onset, Watch, examine, worst
 from anytrain.engine.tree import take_rows
 
 Phase = Literal["parameter", "input", "forward", "loss", "backward", "not reproduced"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anytrain.insight.preflight import truths
+from anytrain.insight.preflight import finite_answers
 from anytrain.insight.preflight.claimed import META, NOT_KNOWN, Device, flat, storage_of
 from anytrain.insight.preflight.tables import kept_whole
 
@@ -106,7 +106,7 @@ class Answers(TorchDispatchMode):
         for tensor in made:
             device.adopt(tensor, where)
         self._note_values(func, args, made)
-        truths.note(func, args, given, made)
+        finite_answers.note(func, args, given, made)
         if device.device in (where, *(device.claim(t) for t in given)):
             device.watcher.ran(
                 kept_whole.met(func), args, kwargs, given, made, host_read, is_dynamic
@@ -204,7 +204,7 @@ class Answers(TorchDispatchMode):
 
     def value(self, tensor: torch.Tensor) -> Any:
         """Return the value of a tensor of one element: what is known of it, else one."""
-        value = truths.value_of(tensor)
+        value = finite_answers.value_of(tensor)
         if tensor.dtype is torch.bool:
             return bool(value)
         return value if tensor.dtype.is_floating_point else int(value)
@@ -218,7 +218,7 @@ class Answers(TorchDispatchMode):
             return found
         if tensor.numel() == 1:
             return torch.full(tensor.size(), self.value(tensor), dtype=dtype)
-        truth = truths.truth_of(tensor)
+        truth = finite_answers.truth_of(tensor)
         return torch.full(tensor.size(), 1 if truth is None else int(truth), dtype=dtype)
 
 

@@ -21,9 +21,9 @@ from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
 from anytrain.insight.preflight.claimed import Device, Storage
+from anytrain.insight.preflight.device_memory import Memory
 from anytrain.insight.preflight.findings import Place
 from anytrain.insight.preflight.flops import flops, num_bytes
-from anytrain.insight.preflight.held import Memory
 from anytrain.insight.preflight.places import Places, Spot
 from anytrain.insight.preflight.scratch import scratch
 from anytrain.insight.preflight.traced import Held, Job, Op, Phase, TensorFacts, Trace

@@ -28,17 +28,17 @@ from anytrain.engine.data.seeded import load
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.recording import trackers
 from anytrain.insight.preflight import fallback, weights
-from anytrain.insight.preflight.apart import Apart, apart
 from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.claimed import Device
-from anytrain.insight.preflight.claims import claimed
+from anytrain.insight.preflight.claimed_backend import device_of, stand_in
+from anytrain.insight.preflight.claimed_ops import claimed
 from anytrain.insight.preflight.findings import Place
 from anytrain.insight.preflight.indices import Indices
+from anytrain.insight.preflight.overrides import checkpoint, planned, sized
 from anytrain.insight.preflight.places import is_inside, users_place
 from anytrain.insight.preflight.programs import held_back
 from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave, Recorder
-from anytrain.insight.preflight.settings import checkpoint, planned, sized
-from anytrain.insight.preflight.standin import device_of, stand_in
+from anytrain.insight.preflight.sandbox import Apart, apart
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import ENDED, Trace
 from anytrain.insight.preflight.watching import Watch, watch

@@ -14,7 +14,7 @@ from unittest import mock
 import torch
 
 from anytrain.engine.checkpoint.tensors import DTYPES
-from anytrain.insight.preflight.claims import LARGE
+from anytrain.insight.preflight.claimed_ops import LARGE
 
 _SMALL = 2**12
 """Elements below which a tensor is read."""

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from anytrain.insight.proofs.lives import Commit, Life
+from anytrain.insight.proofs.restarts import Commit, Life
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ from anytrain.engine import checkpoint
 from anytrain.insight.proofs import kills as killing, losses
 from anytrain.insight.proofs.artifacts import compare_artifacts
 from anytrain.insight.proofs.compare import Difference, Part, compare_checkpoints
-from anytrain.insight.proofs.lives import Commit, Script, Trial, last_lines
+from anytrain.insight.proofs.restarts import Commit, Script, Trial, last_lines
 
 # A Trainer's files that name its folder or the time; what they hold besides is in other parts.
 _TELL_THE_TIME = ("state.json", "trainer_state.json", "training_args.json")

@@ -17,7 +17,7 @@ from anytrain.core.errors import BadInput, Notice
 from anytrain.core.records import Run, counted, is_unasked, open_run, together
 from anytrain.core.text import amount, one_line
 from anytrain.engine.recording.console import Course, Followed, Plain
-from anytrain.engine.recording.shown import Entry, Summary, duration, entry
+from anytrain.engine.recording.formatting import Entry, Summary, duration, entry
 from anytrain.engine.recording.terminal import Terminal
 from anytrain.insight.report.steps import logs_at_updates, own_count, position
 from anytrain.insight.report.why import over, shares

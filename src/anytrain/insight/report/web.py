@@ -29,7 +29,7 @@ from urllib.parse import parse_qs, urlsplit
 from anytrain.core.errors import BadInput
 from anytrain.core.records import Run, counted, open_run, together
 from anytrain.core.text import one_line
-from anytrain.engine.recording.shown import lines
+from anytrain.engine.recording.formatting import lines
 from anytrain.insight.pages import curves
 from anytrain.insight.pages.page import beside, embedded, tag
 from anytrain.insight.report import watch

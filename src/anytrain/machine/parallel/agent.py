@@ -28,7 +28,7 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from anytrain.core.errors import AnytrainError, BadInput, PeerLost
-from anytrain.machine.parallel import meet
+from anytrain.machine.parallel import rendezvous
 from anytrain.machine.processes import notes, supervise
 from anytrain.machine.processes.crashes import Ending, ending
 
@@ -218,7 +218,7 @@ class _Meeting(RendezvousHandler):
     def _open(self) -> Any:
         job = self._job
         if job.machine_rank == 0:
-            return meet.listening_store(job.address, job.port, job.meet_s)
+            return rendezvous.listening_store(job.address, job.port, job.meet_s)
         return dist.TCPStore(  # type: ignore[attr-defined]  # not in stubs
             job.address,
             job.port,
@@ -250,7 +250,7 @@ class _Meeting(RendezvousHandler):
         if self._attempt == 1:
             return self.port
         if self._job.machine_rank == 0:
-            self._fresh = meet.listening_store(self._job.address, 0, self._job.meet_s)
+            self._fresh = rendezvous.listening_store(self._job.address, 0, self._job.meet_s)
             store.set("port", str(self._fresh.port))
         return int(store.get("port"))
 

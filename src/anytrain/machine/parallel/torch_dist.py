@@ -18,15 +18,15 @@ import torch.distributed as dist
 from anytrain.core import environment
 from anytrain.core.environment import Place
 from anytrain.core.errors import WrongOrder
-from anytrain.machine.parallel import meet, rest, xla_group
-from anytrain.machine.parallel.muster import Muster
+from anytrain.machine.parallel import gloo_shutdown, rendezvous, xla_group
+from anytrain.machine.parallel.roll_call import Muster
 from anytrain.machine.parallel.store import StoreBoard
 from anytrain.machine.parallel.world import ReduceOp, Solo, World
-from anytrain.machine.processes import meeting
-from anytrain.machine.processes.judge import Heard
+from anytrain.machine.processes import meeting_point
+from anytrain.machine.processes.heartbeat import Beat, Pulse
 from anytrain.machine.processes.last_words import LastWords
-from anytrain.machine.processes.pulse import Beat, Pulse
-from anytrain.machine.processes.watch import Watch
+from anytrain.machine.processes.rank_watch import Watch
+from anytrain.machine.processes.stall_judge import Heard
 
 T = TypeVar("T")
 
@@ -64,9 +64,9 @@ def join(
     """
     if place.size == 1 and not dist.is_initialized():
         return _solo(beats)
-    rest.let_gloo_rest_at_exit()
+    gloo_shutdown.let_gloo_rest_at_exit()
     if not dist.is_initialized():
-        meet.meet(place, transport, device, timeout_s, init_method, stall_s, beats)
+        rendezvous.meet(place, transport, device, timeout_s, init_method, stall_s, beats)
         atexit.register(_leave_group)
     if dist.get_world_size() == 1:
         return _solo(beats)
@@ -210,7 +210,9 @@ class TorchWorld:
     def _start_watch(self, stall_s: float) -> Watch | None:
         if stall_s <= 0:
             return None
-        return Watch(self._pulse, StoreBoard("beats"), self.size, stall_s, meeting.store_holder())
+        return Watch(
+            self._pulse, StoreBoard("beats"), self.size, stall_s, meeting_point.store_holder()
+        )
 
     def _hear(self, rank: int) -> Heard | None:
         return None if self._watch is None else self._watch.heard(rank)
@@ -274,7 +276,7 @@ def _leave_group() -> None:
 
 def _say_goodbye() -> None:
     """Let the rank that holds the store be the last to go."""
-    holder = meeting.store_holder()
+    holder = meeting_point.store_holder()
     if holder is None:
         return
     try:

@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from anytrain.core.errors import BadType, DiskFull
-from anytrain.machine.processes import culprits, faults, handover, leash, notes, outcome, telling
+from anytrain.machine.processes import (
+    exceptions,
+    faults,
+    handover,
+    notes,
+    outcome,
+    parent_death,
+    unpicklable,
+)
 from anytrain.machine.processes.last_words import LastWords, is_peer_lost
 
 Call = tuple[Callable[..., Any], Sequence[Any]]
@@ -25,7 +33,7 @@ def main(folder: str, parcel: str, end: str, brings_value: str) -> NoReturn:
         # Whole lines: those of two ranks must not be mixed, whatever PYTHONUNBUFFERED says.
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     rank = int(os.environ["RANK"])
-    leash.follow(int(end), folder)
+    parent_death.follow(int(end), folder)
 
     def unpack() -> Call:
         call: Call = handover.receive(int(parcel), settles=True)
@@ -59,7 +67,7 @@ def _bring(folder: str, rank: int, function: Callable[..., Any], value: Any) -> 
     except Exception as error:
         raise BadType(
             what,
-            why=f"{culprits.name_within(value, 'value')} cannot be pickled: {notes.text(error)}",
+            why=f"{unpicklable.name_within(value, 'value')} cannot be pickled: {notes.text(error)}",
             fix="return plain values and tensors, or save the object and return its path.",
         ) from error
     try:
@@ -80,7 +88,7 @@ def _fail(error: BaseException, folder: str, rank: int) -> int:
     is_lost = is_peer_lost(error)
     notes.leave(folder, rank, "peer lost" if is_lost else "error", notes.words(error))
     try:
-        told = outcome.Outcome(telling.tell(error), None)
+        told = outcome.Outcome(exceptions.tell(error), None)
         outcome.write(folder, rank, handover.pack(told))
     except OSError:
         traceback.print_exception(error)  # there is no room even for that

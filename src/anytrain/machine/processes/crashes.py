@@ -17,9 +17,9 @@ from anytrain.core.errors import PeerLost
 from anytrain.machine.processes import device_memory, evidence, faults, notes
 from anytrain.machine.processes.evidence import Evidence, MemoryMarks, memory_marks
 from anytrain.machine.processes.faults import watch_faults
+from anytrain.machine.processes.heartbeat import Beat, read_beat
 from anytrain.machine.processes.notes import Note
-from anytrain.machine.processes.pulse import Beat, read_beat
-from anytrain.machine.processes.watch import RESUME
+from anytrain.machine.processes.rank_watch import RESUME
 
 __all__ = [
     "Ending",

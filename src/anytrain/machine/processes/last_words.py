@@ -19,8 +19,8 @@ from types import TracebackType
 
 from anytrain.core.errors import PeerLost
 from anytrain.machine.processes import notes
-from anytrain.machine.processes.pulse import Beat, Pulse
-from anytrain.machine.processes.watch import RESUME
+from anytrain.machine.processes.heartbeat import Beat, Pulse
+from anytrain.machine.processes.rank_watch import RESUME
 
 PATIENCE_S = 5.0
 _LOOK_S = 0.2

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from anytrain.machine.processes import handover
-from anytrain.machine.processes.telling import Told
+from anytrain.machine.processes.exceptions import Told
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,19 +29,19 @@ from anytrain.machine.processes import (
     cell,
     child,
     crashes,
-    culprits,
     evidence,
+    exceptions,
     faults,
     folder as folders,
     fork,
     handover,
-    leash,
+    heartbeat,
+    memory_check,
     notes,
     outcome,
-    pulse,
-    room,
+    parent_death,
     supervise,
-    telling,
+    unpicklable,
 )
 
 _INTERRUPT_GRACE_S = 2.0
@@ -131,7 +131,7 @@ def pack(function: Callable[..., Any], args: Sequence[Any]) -> handover.Parcel:
         parcel = handover.pack((function, tuple(args)))
     except Exception as error:
         name = getattr(function, "__name__", repr(function))
-        culprit = culprits.name(function, tuple(args)) or "it or something it refers to"
+        culprit = unpicklable.name(function, tuple(args)) or "it or something it refers to"
         raise BadType(
             f"Cannot hand {name} over to other processes.",
             why=f"{culprit} cannot be pickled: {notes.text(error)}",
@@ -162,10 +162,10 @@ def _way_out(culprit: str) -> str:
 @contextmanager
 def _stored(parcel: handover.Parcel, crew: Crew) -> Iterator[IO[bytes]]:
     """Give an open file that holds the parcel and that no folder lists."""
-    free = room.free()
+    free = memory_check.free()
     copies = crew.num_processes if crew.trains_on_host else 0
-    room.check(room.Need(crew.num_processes, parcel.num_bytes, copies), free)
-    with handover.nameless_file(room.folder_for(parcel.num_bytes, free)) as file:
+    memory_check.check(memory_check.Need(crew.num_processes, parcel.num_bytes, copies), free)
+    with handover.nameless_file(memory_check.folder_for(parcel.num_bytes, free)) as file:
         parcel.write(file)
         del parcel  # the file holds it all
         yield file
@@ -188,7 +188,7 @@ class _Attempt:
         before = crashes.memory_marks()
         is_well = True
         copies: list[cell.Copy] = []
-        with leash.held() as ends, _pages() as pages:
+        with parent_death.held() as ends, _pages() as pages:
             try:
                 for local_rank in range(self._crew.num_processes):
                     self._members.append(self._start(local_rank, ends, pages))
@@ -226,8 +226,8 @@ class _Attempt:
         rank, brings = self._crew.first_rank + local_rank, self._crew.brings(local_rank)
 
         def work() -> int:
-            leash.let_go()
-            leash.follow(ends[0], self._folder)
+            parent_death.let_go()
+            parent_death.follow(ends[0], self._folder)
             return child.perform(lambda: self._call, self._folder, rank, brings)
 
         return fork.start(work, variables, self._piped)
@@ -292,7 +292,7 @@ class _Attempt:
         if not told:
             after = crashes.memory_marks()
             return crashes.explain(endings, crew.size, before, after, returned)
-        error = telling.revive(told)
+        error = exceptions.revive(told)
         error.add_note(f"It was raised by rank {first.rank} of {crew.size}.")
         if remark := crashes.remark(first, before, crashes.memory_marks()):
             error.add_note(remark)
@@ -327,7 +327,7 @@ def _doing(folder: str, rank: int, member: supervise.Process) -> str:
     """Say where a rank is now."""
     if member.poll() is not None:
         return f"    rank {rank} had ended."
-    beat, seen = pulse.read_beat(folder, rank), faults.last_seen(folder, rank, member.pid)
+    beat, seen = heartbeat.read_beat(folder, rank), faults.last_seen(folder, rank, member.pid)
     where = "before its first step with anytrain" if beat is None else beat.where()
     own = () if seen is None else tuple(takewhile(_is_of_the_call, seen.stack))
     stack = f", in\n{faults.describe(own, indent=' ' * 6)}" if own else ""

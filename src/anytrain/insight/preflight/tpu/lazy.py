@@ -22,8 +22,8 @@ from torch.optim import optimizer as optimizer_hooks
 from torch.overrides import TorchFunctionMode
 
 from anytrain.core.facts import Capabilities
+from anytrain.insight.preflight.claimed_backend import facts_of
 from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave
-from anytrain.insight.preflight.standin import facts_of
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.tpu.graphs import Alias, Graph
 from anytrain.machine.backends.base import Lane

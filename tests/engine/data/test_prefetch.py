@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from anytrain import Accelerator, set_seed
 from anytrain.core.clock import Ledger
-from anytrain.engine.data.ahead import Ahead, Placement
+from anytrain.engine.data.prefetch import Ahead, Placement
 from anytrain.machine.backends.cpu import Cpu
 from anytrain.machine.backends.fake import Fake
 

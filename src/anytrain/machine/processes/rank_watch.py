@@ -22,9 +22,9 @@ from typing import Protocol
 import psutil
 
 from anytrain.core.errors import PeerLost
-from anytrain.machine.processes import faults, leash, notes
-from anytrain.machine.processes.judge import Frozen, Heard, Judge, Lagging
-from anytrain.machine.processes.pulse import Beat, Pulse, read_beat
+from anytrain.machine.processes import faults, notes, parent_death
+from anytrain.machine.processes.heartbeat import Beat, Pulse, read_beat
+from anytrain.machine.processes.stall_judge import Frozen, Heard, Judge, Lagging
 
 RESUME = "start the same command again; a script that calls load_state continues from its last save"
 _BUSY_CPU_S = 0.05
@@ -71,7 +71,7 @@ class Watch:
         self._parent = os.getppid()
         # From here on this watch ends the rank with its launcher, and says so. Not a moment
         # earlier: a launcher that has ended before its number was read would not be missed.
-        self._tie = leash.untie()
+        self._tie = parent_death.untie()
         self._threads = [
             threading.Thread(target=self._talk, name="anytrain-beat", daemon=True),
             threading.Thread(target=self._listen, name="anytrain-watch", daemon=True),
@@ -105,7 +105,7 @@ class Watch:
         """Say goodbye, so that the others take silence for what it is."""
         hushed = self._stop.is_set()
         self._stop.set()
-        leash.tie_again(self._tie)
+        parent_death.tie_again(self._tie)
         self._leave_with_parent()
         # A thread inside the store's native code when the interpreter goes down aborts the process.
         self._threads[0].join(_OPENING_S)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from anytrain.machine.processes.pulse import Beat
+from anytrain.machine.processes.heartbeat import Beat
 
 LONGEST_TICK_S = 2.0
 START_GRACE_S = 30.0

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anytrain.insight.preflight.apart import apart
+from anytrain.insight.preflight.sandbox import apart
 from anytrain.insight.preflight.targets import parse_target
 from anytrain.insight.preflight.trace import trace_run
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from anytrain.machine.processes.judge import Frozen, Heard, Judge, Lagging, describe_lag
-from anytrain.machine.processes.pulse import Beat
+from anytrain.machine.processes.heartbeat import Beat
+from anytrain.machine.processes.stall_judge import Frozen, Heard, Judge, Lagging, describe_lag
 
 STALL = 10.0
 

@@ -11,7 +11,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.loop import Progress
-from anytrain.engine.prepared.dealt import Place
+from anytrain.engine.prepared.rounds import Place
 
 
 def check_end(args: TrainingArguments, *, has_end: bool) -> None:

@@ -16,8 +16,8 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 
 from anytrain.core.errors import Notice
 from anytrain.core.records import open_run
-from anytrain.doors.trainer import evaluated
-from anytrain.doors.trainer.in_words import look_up
+from anytrain.doors.trainer import evaluation_record
+from anytrain.doors.trainer.sample_text import look_up
 from equivalence import twins
 from launching import launch
 
@@ -377,8 +377,10 @@ def test_training_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.Mon
 
     looked = losses("looked", compute_metrics=accuracy)
     assert (tmp_path / "looked/evaluation.json").exists()
-    blind = evaluated.look_on
-    monkeypatch.setattr(evaluated, "look_on", lambda t, loader, _, own: blind(t, loader, "", own))
+    blind = evaluation_record.look_on
+    monkeypatch.setattr(
+        evaluation_record, "look_on", lambda t, loader, _, own: blind(t, loader, "", own)
+    )
     assert losses("blind", compute_metrics=accuracy) == looked
     assert not (tmp_path / "blind/evaluation.json").exists()
 

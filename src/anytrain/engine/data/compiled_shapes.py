@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from anytrain.core.notices import give_notice
-from anytrain.engine.data.ahead import Ahead
+from anytrain.engine.data.prefetch import Ahead
 
 # Creating the optimizer's state makes the second step another graph than the first.
 WARM_UP = 2

@@ -12,11 +12,11 @@ from anytrain.engine.prepared.model import cast_forward, move
 from anytrain.engine.prepared.optimizer import follow
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.tree import map_tensors
-from anytrain.insight.preflight.claims import claim_weights
+from anytrain.insight.preflight.claimed_ops import claim_weights
+from anytrain.insight.preflight.overrides import sized
 from anytrain.insight.preflight.recorder import NUM_UPDATES
 from anytrain.insight.preflight.report import Report
 from anytrain.insight.preflight.run import Start, preflight_of
-from anytrain.insight.preflight.settings import sized
 from anytrain.insight.preflight.targets import parse_targets
 from anytrain.insight.preflight.trace import trace_call
 from anytrain.insight.preflight.watching import Watch, run_facts, watching

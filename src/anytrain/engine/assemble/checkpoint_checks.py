@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from anytrain.core.errors import AnytrainError, CheckpointError
 from anytrain.engine.assemble import optimizer_kind
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.checkpoint import Loaded, check_fit, expected, kinds
+from anytrain.engine.checkpoint import Loaded, check_fit, expected, schema
 from anytrain.engine.checkpoint.foreign import ForeignCheckpoint
 from anytrain.engine.checkpoint.loaded import blaming
 from anytrain.engine.checkpoint.manifest import MANIFEST
@@ -35,7 +35,7 @@ def name_of(kind: str, position: int) -> str:
 def check_meta(loaded: Loaded) -> None:
     """Raise CheckpointError where what the manifest says of the run has no meaning."""
     with blaming(loaded.path, MANIFEST):
-        kinds.check(loaded.meta, expected.META, "meta")
+        schema.check(loaded.meta, expected.META, "meta")
 
 
 def check_models(models: Sequence[nn.Module], loaded: Loaded, *, strict: bool) -> None:
@@ -52,7 +52,9 @@ def check_optimizers(run: Run, loaded: Loaded) -> None:
     noted = loaded.meta.get("optimizers")  # older checkpoints hold none
     if noted is not None:
         with blaming(loaded.path, MANIFEST):
-            kinds.check(noted, kinds.Each(kinds.Anything(), len(run.optimizers)), "meta.optimizers")
+            schema.check(
+                noted, schema.Each(schema.Anything(), len(run.optimizers)), "meta.optimizers"
+            )
     for number, optimizer in enumerate(run.optimizers):
         name, kind = name_of("optimizer", number), noted and noted[number]
         needed = optimizer_kind.check(optimizer, loaded.outline(name), kind, loaded.path)
@@ -98,10 +100,10 @@ def check_foreign_states(run: Run, found: ForeignCheckpoint) -> None:
     session = run.session
     if session.precision.scale is not None and found.scalers:
         with blaming(found.path, "scaler.pt"):
-            kinds.check(found.scalers.get(0), expected.SCALER)
+            schema.check(found.scalers.get(0), expected.SCALER)
     generators = {f"{name}?": kind for name, kind in expected.GENERATORS.items()}
     with blaming(found.path, f"the random states of rank {session.world.rank}"):
-        kinds.check(found.rng.get(session.world.rank, {}), generators)
+        schema.check(found.rng.get(session.world.rank, {}), generators)
 
 
 def check_standing(run: Run, loaded: Loaded, registered: Sequence[Any]) -> None:
@@ -148,13 +150,13 @@ def check_own(run: Run, loaded: Loaded) -> None:
                 session.backend.restore_rng(session.device, now)
 
     words = f"a state of the random generator of {session.device}"
-    device: kinds.Description = kinds.Taken(words, take)
-    kind = {"device_kind": kinds.Text()}
-    loaded.check_rank("rng", rank, {**expected.GENERATORS, **kind, "device": kinds.Anything()})
+    device: schema.Description = schema.Taken(words, take)
+    kind = {"device_kind": schema.Text()}
+    loaded.check_rank("rng", rank, {**expected.GENERATORS, **kind, "device": schema.Anything()})
     if loaded.rank_part("rng", rank)["device_kind"] == session.backend.name:
-        loaded.check_rank("rng", rank, {"device": kinds.Maybe(device)})
+        loaded.check_rank("rng", rank, {"device": schema.Maybe(device)})
     if "losses" in loaded.rank_part_names:
-        curve = {"sum": kinds.Number(finite=False), "num": kinds.Whole(), "at": kinds.Whole()}
+        curve = {"sum": schema.Number(finite=False), "num": schema.Whole(), "at": schema.Whole()}
         loaded.check_rank("losses", rank, curve)
 
 

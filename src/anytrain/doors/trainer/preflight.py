@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anytrain.doors.trainer import preparing, rehearsing
+from anytrain.doors.trainer import preparing, rehearsal
 from anytrain.engine.prepared.model import move
 from anytrain.engine.prepared.optimizer import follow
-from anytrain.insight.preflight.claims import claim_weights
+from anytrain.insight.preflight.claimed_ops import claim_weights
 from anytrain.insight.preflight.report import Report, foretold
 from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import parse_targets
@@ -90,7 +90,7 @@ def _rehearsed(trainer: Trainer) -> None:
     """Begin the training anew on the claimed device, in the copy that is watched."""
     watch = watching()
     assert watch is not None
-    trainer.args = rehearsing.arguments(trainer.args, watch)
+    trainer.args = rehearsal.arguments(trainer.args, watch)
     trainer._asked = None  # the device is another one: the session is opened again
     trainer._follow_arguments()
     trainer._new_run()

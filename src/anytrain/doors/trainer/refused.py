@@ -17,7 +17,7 @@ from torch import nn
 from anytrain.core.errors import Unsupported
 from anytrain.core.notices import give_notice
 from anytrain.doors.accelerator import Accelerator
-from anytrain.doors.trainer import length
+from anytrain.doors.trainer import num_steps
 from anytrain.doors.trainer.outputs import has_length
 from anytrain.doors.trainer.reports import Reports
 from anytrain.doors.training_args import TrainingArguments
@@ -191,7 +191,7 @@ class UnlikeTransformers(Reports):
             dataloader: The training loader.
         """
         num_batches = len(dataloader) if has_length(dataloader) else None
-        planned = length.plan(args, num_batches, args.train_batch_size)
+        planned = num_steps.plan(args, num_batches, args.train_batch_size)
         in_step, in_all = self.get_total_train_batch_size(args), planned.max_steps
         per_epoch, per_training = in_all, float(in_step * in_all)
         examples = in_step * in_all

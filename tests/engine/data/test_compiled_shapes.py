@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from anytrain import Accelerator
 from anytrain.core.errors import Notice
-from anytrain.engine.data.graphs import Graphs, Heartbeat, LoaderShapes, shapes_of
+from anytrain.engine.data.compiled_shapes import Graphs, Heartbeat, LoaderShapes, shapes_of
 from anytrain.engine.data.padding import ToBuckets
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.fake import Fake

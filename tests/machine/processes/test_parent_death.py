@@ -7,33 +7,33 @@ import sys
 
 import pytest
 
-from anytrain.machine.processes import leash
+from anytrain.machine.processes import parent_death
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux keeps such a mark")
 SAY = "import os, sys; print(os.getpid(), sys.argv[1:], sys.flags.no_site)"
 UNTIE = (
-    "from anytrain.machine.processes import leash\n"
-    "was = leash.untie()\n"
-    "now = leash.untie()\n"
-    "leash.tie_again(was)\n"
-    "print(was, now, leash.untie())\n"
+    "from anytrain.machine.processes import parent_death\n"
+    "was = parent_death.untie()\n"
+    "now = parent_death.untie()\n"
+    "parent_death.tie_again(was)\n"
+    "print(was, now, parent_death.untie())\n"
 )
 
 
 def test_a_tied_command_is_the_same_process_with_the_same_words():
     words = ["$HOME", "a b", "-S", ""]
-    command = leash.tied([sys.executable, "-c", SAY, *words])
+    command = parent_death.tied([sys.executable, "-c", SAY, *words])
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert child.communicate(timeout=240)[0] == f"{child.pid} {words} 0\n"
 
 
 def test_a_command_whose_parent_is_gone_does_not_begin():
-    command = leash.tied([sys.executable, "-c", SAY])
+    command = parent_death.tied([sys.executable, "-c", SAY])
     command[command.index(str(os.getpid()))] = "1"
     assert subprocess.run(command, capture_output=True, timeout=240).stdout == b""
 
 
 def test_a_tie_is_taken_away_and_set_again():
-    command = leash.tied([sys.executable, "-c", UNTIE])
+    command = parent_death.tied([sys.executable, "-c", UNTIE])
     said = subprocess.run(command, capture_output=True, text=True, timeout=240).stdout
     assert said == f"{int(signal.SIGTERM)} 0 {int(signal.SIGTERM)}\n"

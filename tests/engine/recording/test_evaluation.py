@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from anytrain.engine.recording.evaluated import figures, store
+from anytrain.engine.recording.evaluation import figures, store
 from anytrain.engine.recording.verdicts import Share
 
 NAN = float("nan")

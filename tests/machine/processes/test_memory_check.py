@@ -5,8 +5,8 @@ import tempfile
 import pytest
 
 from anytrain.core.errors import DiskFull, NothingFits, Notice
-from anytrain.machine.processes import room
-from anytrain.machine.processes.room import Need, Room, check, folder_for, free
+from anytrain.machine.processes import memory_check
+from anytrain.machine.processes.memory_check import Need, Room, check, folder_for, free
 
 GIB = 2**30
 
@@ -68,6 +68,6 @@ def test_a_launch_that_fits_says_nothing():
 
 def test_tensors_go_to_the_disk_where_shared_memory_has_no_room(monkeypatch):
     assert folder_for(1000, Room(0, "the host has")) == tempfile.gettempdir()
-    monkeypatch.setattr(room, "_space", lambda folder: 10)
+    monkeypatch.setattr(memory_check, "_space", lambda folder: 10)
     with pytest.raises(DiskFull, match="hand over"):
         folder_for(1000, Room(GIB, "the host has"))

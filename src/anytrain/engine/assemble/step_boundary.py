@@ -14,7 +14,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble.session import Session
-from anytrain.engine.checkpoint import claims, files
+from anytrain.engine.checkpoint import files, locks
 from anytrain.engine.interrupts import Interrupts
 from anytrain.engine.recording.losses import Losses
 from anytrain.engine.recording.record import Record
@@ -64,8 +64,8 @@ class BetweenSteps:
         try:
             with suppress(OSError):  # a save will tell what is wrong with the folder
                 files.make_folders(root)
-            self._claim.enter_context(claims.claimed(root))
-        except claims.Taken as taken:
+            self._claim.enter_context(locks.claimed(root))
+        except locks.Taken as taken:
             if taken.pid in {parent.pid for parent in psutil.Process().parents()}:
                 return
             raise BadInput(

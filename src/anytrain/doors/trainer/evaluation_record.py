@@ -20,12 +20,12 @@ from torch.utils.data import IterableDataset, SequentialSampler
 
 from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.data import Data
-from anytrain.doors.trainer.in_words import label_of, look_up, token
+from anytrain.doors.trainer.sample_text import label_of, look_up, token
 from anytrain.engine import objective
 from anytrain.engine.data.columns import base_model
-from anytrain.engine.data.given import Given
+from anytrain.engine.data.iterables import Given
 from anytrain.engine.prepared.loader import PreparedLoader
-from anytrain.engine.recording.evaluated import figures, store
+from anytrain.engine.recording.evaluation import figures, store
 from anytrain.engine.recording.verdicts import Share, Verdicts, join
 from anytrain.engine.tree import batch_size, take_rows
 from anytrain.insight.preflight.watching import watching

@@ -20,8 +20,8 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from anytrain.core import environment
 from anytrain.core.environment import Place
 from anytrain.core.errors import AnytrainError, BadInput, PeerLost
-from anytrain.machine.processes import meeting, missing, notes
-from anytrain.machine.processes.watch import RESUME, say
+from anytrain.machine.processes import meeting_point, missing, notes
+from anytrain.machine.processes.rank_watch import RESUME, say
 
 _LONGEST_S = 1800.0
 _POLL_S = 0.1
@@ -53,7 +53,7 @@ def meet(
     point = init_method or ""
     try:
         if init_method is None or init_method == "env://":
-            address, port = meeting.meeting_point(place.launcher)
+            address, port = meeting_point.meeting_point(place.launcher)
             point = f"{address}:{port}"
             longest_s = timeout_s or _LONGEST_S
             call = _RollCall(place, (address, port), longest_s, stall_s, beats)
@@ -76,7 +76,7 @@ def listening_store(address: str, port: int, timeout_s: float) -> Any:
         "timeout": timedelta(seconds=timeout_s),
         "wait_for_workers": False,
     }
-    here = meeting.loopback(address)
+    here = meeting_point.loopback(address)
     if here is None:
         return dist.TCPStore(address, port, **options)  # type: ignore[attr-defined]
     family = socket.AF_INET6 if ":" in here else socket.AF_INET
@@ -113,7 +113,7 @@ class _RollCall:
 
     def store(self) -> Store:
         """Return the store of the job, once every rank has come to it."""
-        holder = meeting.store_holder()
+        holder = meeting_point.store_holder()
         if holder == self._place.rank:
             base = listening_store(*self._point, self._timeout_s)
         else:
@@ -130,7 +130,7 @@ class _RollCall:
 
     def _found(self, holder: int | None) -> Any:
         """Knock until the holder listens: the store's own knocking says nothing, and hears none."""
-        address, port = meeting.loopback(self._point[0]) or self._point[0], self._point[1]
+        address, port = meeting_point.loopback(self._point[0]) or self._point[0], self._point[1]
         while True:
             try:
                 socket.create_connection((address, port), timeout=5.0).close()

@@ -11,7 +11,7 @@ import pytest
 from anytrain.core.errors import BadInput
 from anytrain.engine.checkpoint.manifest import Manifest
 from anytrain.insight.proofs import kills
-from anytrain.insight.proofs.lives import Commit, Life, Script, Trial, mirror
+from anytrain.insight.proofs.restarts import Commit, Life, Script, Trial, mirror
 
 SAVES = """
 import sys, time, torch

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from anytrain.machine.processes.judge import Frozen
-from anytrain.machine.processes.pulse import Pulse
-from anytrain.machine.processes.watch import Watch, describe_frozen, process_state
+from anytrain.machine.processes.heartbeat import Pulse
+from anytrain.machine.processes.rank_watch import Watch, describe_frozen, process_state
+from anytrain.machine.processes.stall_judge import Frozen
 from launching import child_environment
 
 STALL_S = 3.0
@@ -22,8 +22,8 @@ STALL_S = 3.0
 RANK = """
 import os, sys, time
 from pathlib import Path
-from anytrain.machine.processes.pulse import Pulse
-from anytrain.machine.processes.watch import Watch
+from anytrain.machine.processes.heartbeat import Pulse
+from anytrain.machine.processes.rank_watch import Watch
 
 folder, rank, size, mode = Path(sys.argv[1]), *map(int, sys.argv[2:4]), sys.argv[4]
 stall_s = float(sys.argv[5])

@@ -22,7 +22,7 @@ from anytrain.core.records import RUN
 from anytrain.core.records.lines import as_file, parse
 from anytrain.core.text import amount
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
-from anytrain.engine.checkpoint import Store, claims, files
+from anytrain.engine.checkpoint import Store, files, locks
 from anytrain.machine.parallel.world import World
 
 _CLOCK_S = 3.0
@@ -59,8 +59,8 @@ def _claimed_by(root: Path, stack: ExitStack) -> str | None:
     with suppress(OSError):  # a save will tell what is wrong with the folder
         files.make_folders(root)
     try:
-        stack.enter_context(claims.claimed(root))
-    except claims.Taken as taken:
+        stack.enter_context(locks.claimed(root))
+    except locks.Taken as taken:
         return taken.who
     pid = _who_trains(root)  # of a version or on a filesystem that has no claims
     return None if pid is None else f"process {pid}"
@@ -110,7 +110,7 @@ def _cleared(root: Path, limit: int | None) -> tuple[str, str]:
             return "", ""
         if limit == 0:
             for path in found:
-                claims.remove(root, path.name)
+                locks.remove(root, path.name)
             return "", ""
         numbers = [int(n[1]) for name in os.listdir(root) if (n := _APART.fullmatch(name))]
         aside = root / f"{_ASIDE}{max(numbers, default=0) + 1}"
@@ -146,9 +146,9 @@ def _capped(root: Path, limit: int | None) -> tuple[list[Path], int]:
     aside = [path for _, path in sorted(numbered)]
     num_removed = 0
     for folder in aside[:-limit] if limit else ():
-        claims.clear_abandoned(folder)
+        locks.clear_abandoned(folder)
         for path in _checkpoints(folder):
-            claims.remove(folder, path.name)
+            locks.remove(folder, path.name)
             num_removed += 1
         with suppress(OSError):  # something else lies there
             files.remove_folder(folder)

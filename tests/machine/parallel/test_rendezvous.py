@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from anytrain.machine.parallel import meet
+from anytrain.machine.parallel import rendezvous
 from launching import launch, run_anytrain, run_command
 
 MEETS = """
@@ -32,7 +32,7 @@ TELLS = """
 import os, sys, time, torch
 from pathlib import Path
 from anytrain.core import environment
-from anytrain.machine.parallel import meet, torch_dist
+from anytrain.machine.parallel import rendezvous, torch_dist
 
 rank, told = int(os.environ["RANK"]), Path(sys.argv[1], "told")
 ends = sys.argv[2] == "ends"
@@ -45,7 +45,7 @@ def say(text):
     if ends:
         os._exit(0)
 
-meet.say, meet._AGAIN_S = say, 0.1
+rendezvous.say, rendezvous._AGAIN_S = say, 0.1
 while rank == 2 and (ends or not told.exists()):
     time.sleep(0.01)
 try:
@@ -139,7 +139,7 @@ def test_a_meeting_of_one_machine_is_out_of_reach_of_others(tmp_path: Path) -> N
 
 @pytest.mark.parametrize(("address", "bound"), [("localhost", "127.0.0.1"), ("0.0.0.0", None)])
 def test_a_store_listens_where_its_ranks_are(address: str, bound: str | None) -> None:
-    store = meet.listening_store(address, 0, 5.0)
+    store = rendezvous.listening_store(address, 0, 5.0)
     connections = psutil.Process().net_connections("tcp")
     listening = [c.laddr.ip for c in connections if c.laddr.port == store.port and not c.raddr]
     assert listening == [bound or "::"] or (bound is None and listening == ["0.0.0.0"])

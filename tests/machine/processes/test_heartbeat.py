@@ -4,7 +4,7 @@ import os
 import signal
 import timeit
 
-from anytrain.machine.processes.pulse import Pulse, read_beat
+from anytrain.machine.processes.heartbeat import Pulse, read_beat
 from launching import run_script
 
 
@@ -24,7 +24,7 @@ def test_the_last_mark_is_read_from_the_folder(tmp_path):
 def test_a_mark_survives_the_kill_of_its_process(tmp_path):
     script = """
     import os, signal, sys
-    from anytrain.machine.processes.pulse import Pulse
+    from anytrain.machine.processes.heartbeat import Pulse
     Pulse(0, sys.argv[1]).mark(41, "forward")
     os.kill(os.getpid(), signal.SIGKILL)
     """
@@ -67,7 +67,7 @@ def test_a_folder_that_is_gone_only_means_that_nobody_listens(tmp_path):
 
 
 def test_processes_load_no_torch():
-    rooms = "judge last_words meeting notes pulse spawn supervise watch crashes child faults"
-    rooms += " evidence device_memory"
+    rooms = "stall_judge last_words meeting_point notes heartbeat spawn supervise rank_watch crashes"
+    rooms += " child faults evidence device_memory"
     imports = "\n".join(f"import anytrain.machine.processes.{room}" for room in rooms.split())
     run_script(f"{imports}\nimport sys; assert 'torch' not in sys.modules")

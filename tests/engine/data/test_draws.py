@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from anytrain.engine.data.plain_code import draws_nothing
+from anytrain.engine.data.draws import draws_nothing
 
 
 class Points(Dataset):
