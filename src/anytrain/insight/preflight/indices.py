@@ -16,7 +16,6 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from anytrain.engine.assemble import current
 from anytrain.engine.assemble.inputs import Fed, out_of_range
 from anytrain.engine.prepared.loader import PreparedLoader, ReadBatch
 from anytrain.engine.step import ranges
@@ -67,8 +66,7 @@ class Indices:
             yield
 
     def _look(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        session, own = current.get(), self._own
-        if self._handed is None or session is None or own.has_begun or own.setting is not None:
+        if self._handed is None or self._own.has_begun or self._own.setting is not None:
             return
         self._looks[type(module)] += 1
         if self._looks[type(module)] > _MOST_LOOKS:
@@ -84,7 +82,7 @@ class Indices:
                 return
             outside = ranges.find(module, given, _run, ranges.tables(module))
         if outside is not None:
-            fed = Fed(host, read.samples, session.cursor.updates + 1, read.number)
+            fed = Fed(host, read.samples, loader.walk.cursor.updates + 1, read.number)
             raise out_of_range(fed, outside)
 
 
