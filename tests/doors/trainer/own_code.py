@@ -155,6 +155,35 @@ def gathered(folder: Path, kind: type[Gathering], count: int, accumulation: int)
     }
 
 
+class Contrasting(Line):
+    """A model whose forward gathers what all ranks compute, as contrastive losses do."""
+
+    def forward(self, x: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the loss and the guess."""
+        found = super().forward(x, labels)
+        if torch.distributed.is_initialized():
+            others = [torch.empty_like(x) for _ in range(torch.distributed.get_world_size())]
+            torch.distributed.all_gather(others, x)
+        return found
+
+
+def contrasted(folder: Path) -> dict[str, Any]:
+    """Return what a model that gathers in its forward has learnt from an odd number of rows."""
+    found = {}
+    for count in COUNTS:
+        trainer = Trainer(
+            Contrasting(),
+            arguments(folder, eval_strategy="epoch"),
+            train_dataset=rows(count),
+            eval_dataset=rows(count),
+            compute_metrics=squares,
+        )
+        trainer.train()
+        metrics = trainer.predict(rows(count)).metrics
+        found[str(count)] = {"rows": metrics["test_rows"], "sum": metrics["test_sum"]}
+    return found
+
+
 def speaking(folder: Path) -> dict[str, Any]:
     """Return what came of every kind of code that gathers."""
     return {
@@ -320,6 +349,7 @@ def sharing(folder: Path) -> dict[str, Any]:
 def answers(folder: Path) -> dict[str, Any]:
     """Return what came of each question."""
     found = {"speaking": speaking(folder), "making": making(folder)}
+    found["contrasted"] = contrasted(folder)
     return {**found, "sharing": sharing(folder), "lives": lives(folder)}
 
 

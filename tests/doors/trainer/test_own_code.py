@@ -48,6 +48,13 @@ def test_repeats_count_in_no_score(worlds: Any, size: int) -> None:
         assert len(found["predictions"]) == len(alone["predictions"]), case
 
 
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_model_that_gathers_has_whole_batches_and_each_row_counts_once(
+    worlds: Any, size: int
+) -> None:
+    assert all(each["contrasted"] == worlds[1][0]["contrasted"] for each in worlds[size])
+
+
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_a_step_is_the_mean_over_what_is_trained_on(worlds: Any, size: int) -> None:
     found = [each["making"] for each in worlds[size]]

@@ -17,6 +17,7 @@ from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine import objective
 from anytrain.engine.assemble.feeds import Recount
+from anytrain.engine.prepared.collectives import meets_other_ranks
 from anytrain.engine.step.step import Micro, let_train
 
 _MAKING = ("training_step", "_prepare_inputs", "_prepare_input")
@@ -200,7 +201,8 @@ class Losses(Reports):
 
     def _keeps_repeats(self) -> bool:
         """Whether code of the user's computes the loss: it may gather what all ranks compute."""
-        return self.compute_loss_func is not None or any(map(self._is_own, _ON_BATCHES))
+        own = self.compute_loss_func is not None or any(map(self._is_own, _ON_BATCHES))
+        return own or meets_other_ranks(inner_model(self.model))
 
     def _own_items(self, inputs: Any) -> torch.Tensor | int:
         return objective.num_items(inputs, shifted=self._shifts)
