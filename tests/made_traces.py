@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.findings import SourcePlace
 from anytrain.insight.preflight.targets import Target, parse_target
 from anytrain.insight.preflight.traced import Held, Job, Moment, Op, TensorFacts, Trace
 
 MPS, CUDA, TPU, CPU = (parse_target(w) for w in ("mps:16GB", "cuda:24GB", "tpu:v5e", "cpu"))
-LINE = Place("encoder.layer.0", "train.py", 12, "forward", "if loss.item() > 0:")
+LINE = SourcePlace("encoder.layer.0", "train.py", 12, "forward", "if loss.item() > 0:")
 
 
 def op(name: str = "add.Tensor", **changed: Any) -> Op:
@@ -27,7 +27,9 @@ def op(name: str = "add.Tensor", **changed: Any) -> Op:
     return Op(name, **{**given, **changed})
 
 
-def trace(*ops: Op, failure: str = "", failure_place: Place | None = None, **job: Any) -> Trace:
+def trace(
+    *ops: Op, failure: str = "", failure_place: SourcePlace | None = None, **job: Any
+) -> Trace:
     timeline = tuple(Moment(n, "forward", "encoder", 2**20 * n) for n in range(1, 6))
     held = Held(
         5 * 2**20,

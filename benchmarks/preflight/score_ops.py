@@ -50,7 +50,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from anytrain.insight.preflight.checks import dtypes, kernels
-from anytrain.insight.preflight.findings import Finding, Place
+from anytrain.insight.preflight.findings import Finding, SourcePlace
 from anytrain.insight.preflight.tables import kept_whole
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Held, Job, Op, Phase, TensorFacts, Trace
@@ -99,7 +99,7 @@ class Recorder(TorchDispatchMode):
         return Op(
             name=f"{name}.{schema.overload_name}" if schema.overload_name else name,
             phase=self.phase,
-            place=Place(),
+            place=SourcePlace(),
             inputs=tuple(facts(t) for t in tensors(named)),
             outputs=tuple(facts(t) for t in tensors(result)),
             settings=tuple(settings.items()),

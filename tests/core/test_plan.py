@@ -178,7 +178,7 @@ def test_torch_xlas_variables_count_as_it_reads_them(
 
 def test_places_are_read_from_torchrun_and_srun() -> None:
     torchrun = {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    assert environment.read(torchrun).place == environment.Place(3, 1, 4, 2, "torchrun")
+    assert environment.read(torchrun).place == environment.RankPlace(3, 1, 4, 2, "torchrun")
     srun = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1", "SLURM_NTASKS": "2"}
     assert environment.read(srun).place.size == 2
     batch = {"SLURM_JOB_ID": "7", "SLURM_NTASKS": "2", "SLURM_PROCID": "0"}

@@ -31,7 +31,7 @@ def marker(step: int, **more: Any) -> dict[str, Any]:
     return {"step": step, "time": 1e9, "event": "begin", **more}
 
 
-def steps(run: records.Run) -> list[int]:
+def steps(run: records.RunRecord) -> list[int]:
     return [one["step"] for one in run.metrics]
 
 

@@ -175,7 +175,7 @@ def join(transport: str, device: torch.device):
     """Join the world that the launcher made; nccl alone gets a group of one, on one GPU."""
     import torch.distributed as dist
 
-    from anytrain.core.environment import Place, read
+    from anytrain.core.environment import RankPlace, read
     from anytrain.machine.parallel import torch_dist
 
     if transport == "gloo":
@@ -185,7 +185,7 @@ def join(transport: str, device: torch.device):
     dist.init_process_group(
         "nccl", init_method=f"file://{meeting}", rank=0, world_size=1, device_id=device
     )
-    return torch_dist.TorchWorld(Place(), device, stall_s=0, beats=None)
+    return torch_dist.TorchWorld(RankPlace(), device, stall_s=0, beats=None)
 
 
 def main(transport: str, device_name: str) -> None:

@@ -71,7 +71,7 @@ _FALSE = ("", "0", "false", "no", "off", "n", "f")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RankPlace:
     """Where this process stands among its peers, as its launcher said."""
 
     rank: int = 0
@@ -86,7 +86,7 @@ class Environment:
     """Everything anytrain takes from environment variables."""
 
     wishes: Wishes
-    place: Place
+    place: RankPlace
     beats: str | None
     """The folder where a launcher of ours reads each rank's last sign of life."""
     debug: bool
@@ -259,19 +259,19 @@ def _first(env: Mapping[str, str], names: tuple[str, ...]) -> Wish | None:
     return None
 
 
-def _place(env: Mapping[str, str]) -> Place:
+def _place(env: Mapping[str, str]) -> RankPlace:
     """Read torchrun's variables, else srun's; neither means one process."""
     if "RANK" in env and "WORLD_SIZE" in env:
         rank, size = _int(env, "RANK"), _int(env, "WORLD_SIZE")
         local_rank = _int(env, "LOCAL_RANK", rank)
-        return Place(rank, local_rank, size, _int(env, "LOCAL_WORLD_SIZE", size), "torchrun")
+        return RankPlace(rank, local_rank, size, _int(env, "LOCAL_WORLD_SIZE", size), "torchrun")
     # SLURM_NTASKS is also set in an sbatch script that runs plain python: only srun sets PROCID
     # together with a step, and only a step of several tasks is a world.
     if "SLURM_STEP_ID" in env and "SLURM_PROCID" in env and _int(env, "SLURM_NTASKS", 1) > 1:
         size = _int(env, "SLURM_NTASKS")
         local = _int(env, "SLURM_NTASKS_PER_NODE", size)
-        return Place(_int(env, "SLURM_PROCID"), _int(env, "SLURM_LOCALID"), size, local, "srun")
-    return Place()
+        return RankPlace(_int(env, "SLURM_PROCID"), _int(env, "SLURM_LOCALID"), size, local, "srun")
+    return RankPlace()
 
 
 def _int(env: Mapping[str, str], name: str, default: int | None = None) -> int:

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from anytrain.engine.step.diagnose import Finding, find
-from anytrain.engine.step.module_watch import Watch
+from anytrain.engine.step.module_watch import ModuleWatch
 
 INF, NAN = math.inf, math.nan
 
@@ -237,7 +237,7 @@ def test_watching_changes_no_loss_and_no_gradient() -> None:
     loss = run(batch)
     plain = [parameter.grad.clone() for parameter in model.parameters()]
     model.zero_grad()
-    with Watch(model) as watch:
+    with ModuleWatch(model) as watch:
         assert torch.equal(run(batch), loss)
     assert watch.forward_onset() is None and watch.backward_onset() is None
     for parameter, gradient in zip(model.parameters(), plain, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.findings import SourcePlace
 from anytrain.insight.preflight.traced import Held, Job, Op, Phase, TensorFacts, Trace
 
 MIB = 2**20
@@ -20,7 +20,7 @@ def op(
 ) -> Op:
     """Return an operation on tensors of one shape."""
     facts = TensorFacts(dtype, shape, "cuda")
-    place = Place()
+    place = SourcePlace()
     return Op(name, phase, place, (facts, facts), (facts,), (), calls, flops, num_bytes)
 
 

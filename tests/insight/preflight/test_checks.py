@@ -20,7 +20,7 @@ from anytrain.insight.preflight.checks import (
     unused,
     workers,
 )
-from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.findings import SourcePlace
 from anytrain.insight.preflight.targets import parse_target
 from made_traces import CPU, CUDA, LINE, MPS, TPU, op, trace
 
@@ -62,7 +62,7 @@ def test_a_mask_that_selects_compiles_anew_on_a_tpu() -> None:
 
 def test_one_line_in_many_modules_is_one_finding() -> None:
     reads = [
-        op("nonzero", host_read="nonzero", place=Place(f"layer.{n}", "train.py", 12))
+        op("nonzero", host_read="nonzero", place=SourcePlace(f"layer.{n}", "train.py", 12))
         for n in range(12)
     ]
     (found,) = host_reads.check(trace(*reads), CUDA)
@@ -180,7 +180,7 @@ def test_a_real_disk_is_asked(tmp_path: Path) -> None:
 
 
 def test_a_look_at_a_mask_that_a_recorded_step_leaves_out_is_a_note_on_cuda() -> None:
-    place = Place("bert", "/lib/transformers/masking_utils.py", 740, "if mask.all():")
+    place = SourcePlace("bert", "/lib/transformers/masking_utils.py", 740, "if mask.all():")
     read = op("_local_scalar_dense", host_read="item", place=place)
     (found,) = host_reads.check(trace(read), CUDA)
     assert found.severity == "note" and "a recorded step leaves it out" in found.why

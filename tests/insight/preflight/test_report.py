@@ -10,7 +10,7 @@ import pytest
 
 from anytrain.insight.preflight import memory
 from anytrain.insight.preflight.batches import Setting
-from anytrain.insight.preflight.findings import Finding, Place
+from anytrain.insight.preflight.findings import Finding, SourcePlace
 from anytrain.insight.preflight.report import FILE, Outlook, Report, foretold, keep
 from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import Target, parse_target
@@ -25,7 +25,7 @@ def report(traced: Trace, *targets: Target, quick: bool = True) -> Report:
     return preflight_of(tracing, targets, ("train.py", "--lr", "1"), quick=quick)
 
 
-EVIL = Place("<b>m</b>", "train.py", 3, "f", "x = '<script>alert(1)</script>'")
+EVIL = SourcePlace("<b>m</b>", "train.py", 3, "f", "x = '<script>alert(1)</script>'")
 
 
 def test_a_verdict_says_if_it_runs_and_if_it_fits() -> None:
@@ -147,7 +147,7 @@ def test_the_page_stands_alone_and_escapes_everything() -> None:
 def test_the_page_shows_the_lines_around_a_finding(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("".join(f"line_{n} = {n}\n" for n in range(1, 11)))
-    read = op("item", host_read="item", place=Place("", str(script), 5, "f", "line_5 = 5"))
+    read = op("item", host_read="item", place=SourcePlace("", str(script), 5, "f", "line_5 = 5"))
     html = report(trace(read), CUDA).as_html()
     assert '<span class="here">    5  line_5 = 5</span>' in html
     assert "line_2 = 2" in html

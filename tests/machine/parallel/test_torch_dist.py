@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from anytrain.core.environment import Place
+from anytrain.core.environment import RankPlace
 from anytrain.core.errors import BadInput
 from anytrain.machine.parallel import torch_dist
 from anytrain.machine.parallel.world import Solo
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 
 
 def test_one_process_is_a_world_of_one():
-    assert isinstance(torch_dist.join(Place(), "gloo", CPU), Solo)
+    assert isinstance(torch_dist.join(RankPlace(), "gloo", CPU), Solo)
 
 
 def test_a_launcher_hears_a_world_of_one(tmp_path):
@@ -39,7 +39,7 @@ def test_a_launcher_hears_a_world_of_one(tmp_path):
 def test_ranks_without_a_meeting_point_are_told_so(monkeypatch):
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with pytest.raises(BadInput, match="Cannot tell where the ranks of this job meet"):
-        torch_dist.join(Place(0, 0, 2, 2, "torchrun"), "gloo", CPU)
+        torch_dist.join(RankPlace(0, 0, 2, 2, "torchrun"), "gloo", CPU)
 
 
 def test_a_meeting_point_in_use_is_named(monkeypatch):
@@ -50,7 +50,7 @@ def test_a_meeting_point_in_use_is_named(monkeypatch):
         monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
         monkeypatch.setenv("MASTER_PORT", str(port))
         with pytest.raises(BadInput, match=f"127.0.0.1:{port} is in use"):
-            torch_dist.join(Place(0, 0, 2, 2, "torchrun"), "gloo", CPU)
+            torch_dist.join(RankPlace(0, 0, 2, 2, "torchrun"), "gloo", CPU)
 
 
 SRUN = """

@@ -13,7 +13,7 @@ import time
 import pytest
 
 from anytrain.machine.processes.heartbeat import Pulse
-from anytrain.machine.processes.rank_watch import Watch, describe_frozen, process_state
+from anytrain.machine.processes.rank_watch import RankWatch, describe_frozen, process_state
 from anytrain.machine.processes.stall_judge import Frozen
 from launching import child_environment
 
@@ -243,7 +243,7 @@ def test_leaving_waits_for_a_connection_that_is_still_being_opened():
         def read_all(self, keys):
             return [None for _ in keys]
 
-    watch = Watch(Pulse(0, None), SlowToOpen(), 2, 1.5, store_rank=None)
+    watch = RankWatch(Pulse(0, None), SlowToOpen(), 2, 1.5, store_rank=None)
     watches.release()
     assert begun.wait(240)
     watch.leave()
@@ -261,7 +261,7 @@ def test_a_rank_that_never_spoke_is_known_by_its_file_and_not_taken_for_another_
 
     Pulse(1, str(tmp_path)).mark(3, "forward")
     told = []
-    watch = Watch(
+    watch = RankWatch(
         Pulse(0, str(tmp_path)), Silent(), 2, 60.0, None, lambda *found: told.extend(found)
     )
     watch._act(Frozen(1, 60.0, None))

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from anytrain.machine.processes.heartbeat import Beat
-from anytrain.machine.processes.stall_judge import Frozen, Heard, Judge, Lagging, describe_lag
+from anytrain.machine.processes.stall_judge import Frozen, Heard, Lagging, StallJudge, describe_lag
 
 STALL = 10.0
 
@@ -18,7 +18,7 @@ class Listener:
     """A judge that hears a world tick by tick; ranks in `silent` repeat their last message."""
 
     def __init__(self, rank=0, size=2, store_rank=None):
-        self.judge = Judge(rank, size, STALL, store_rank)
+        self.judge = StallJudge(rank, size, STALL, store_rank)
         self.rank, self.size, self.ticks = rank, size, 0
         self.heard = {r: Heard(1, beat(r)) for r in range(size) if r != rank}
 
@@ -110,11 +110,11 @@ def test_other_ranks_listen_to_rank_zero_until_it_falls_silent():
     listener.run(2)
     listener.run(6, silent={0})
     assert listener.judge.ranks_to_hear() == [0, 1, 2, 4]
-    assert Judge(0, 3, STALL).ranks_to_hear() == [1, 2]
+    assert StallJudge(0, 3, STALL).ranks_to_hear() == [1, 2]
 
 
 def test_ranks_in_different_places_that_do_not_move_are_named_once():
-    judge = Judge(0, 2, STALL)
+    judge = StallJudge(0, 2, STALL)
     said = []
     for count in range(30):
         other = beat(1, doing="barrier 'download'", waiting=True)

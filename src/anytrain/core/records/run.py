@@ -23,9 +23,9 @@ def evaluation_name(split: str | None = None) -> str:
     return EVALUATION if split is None else f"evaluation-{split}.json"
 
 
-def open_run(folder: str | os.PathLike[str]) -> Run:
+def open_run(folder: str | os.PathLike[str]) -> RunRecord:
     """Return the record of the run in a folder; refuse a folder that holds none."""
-    return Run(folder)
+    return RunRecord(folder)
 
 
 def is_run(folder: str | os.PathLike[str]) -> bool:
@@ -33,7 +33,7 @@ def is_run(folder: str | os.PathLike[str]) -> bool:
     return any(_files(Path(folder)))
 
 
-class Run:
+class RunRecord:
     """The record of one run, as it was when it was last looked at."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:

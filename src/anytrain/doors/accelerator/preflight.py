@@ -19,7 +19,7 @@ from anytrain.insight.preflight.report import Report
 from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import parse_targets
 from anytrain.insight.preflight.trace import trace_call
-from anytrain.insight.preflight.watching import Watch, run_facts, watching
+from anytrain.insight.preflight.watching import Observer, run_facts, watching
 from anytrain.machine.backends import probe
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def _taken(accelerator: Accelerator, step_fn: Callable[[Any], Any], batch: Any) 
     watch.leave()
 
 
-def _move(run: Run, watch: Watch, precision: str | None) -> None:
+def _move(run: Run, watch: Observer, precision: str | None) -> None:
     """Give the run the claimed device: another backend, precision, and no moments yet."""
     session = run.session
     session.backend = probe.choose(None)

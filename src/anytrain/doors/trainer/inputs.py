@@ -112,7 +112,7 @@ class Inputs:
         feds = [
             self._batch(each, number, self._samples_of(number)) for each, number in self._failed
         ]
-        if isinstance(error, ranges.Found):
+        if isinstance(error, ranges.OutsideTable):
             fed = next((each for each in feds if origin(each, error.outside)), feds[0])
             return out_of_range(fed, error.outside)
         found = search(map(_here, feds), self._found) if may_be_outside(error) else None

@@ -11,7 +11,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.loop import Progress
-from anytrain.engine.prepared.rounds import Place
+from anytrain.engine.prepared.rounds import PlaceInRound
 
 
 def check_end(args: TrainingArguments, *, has_end: bool) -> None:
@@ -29,7 +29,7 @@ def plan(
     num_batches: int | None,
     samples_per_batch: int,
     saved: Mapping[str, Any] | None = None,
-    place: Place | None = None,
+    place: PlaceInRound | None = None,
 ) -> Progress:
     """Return a training's length from its arguments, and where it stands.
 
@@ -63,7 +63,7 @@ def plan(
 def _go_on(
     progress: Progress,
     saved: Mapping[str, Any],
-    place: Place,
+    place: PlaceInRound,
     args: TrainingArguments,
     per_epoch: int | None,
 ) -> None:
@@ -93,7 +93,7 @@ def _go_on(
         _tell_laid_out_anew(progress, saved)
 
 
-def _steps_left(progress: Progress, place: Place, num_epochs: float, per_epoch: int) -> int:
+def _steps_left(progress: Progress, place: PlaceInRound, num_epochs: float, per_epoch: int) -> int:
     """Return how many steps the rest of the data makes; a short last one of an epoch is one."""
     here = -(-(place.left or 0) // progress.num_micro)
     whole = int(num_epochs)

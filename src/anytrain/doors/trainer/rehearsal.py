@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from anytrain.doors.callbacks.hf import TrainerCallback
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.data.grouped import quick_lengths
-from anytrain.insight.preflight.watching import Watch, run_facts
+from anytrain.insight.preflight.watching import Observer, run_facts
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
@@ -30,7 +30,7 @@ _QUIET: dict[str, Any] = {
 }
 
 
-def arguments(args: TrainingArguments, watch: Watch) -> TrainingArguments:
+def arguments(args: TrainingArguments, watch: Observer) -> TrainingArguments:
     """Return the arguments with another folder, and nothing that logs, saves or reports."""
     watch.tell(output_dir=str(args.output_dir or ""), buckets=str(args.length_buckets or "off"))
     quiet = copy.copy(args)
@@ -39,7 +39,7 @@ def arguments(args: TrainingArguments, watch: Watch) -> TrainingArguments:
     return quiet
 
 
-def shorten(trainer: Trainer, watch: Watch) -> None:
+def shorten(trainer: Trainer, watch: Observer) -> None:
     """Let the training that begins end after two steps and one batch of evaluation."""
     args = trainer.args
     facts = {
@@ -62,7 +62,7 @@ def _lengths(dataset: Any) -> tuple[int, ...]:
 class _LeaveAfter(TrainerCallback):
     """Evaluate one batch after the second step, and leave."""
 
-    def __init__(self, trainer: Trainer, watch: Watch) -> None:
+    def __init__(self, trainer: Trainer, watch: Observer) -> None:
         self._trainer, self._watch = trainer, watch
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -21,7 +21,7 @@ from anytrain.doors.training_args.standing import Standing
 if TYPE_CHECKING:
     import torch
 
-    from anytrain.core.environment import Place
+    from anytrain.core.environment import RankPlace
     from anytrain.engine.assemble.session import Session
     from anytrain.machine.parallel.world import World
 
@@ -45,7 +45,7 @@ class Processes(Fields):
         return session.kept_session(self)
 
     @property
-    def _place(self) -> Place | World:
+    def _place(self) -> RankPlace | World:
         """Where this process stands: by the launcher's word, or by the group once torch is here."""
         place = environment.read().place
         if place.size == 1 and "torch" not in sys.modules:

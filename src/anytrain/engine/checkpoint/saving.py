@@ -38,7 +38,7 @@ _SEEN_WITHIN_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SavePlace:
     """Where a save goes, and which rank of how many takes part in it."""
 
     root: Path
@@ -58,13 +58,13 @@ class Place:
 class Job:
     """A save that is laid out and not yet written."""
 
-    place: Place
+    place: SavePlace
     folder: Path
     contents: Contents
     began: float
 
 
-def prepare(place: Place, source: SnapshotSource, exchange: Exchange) -> Job | SaveFailed:
+def prepare(place: SavePlace, source: SnapshotSource, exchange: Exchange) -> Job | SaveFailed:
     """Open the hidden folder, take the snapshot, and see that there is room for it."""
     began = time.monotonic()
     folder = _seen_by_all(place, exchange)
@@ -119,7 +119,7 @@ def write(job: Job, exchange: Exchange) -> Saved | SaveFailed:
     )
 
 
-def unshared(place: Place, exchange: Exchange) -> SaveFailed | None:
+def unshared(place: SavePlace, exchange: Exchange) -> SaveFailed | None:
     """Return why no save can succeed, where a rank does not see what another writes."""
     folder = _seen_by_all(place, exchange)
     if isinstance(folder, Path):
@@ -128,7 +128,7 @@ def unshared(place: Place, exchange: Exchange) -> SaveFailed | None:
     return _failure(place, folder) if folder["kind"] == "not-shared" else None
 
 
-def discard(place: Place, folder: Path) -> None:
+def discard(place: SavePlace, folder: Path) -> None:
     """Remove the hidden folder; what can't be removed now is cleared by a later save."""
     locks.let_go(folder)
     if place.rank == 0 and folder.exists():
@@ -140,7 +140,7 @@ def discard(place: Place, folder: Path) -> None:
 
 
 def _agreed(
-    place: Place, step: str, action: Callable[[], _Report], exchange: Exchange
+    place: SavePlace, step: str, action: Callable[[], _Report], exchange: Exchange
 ) -> list[_Report]:
     """Do a step here, and return how it went on every rank; an error on one is one on all."""
     try:
@@ -160,7 +160,7 @@ def _agreed(
 
 
 def _on_rank_0(
-    place: Place, step: str, action: Callable[[], _Report], exchange: Exchange
+    place: SavePlace, step: str, action: Callable[[], _Report], exchange: Exchange
 ) -> _Report:
     return _agreed(place, step, action if place.rank == 0 else dict, exchange)[0]
 
@@ -172,7 +172,7 @@ def _first_failure(reports: Sequence[_Report]) -> _Report | None:
 # Before writing.
 
 
-def _opened(place: Place) -> _Report:
+def _opened(place: SavePlace) -> _Report:
     """Make the hidden folder; say its name, or why there is none."""
     try:
         files.make_folders(place.root)
@@ -188,7 +188,7 @@ def _opened(place: Place) -> _Report:
     return {"folder": folder.name, "root": str(place.root)}
 
 
-def _seen_by_all(place: Place, exchange: Exchange) -> Path | _Report:
+def _seen_by_all(place: SavePlace, exchange: Exchange) -> Path | _Report:
     """Make the hidden folder, and return it once every rank sees it, else what failed.
 
     Nothing is taken before: the ranks may have to do that together.
@@ -222,7 +222,7 @@ def _sees(folder: Path) -> bool:
     return True
 
 
-def _occupied(place: Place) -> _Report | None:
+def _occupied(place: SavePlace) -> _Report | None:
     """Refuse to replace what is no checkpoint of ours."""
     target = place.target
     if target.is_symlink() or (target.exists() and not target.is_dir()):
@@ -239,7 +239,7 @@ def _occupied(place: Place) -> _Report | None:
     )
 
 
-def _room(place: Place, reports: Sequence[_Report], exchange: Exchange) -> _Report | None:
+def _room(place: SavePlace, reports: Sequence[_Report], exchange: Exchange) -> _Report | None:
     """Agree that the ranks hold the same parts and that the disk has room for them all."""
     if any(report["rank_parts"] != reports[0]["rank_parts"] for report in reports):
         raise CheckpointError(
@@ -252,7 +252,7 @@ def _room(place: Place, reports: Sequence[_Report], exchange: Exchange) -> _Repo
     return _on_rank_0(place, "room", lambda: _enough(place, needed), exchange).get("failure")
 
 
-def _enough(place: Place, needed: int) -> _Report:
+def _enough(place: SavePlace, needed: int) -> _Report:
     try:
         free = files.free_bytes(place.root)
     except OSError as error:
@@ -366,7 +366,7 @@ def _put_in_place(job: Job) -> Path | None:
     return aside
 
 
-def _tidy(place: Place, replaced: Path | None) -> tuple[list[str], list[str]]:
+def _tidy(place: SavePlace, replaced: Path | None) -> tuple[list[str], list[str]]:
     """Remove what the new checkpoint makes superfluous; failing to is only worth a note."""
     removed: list[str] = []
     notes: list[str] = []
@@ -404,7 +404,7 @@ def _part(contents: Mapping[str, Any]) -> PartFiles:
 # What failed, in words.
 
 
-def _failure(place: Place, told: Mapping[str, Any]) -> SaveFailed:
+def _failure(place: SavePlace, told: Mapping[str, Any]) -> SaveFailed:
     return SaveFailed(path=place.target, **told)
 
 
@@ -412,7 +412,7 @@ def _told(kind: FailureKind, what: str, why: str, fix: str) -> _Report:
     return {"kind": kind, "what": what, "why": why, "fix": fix}
 
 
-def _disk_failure(place: Place, error: OSError | Damaged) -> _Report:
+def _disk_failure(place: SavePlace, error: OSError | Damaged) -> _Report:
     if isinstance(error, OSError) and error.errno in files.NO_ROOM:
         return _space_failure(place, f"the disk said: {error.strerror}.")
     why = f"{error.file}: {error.why}" if isinstance(error, Damaged) else str(error)
@@ -424,7 +424,7 @@ def _disk_failure(place: Place, error: OSError | Damaged) -> _Report:
     )
 
 
-def _space_failure(place: Place, why: str) -> _Report:
+def _space_failure(place: SavePlace, why: str) -> _Report:
     return _told(
         "space",
         f"No room to save the checkpoint {place.target}; the earlier ones are untouched.",
@@ -434,7 +434,7 @@ def _space_failure(place: Place, why: str) -> _Report:
     )
 
 
-def _nonfinite_failure(place: Place, file: str, tensor: str, value: str) -> _Report:
+def _nonfinite_failure(place: SavePlace, file: str, tensor: str, value: str) -> _Report:
     return _told(
         "nonfinite",
         f"The checkpoint {place.target} was not saved: it would be poisoned.",
@@ -444,7 +444,7 @@ def _nonfinite_failure(place: Place, file: str, tensor: str, value: str) -> _Rep
     )
 
 
-def _not_shared(place: Place, root: str) -> _Report:
+def _not_shared(place: SavePlace, root: str) -> _Report:
     is_same = root == str(place.root)
     where = "another folder of that name" if is_same else f"its own folder {place.root}"
     return _told(

@@ -16,7 +16,7 @@ from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.loaded import Loaded, damaged_error
 from anytrain.engine.checkpoint.outcome import Saved, SaveFailed
 from anytrain.engine.checkpoint.retention import Retention
-from anytrain.engine.checkpoint.saving import Exchange, Place
+from anytrain.engine.checkpoint.saving import Exchange, SavePlace
 from anytrain.engine.checkpoint.snapshot import MOST_SHARD_BYTES, SnapshotSource
 from anytrain.machine.parallel.world import Solo, World
 
@@ -81,9 +81,9 @@ class Store:
         """Return the checkpoints there are, newest first, with their manifests."""
         return catalog.entries(self.root)
 
-    def place(self, name: str, world: World) -> Place:
+    def place(self, name: str, world: World) -> SavePlace:
         """Return where a save of that name goes, for this rank."""
-        return Place(
+        return SavePlace(
             root=self.root,
             name=_checked(name),
             rank=world.rank,

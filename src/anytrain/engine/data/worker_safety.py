@@ -39,7 +39,7 @@ def unlike(loader: DataLoader[Any]) -> str | None:
     return None
 
 
-class Watch:
+class Changes:
     """Notices that something which loads was changed since its copies were made."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:

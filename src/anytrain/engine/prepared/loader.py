@@ -22,11 +22,11 @@ from anytrain.engine.data.position import Position, RestOfBatches
 from anytrain.engine.data.prefetch import Ahead, Kept, Placement, ReadBatch
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, load
 from anytrain.engine.data.shard import BatchSamplerShard
-from anytrain.engine.data.worker_safety import Watch
+from anytrain.engine.data.worker_safety import Changes
 from anytrain.engine.data.workers import AutoWorkers, MindedWorkers, sent_home, with_workers
 from anytrain.engine.prepared import loading_errors
 from anytrain.engine.prepared.rebuild import rebuild, rest_of_stream, skipping
-from anytrain.engine.prepared.rounds import Dealt, Place
+from anytrain.engine.prepared.rounds import Dealt, PlaceInRound
 from anytrain.engine.prepared.walk import Walk
 
 __all__ = ["Placement", "PreparedLoader", "ReadBatch", "Walk"]
@@ -276,7 +276,7 @@ class PreparedLoader(DataLoader[Any]):
 
         So too where something was changed that loads: it is as it was in the workers' copies.
         """
-        done, watch = 0, Watch(base)
+        done, watch = 0, Changes(base)
         try:
             for batch in self._batches(base):
                 if (changed := watch.changed()) is not None:
@@ -407,7 +407,7 @@ class PreparedLoader(DataLoader[Any]):
         """Return how many samples an epoch's order has; None where nobody knows."""
         return self._dealt.num_samples()
 
-    def place_of(self, state: Mapping[str, Any]) -> Place:
+    def place_of(self, state: Mapping[str, Any]) -> PlaceInRound:
         """Return where a saved position is, counted in this loader's batches."""
         return self._dealt.place_of(state, drop_last=self._drop_last)
 

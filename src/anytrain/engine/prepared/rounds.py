@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from anytrain.engine.prepared.loader import PreparedLoader
 
 
-class Place(NamedTuple):
+class PlaceInRound(NamedTuple):
     """Where a saved position is in an epoch, counted in batches of the loader that goes on."""
 
     batches: int
@@ -105,7 +105,7 @@ class Dealt:
             source = source.batch_sampler
         return source
 
-    def place_of(self, state: Mapping[str, Any], *, drop_last: bool) -> Place:
+    def place_of(self, state: Mapping[str, Any], *, drop_last: bool) -> PlaceInRound:
         """Return where a saved position is, counted in this loader's batches."""
         position, total = self.position_in(state), self.num_samples()
         undealt, together = self.undealt(), 1
@@ -115,7 +115,7 @@ class Dealt:
         left = steps.rounds_left(total, drop_last=drop_last)
         left = None if left is None else left * together
         share = None if total is None else min(1.0, position.samples / max(total, 1))
-        return Place(position.rounds, left, 1.0 if left == 0 else share)
+        return PlaceInRound(position.rounds, left, 1.0 if left == 0 else share)
 
     def position_in(self, state: Mapping[str, Any]) -> Position:
         """Return a saved position; the versions that counted batches had none of another size."""

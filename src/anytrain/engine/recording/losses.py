@@ -34,7 +34,7 @@ _PATIENCE_S, _LOOK_S = 1.0, 0.01
 _curves = count()
 
 
-class Place(Protocol):
+class LoopPosition(Protocol):
     """Where the loop stands."""
 
     updates: int
@@ -52,7 +52,7 @@ class Losses:
     """The losses since the last point of the curve."""
 
     def __init__(
-        self, record: Record, world: World, cursor: Place, begin: Callable[[], None]
+        self, record: Record, world: World, cursor: LoopPosition, begin: Callable[[], None]
     ) -> None:
         self._record, self._world, self._begin = record, world, begin
         self._cursor = cursor

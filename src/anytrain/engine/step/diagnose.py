@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from anytrain.engine.step.module_watch import STRONG, Bad, Onset, Watch, examine, worst
+from anytrain.engine.step.module_watch import STRONG, Bad, ModuleWatch, Onset, examine, worst
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.tree import take_rows
 
@@ -113,7 +113,7 @@ def find(
 def _try(model: nn.Module, run: Run, batch: Any) -> Finding | None:
     """Return what is bad about one micro-batch; None where all is finite."""
     _clear_gradients(model)
-    with Watch(model) as watch:
+    with ModuleWatch(model) as watch:
         loss = run(batch)
     bad_loss = worst(loss)
     if loss is None and watch.model_output is not None and watch.model_output.level == STRONG:
@@ -125,7 +125,7 @@ def _try(model: nn.Module, run: Run, batch: Any) -> Finding | None:
 
 
 def _explain(
-    model: nn.Module, watch: Watch, batch: Any, bad_loss: Bad | None
+    model: nn.Module, watch: ModuleWatch, batch: Any, bad_loss: Bad | None
 ) -> tuple[Finding, Bad]:
     named = _bad_input(batch)
     if named is not None:

@@ -99,7 +99,7 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
             yield from tensors(list(vars(leaf).values()))
 
 
-class Watch:
+class ModuleWatch:
     """A context in which a model's modules are seen; it leaves no hook behind."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -111,7 +111,7 @@ class Watch:
         self._first_gradient: tuple[Call, str, Bad, bool] | None = None
         self.model_output: Bad | None = None
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> ModuleWatch:
         for module in self._paths:
             if not isinstance(module, torch.jit.ScriptModule):  # its parts run outside Python
                 before = module.register_forward_pre_hook(self._before, with_kwargs=True)

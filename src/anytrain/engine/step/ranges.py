@@ -69,7 +69,7 @@ class Outside:
         return self.op.startswith("nll_loss")
 
 
-class Found(Exception):
+class OutsideTable(Exception):
     """A value outside its table was met; what would have read it has not run."""
 
     def __init__(self, outside: Outside) -> None:
@@ -109,7 +109,7 @@ class Checking(TorchDispatchMode):
             if bool(bad.any()):
                 module, kind = self._inside[-1]
                 host = index.detach().cpu()
-                raise Found(
+                raise OutsideTable(
                     Outside(name, host, low, high, ignored, module, kind, user_place(_frames()))
                 )
 
@@ -197,7 +197,7 @@ def find(
     ):
         try:
             run(model, light)
-        except Found as found:
+        except OutsideTable as found:
             return found.outside
         except Exception:  # noqa: BLE001  it depends on values, or is what failed in the step
             return None

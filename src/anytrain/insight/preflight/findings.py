@@ -11,7 +11,7 @@ SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourcePlace:
     """Where an operation comes from."""
 
     module: str = ""
@@ -40,7 +40,7 @@ class Finding:
     """One sentence, such as "linalg_eigh has no kernel on mps."."""
     why: str
     fix: str
-    place: Place | None = None
+    place: SourcePlace | None = None
     per_step: int = 0
     """How often a training step meets it; 0 where it is no matter of steps."""
     certain: bool = True

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from anytrain.insight.pages.charts import area
 from anytrain.insight.pages.page import Markup, document, joined, table, tag
-from anytrain.insight.preflight.findings import SEVERITIES, Finding, Place
+from anytrain.insight.preflight.findings import SEVERITIES, Finding, SourcePlace
 from anytrain.insight.preflight.printed import (
     NO_BATCH,
     large_modules,
@@ -105,7 +105,7 @@ def _finding(finding: Finding) -> Markup:
     )
 
 
-def _source(place: Place | None) -> Markup:
+def _source(place: SourcePlace | None) -> Markup:
     """Return the place and the lines around it, as far as the file can be read here."""
     if place is None or not (place.file or place.module):
         return Markup("")

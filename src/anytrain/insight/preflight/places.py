@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 import anytrain
-from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.findings import SourcePlace
 
 _INSIDE = tuple(f"{Path(package.__file__ or '').parent}/" for package in (torch, anytrain))
 _FROZEN = ("<frozen", "<string>", "<__array_function__")
@@ -112,16 +112,16 @@ class Places:
         return None, 0, ours  # a recipe of ours runs: nobody else's line is in it
 
     @staticmethod
-    def place(spot: Spot) -> Place:
+    def place(spot: Spot) -> SourcePlace:
         """Return a spot in words."""
         module, code, line, ours = spot
         if code is None:
-            return Place(module=module, is_ours=ours)
+            return SourcePlace(module=module, is_ours=ours)
         text = linecache.getline(code.co_filename, line).strip()
-        return Place(module, code.co_filename, line, code.co_name, text, ours)
+        return SourcePlace(module, code.co_filename, line, code.co_name, text, ours)
 
 
-def users_place() -> Place | None:
+def users_place() -> SourcePlace | None:
     """Return the line that runs now and is neither torch's, ours nor Python's own, if any is."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and is_inside(frame.f_code.co_filename):
@@ -130,7 +130,7 @@ def users_place() -> Place | None:
         return None
     code, line = frame.f_code, frame.f_lineno
     text = linecache.getline(code.co_filename, line).strip()
-    return Place("", code.co_filename, line, code.co_name, text)
+    return SourcePlace("", code.co_filename, line, code.co_name, text)
 
 
 def is_inside(name: str) -> bool:

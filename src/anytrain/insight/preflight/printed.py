@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anytrain.core.text import safe_console
-from anytrain.insight.preflight.findings import Finding, Place
+from anytrain.insight.preflight.findings import Finding, SourcePlace
 from anytrain.insight.preflight.report import Outlook, Report
 from anytrain.insight.preflight.words import plain, seconds, size
 
@@ -81,13 +81,13 @@ def _indented(part: RenderableType, by: int = 4) -> RenderableType:
     return Padding(part, (0, 0, 0, by))
 
 
-def shorter(place: Place) -> str:
+def shorter(place: SourcePlace) -> str:
     """Return a place with its file as seen from here, where it is below this folder."""
     try:
         file = str(Path(place.file).relative_to(Path.cwd()))
     except ValueError:
         file = place.file
-    return str(Place(place.module, file, place.line))
+    return str(SourcePlace(place.module, file, place.line))
 
 
 def _memory(outlook: Outlook) -> RenderableType | None:

@@ -22,7 +22,7 @@ from torch.optim import optimizer as optimizer_hooks
 
 from anytrain.insight.preflight.claimed import Device, Storage
 from anytrain.insight.preflight.device_memory import Memory
-from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.findings import SourcePlace
 from anytrain.insight.preflight.flops import flops, num_bytes
 from anytrain.insight.preflight.places import Places, Spot
 from anytrain.insight.preflight.scratch import scratch
@@ -259,7 +259,7 @@ class Recorder:
         self._ended = time.perf_counter()
         self.end_steps()
 
-    def trace(self, job: Job, failure: str = "", place: Place | None = None) -> Trace:
+    def trace(self, job: Job, failure: str = "", place: SourcePlace | None = None) -> Trace:
         """Return everything that was seen."""
         ops = tuple(
             _op(key, *counts) for part in self._ops.values() for key, counts in part.items()
@@ -308,7 +308,7 @@ class Recorder:
             "checkpoint_bytes": saved,
         }
 
-    def _maker_of(self, parameter: str) -> Place | None:
+    def _maker_of(self, parameter: str) -> SourcePlace | None:
         """Return where the module of a parameter was made; None where nobody saw it."""
         path = parameter.rpartition(".")[0]
         for model in self.models:

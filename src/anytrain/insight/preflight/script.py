@@ -32,7 +32,7 @@ from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.claimed import Device
 from anytrain.insight.preflight.claimed_backend import device_of, stand_in
 from anytrain.insight.preflight.claimed_ops import claimed
-from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.findings import SourcePlace
 from anytrain.insight.preflight.indices import Indices
 from anytrain.insight.preflight.overrides import checkpoint, planned, sized
 from anytrain.insight.preflight.places import is_inside, users_place
@@ -41,7 +41,7 @@ from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave, Recorder
 from anytrain.insight.preflight.sandbox import Apart, apart
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import ENDED, Trace
-from anytrain.insight.preflight.watching import Watch, watch
+from anytrain.insight.preflight.watching import Observer, watch
 from anytrain.insight.preflight.workers import handover_trouble
 from anytrain.insight.program import run_program
 from anytrain.machine.backends import probe
@@ -70,7 +70,7 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
         recorder.meet = checkpoint
     failure, place, decided = "", None, False
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        own = Watch(recorder, folder, setting)
+        own = Observer(recorder, folder, setting)
         watch(own)
         stack.callback(watch, None)
         probe.stand_in(stand_in(target, recorder.placing))
@@ -106,7 +106,7 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
 
 
 @contextmanager
-def bounded(own: Watch) -> Iterator[None]:
+def bounded(own: Observer) -> Iterator[None]:
     """End the block's loops early, load its data in this process, save and report nothing."""
     indices = Indices(own)
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ def bounded(own: Watch) -> Iterator[None]:
         yield
 
 
-def _short_walk(own: Watch, indices: Indices) -> Callable[..., Iterator[Any]]:
+def _short_walk(own: Observer, indices: Indices) -> Callable[..., Iterator[Any]]:
     """Return a walk that hands out no more batches than are needed."""
     walk_from = PreparedLoader.walk_from
     recorder = own.recorder
@@ -173,7 +173,7 @@ def loader_facts(loader: Any) -> dict[str, Any]:
     return {**facts, **vars(loader).get("_asked", {})}
 
 
-def _longest_batches(own: Watch) -> Callable[..., Iterator[Any]]:
+def _longest_batches(own: Observer) -> Callable[..., Iterator[Any]]:
     """Return batches of the longest samples in the place of those that come first.
 
     The longest batch takes the most memory, wherever in an epoch it comes.
@@ -213,7 +213,7 @@ def longest_samples(loader: Any) -> tuple[int, list[int]]:
     return lengths[order[0]], [*most[:-1], order[-1]]
 
 
-def _own_process(own: Watch) -> Callable[..., None]:
+def _own_process(own: Observer) -> Callable[..., None]:
     """Return a loader's constructor that starts no workers and pins nothing."""
     construct = DataLoader.__init__
     signature = inspect.signature(construct)
@@ -238,7 +238,7 @@ def _own_process(own: Watch) -> Callable[..., None]:
     return init
 
 
-def _unless_trained(own: Watch, files: Apart, save: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_trained(own: Observer, files: Apart, save: Callable[..., Any]) -> Callable[..., Any]:
     """Return what saves before the training alone, and no file of the user's."""
 
     def placed(given: Any) -> Any:
@@ -272,15 +272,15 @@ def _is_users(error: BaseException) -> bool:
     return step is not None and not is_inside(step.tb_frame.f_code.co_filename)
 
 
-def _place(error: BaseException) -> Place | None:
+def _place(error: BaseException) -> SourcePlace | None:
     """Return the innermost line of the error that is neither torch's nor ours."""
-    found: Place | None = None
+    found: SourcePlace | None = None
     step: TracebackType | None = error.__traceback__
     while step is not None:
         code = step.tb_frame.f_code
         if not is_inside(code.co_filename):
             lines = traceback.extract_tb(step, limit=1)
             text = (lines[0].line or "") if lines else ""
-            found = Place("", code.co_filename, step.tb_lineno, code.co_name, text)
+            found = SourcePlace("", code.co_filename, step.tb_lineno, code.co_name, text)
         step = step.tb_next
     return found

@@ -22,7 +22,7 @@ from typing import Any
 from anytrain.insight.preflight import fallback
 from anytrain.insight.preflight.batches import Setting
 from anytrain.insight.preflight.child import LOG, REQUEST, RESULT, be_copy, leave
-from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.findings import SourcePlace
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import ENDED, Held, Job, Trace
 from anytrain.insight.preflight.warm import VARIABLES, Warm
@@ -136,12 +136,12 @@ def _lines(log: Path) -> tuple[list[str], list[str]]:
     return lines[:end], lines[end:]
 
 
-def _user_place(stack: list[str]) -> Place | None:
+def _user_place(stack: list[str]) -> SourcePlace | None:
     """Return the innermost line of a dead process's stack that is neither torch's nor ours."""
     for line in stack:
         found = _FRAME.match(line)
         if found and not any(part in found[1] for part in _NOT_USERS):
             number = int(found[2])
             text = linecache.getline(found[1], number).strip()
-            return Place("", found[1], number, found[3], text)
+            return SourcePlace("", found[1], number, found[3], text)
     return None

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from anytrain.insight.preflight.findings import Place
+from anytrain.insight.preflight.findings import SourcePlace
 
 ENDED = "the script ended itself with"
 """How the failure of a script begins that called sys.exit()."""
@@ -38,7 +38,7 @@ class Op:
     """As the schema writes it, without the namespace of ATen: "linalg_eigh", "add.Tensor"; other
     namespaces keep theirs: "quantized::linear"."""
     phase: Phase
-    place: Place
+    place: SourcePlace
     inputs: tuple[TensorFacts, ...]
     outputs: tuple[TensorFacts, ...]
     settings: tuple[tuple[str, object], ...]
@@ -102,21 +102,21 @@ class Job:
     num_trainable: int = 0
     optimizer: str = ""
     loader_workers: int = 0
-    loader_place: Place | None = None
+    loader_place: SourcePlace | None = None
     """Where the training's loader was made."""
     worker_trouble: str = ""
     """Why the loader's parts cannot be handed to a worker; empty where they can."""
     unused_parameters: tuple[str, ...] = ()
     """Trainable parameters that got no gradient."""
-    unused_place: Place | None = None
+    unused_place: SourcePlace | None = None
     """Where the module of the first one was made."""
     checkpointed_modules: tuple[str, ...] = ()
     """Modules whose activations are computed again in backward."""
-    draws_in_checkpointed: tuple[Place, ...] = ()
+    draws_in_checkpointed: tuple[SourcePlace, ...] = ()
     """Where random numbers are drawn inside of them."""
     scales_gradients: bool = False
     output_dir: str = ""
-    output_place: Place | None = None
+    output_place: SourcePlace | None = None
     """Where it was said."""
     checkpoint_bytes: int = 0
     lengths: tuple[int, ...] = ()
@@ -141,6 +141,6 @@ class Trace:
     """What could not be seen: "only one branch of the `if` at train.py:30 was followed"."""
     failure: str = ""
     """The error that ended the trace early, with its place; empty where it went through."""
-    failure_place: Place | None = None
+    failure_place: SourcePlace | None = None
     parts: dict[str, object] = field(default_factory=dict)
     """Room for what one question alone needs."""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Watch:
+class Observer:
     """What watches a run, and what the run has said of itself."""
 
     recorder: Recorder
@@ -60,10 +60,10 @@ class Watch:
         return replace(Job(), **{**self.facts, **own})
 
 
-_current: Watch | None = None
+_current: Observer | None = None
 
 
-def watching() -> Watch | None:
+def watching() -> Observer | None:
     """Return what watches this process; None in a real run."""
     return _current
 
@@ -73,7 +73,7 @@ def skips_save() -> bool:
     return _current is not None and _current.skips_save()
 
 
-def watch(found: Watch | None) -> None:
+def watch(found: Observer | None) -> None:
     """Let the doors know that this process is watched."""
     global _current
     _current = found

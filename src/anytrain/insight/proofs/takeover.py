@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import BadInput
-from anytrain.insight.preflight.watching import Watch, watch, watching
+from anytrain.insight.preflight.watching import Observer, watch, watching
 from anytrain.insight.program import run_program
 from anytrain.insight.proofs.parity import OutputLoss, Parity, compare
 
@@ -54,7 +54,7 @@ def compare_script(
     say("running the script up to its first training step")
     with tempfile.TemporaryDirectory() as folder:
         nothing: Any = _Nothing()
-        watch(Watch(nothing, folder))
+        watch(Observer(nothing, folder))
         try:
             # Not a hook: those for all modules are not told the arguments that have names.
             with mock.patch.object(nn.Module, "__call__", _taking_over(precision, say)):

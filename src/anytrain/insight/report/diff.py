@@ -18,7 +18,7 @@ from anytrain.insight.report.diff_curves import Curve, Parting
 from anytrain.insight.report.page_curves import is_clocked
 
 if TYPE_CHECKING:
-    from anytrain.core.records import Run
+    from anytrain.core.records import RunRecord
 
 # What names a place or a moment rather than a choice: two runs of one job differ in it.
 _PLACES = frozenset({"output_dir", "logging_dir", "run_name", "hub_model_id", "project_dir"})
@@ -31,7 +31,7 @@ _HIGHER = (
 GROUPS = ("arguments", "model", "data", "code", "plan", "versions", "hardware", "place")
 
 
-def open_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
+def open_runs(folders: Sequence[str | os.PathLike[str]]) -> list[RunRecord]:
     """Return the runs of the folders; refuse fewer than two, and a folder without a record."""
     if len(folders) < 2:
         raise BadInput(
@@ -42,7 +42,7 @@ def open_runs(folders: Sequence[str | os.PathLike[str]]) -> list[Run]:
     return [records.open_run(folder) for folder in folders]
 
 
-def compare(runs: Sequence[Run]) -> dict[str, Any]:
+def compare(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """Return what differs between the runs; the first one is what the others are held against."""
     facts = [_facts(run) for run in runs]
     labels = [label(n) for n in range(len(runs))]
@@ -70,7 +70,7 @@ def label(place: int) -> str:
     return chr(ord("A") + place) if place < 26 else str(place + 1)
 
 
-def curves(run: Run) -> dict[str, dict[int, float]]:
+def curves(run: RunRecord) -> dict[str, dict[int, float]]:
     """Return each logged figure as values by step, but for those that are times themselves."""
     found: dict[str, dict[int, float]] = {}
     for entry in run.metrics:
@@ -93,7 +93,7 @@ def as_number(value: object) -> float | None:
 # -- what was chosen, and where -------------------------------------------------------------------
 
 
-def _facts(run: Run) -> dict[str, dict[str, Any] | None]:
+def _facts(run: RunRecord) -> dict[str, dict[str, Any] | None]:
     """Return what a run says of itself, by group; None for a group that it says nothing of."""
     start = run.starts[-1] if run.starts else {}
     began = run.lives[-1].began if run.lives else {}
@@ -137,7 +137,7 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
     return found
 
 
-def _plan(run: Run, start: Mapping[str, Any]) -> dict[str, Any]:
+def _plan(run: RunRecord, start: Mapping[str, Any]) -> dict[str, Any]:
     """Return each choice as (value, reason), as it stood at the end."""
     plan = _mapping(start.get("plan"))
     found = {
@@ -241,7 +241,9 @@ def _partings(
     return found
 
 
-def _figures(runs: Sequence[Run], histories: Sequence[Mapping[str, Curve]]) -> list[dict[str, Any]]:
+def _figures(
+    runs: Sequence[RunRecord], histories: Sequence[Mapping[str, Curve]]
+) -> list[dict[str, Any]]:
     """Return the last and the best value of every figure in each run, side by side."""
     asked = [_asked_for(run) for run in runs]
     found = []
@@ -263,7 +265,7 @@ def _figures(runs: Sequence[Run], histories: Sequence[Mapping[str, Curve]]) -> l
     return sorted(found, key=lambda each: not each["name"].startswith("eval"))
 
 
-def _asked_for(run: Run) -> tuple[str, bool] | None:
+def _asked_for(run: RunRecord) -> tuple[str, bool] | None:
     """Return the figure that the run chose its best model by, and whether more is better."""
     arguments = _mapping(run.starts[-1].get("arguments")) if run.starts else {}
     name, greater = arguments.get("metric_for_best_model"), arguments.get("greater_is_better")
@@ -294,7 +296,7 @@ def _minus(value: float | None, other: float | None) -> float | None:
     return None if value is None or other is None else value - other
 
 
-def _about(run: Run, name: str) -> dict[str, Any]:
+def _about(run: RunRecord, name: str) -> dict[str, Any]:
     """Return who a run is and how it stands."""
     last = run.lives[-1].last if run.lives else {}
     began = run.lives[-1].began if run.lives else {}
@@ -310,7 +312,7 @@ def _about(run: Run, name: str) -> dict[str, Any]:
     }
 
 
-def _times(runs: Sequence[Run]) -> list[dict[str, Any]]:
+def _times(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """Return times, throughput and memory, a row each; seconds of all starts together."""
     columns = [_spent(run) for run in runs]
     names = dict.fromkeys(name for column in columns for name in column)
@@ -318,7 +320,7 @@ def _times(runs: Sequence[Run]) -> list[dict[str, Any]]:
     return [row for row in rows if any(value for value in row["values"])]
 
 
-def _spent(run: Run) -> dict[str, float | None]:
+def _spent(run: RunRecord) -> dict[str, float | None]:
     life = together(counted(run.lives)) if run.lives else Life({})
     seconds, steps = life.seconds, life.num_steps
     going = sum(seconds.get(name, 0.0) for name in ("data", "transfer", "other", "step", "wait"))

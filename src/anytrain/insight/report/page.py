@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anytrain._version import __version__
-from anytrain.core.records import Run
+from anytrain.core.records import RunRecord
 from anytrain.insight.pages import curves
 from anytrain.insight.pages.curves import Chart
 from anytrain.insight.pages.page import Markup, beside, tag
@@ -15,7 +15,7 @@ from anytrain.insight.report.page_curves import Figures, charts_of, figures
 from anytrain.insight.report.page_section import Section, section
 
 
-def page(run: Run, defaults: Mapping[str, Any] | None = None) -> str:
+def page(run: RunRecord, defaults: Mapping[str, Any] | None = None) -> str:
     """Return the report of a run; `defaults` are what its arguments would be if nobody chose."""
     known = figures(run)
     charts = charts_of(run, known)
@@ -39,7 +39,7 @@ def page(run: Run, defaults: Mapping[str, Any] | None = None) -> str:
 
 
 def _sections(
-    run: Run, known: Figures, charts: list[Chart], defaults: Mapping[str, Any]
+    run: RunRecord, known: Figures, charts: list[Chart], defaults: Mapping[str, Any]
 ) -> Iterator[Section]:
     found = (
         page_summary.summary(run, known),

@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from anytrain.core import records
-from anytrain.core.records import Life, Run
+from anytrain.core.records import Life, RunRecord
 from anytrain.insight.pages.curves import Chart, Point, Series
 from anytrain.insight.report.page_values import finite, real
 
@@ -30,7 +30,7 @@ _ORDER = ("loss", "learning_rate", "grad_norm")
 _LEAST_S = 0.5
 
 
-def charts_of(run: Run, known: Figures | None = None) -> list[Chart]:
+def charts_of(run: RunRecord, known: Figures | None = None) -> list[Chart]:
     """Return all charts of a run: figures of the model first, then speed and memory."""
     marks = starts(run)
     grouped: dict[str, list[_Line]] = {}
@@ -55,7 +55,7 @@ def charts_of(run: Run, known: Figures | None = None) -> list[Chart]:
     return [*found, *machine_charts(run)]
 
 
-def machine_charts(run: Run) -> list[Chart]:
+def machine_charts(run: RunRecord) -> list[Chart]:
     """Return throughput and memory over the steps, as far as the record knows them."""
     lives, marks = counted(run), starts(run)
     rates = [point for life, end in lives for point in _rates(life) if point[0] <= end]
@@ -84,7 +84,7 @@ class Figures:
     """What a training says once, at its end."""
 
 
-def figures(run: Run) -> Figures:
+def figures(run: RunRecord) -> Figures:
     """Return all that was logged; of several values at one step the last counts."""
     curves: dict[str, dict[float, float | None]] = {}
     ends: dict[str, dict[float, float | None]] = {}
@@ -105,19 +105,19 @@ def figures(run: Run) -> Figures:
     return Figures(_ordered(curves), _ordered(ends))
 
 
-def history(run: Run, name: str) -> list[Point]:
+def history(run: RunRecord, name: str) -> list[Point]:
     """Return one logged figure as points by step."""
     return figures(run).curves.get(name, [])
 
 
-def counted(run: Run) -> list[tuple[Life, float]]:
+def counted(run: RunRecord) -> list[tuple[Life, float]]:
     """Return the lives that the run's history is made of, each with the last step that counts."""
     lives = records.counted(run.lives)
     ends = [_begin(later) for later in lives[1:]] + [float("inf")]
     return list(zip(lives, ends, strict=False))  # no life yet: none at all
 
 
-def starts(run: Run) -> list[tuple[float, str]]:
+def starts(run: RunRecord) -> list[tuple[float, str]]:
     """Return where the run was started again, as marks on the x axis."""
     later = [_begin(life) for life, _ in counted(run)[1:]]
     return [(step, f"start {number}") for number, step in enumerate(later, 2)]

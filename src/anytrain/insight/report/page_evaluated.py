@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from anytrain.core.records import Run
+from anytrain.core.records import RunRecord
 from anytrain.insight.pages.curves import Chart, Series, figures, number
 from anytrain.insight.pages.page import Content, Markup, joined, table, tag
 from anytrain.insight.report.page_section import Section, section
@@ -15,7 +15,7 @@ _WARMTHS = 9
 _SHOWN = 8
 
 
-def evaluations(run: Run) -> Section | None:
+def evaluations(run: RunRecord) -> Section | None:
     """Return what was evaluated last, for each set."""
     several = len(run.evaluations) > 1
     content: list[Content] = []
@@ -26,12 +26,12 @@ def evaluations(run: Run) -> Section | None:
     return section("evaluation", "Evaluation", content)
 
 
-def charts_of(run: Run) -> list[Chart]:
+def charts_of(run: RunRecord) -> list[Chart]:
     """Return the charts of all evaluations."""
     return [chart for split, found in ordered(run) for chart in residual_charts(split, found)]
 
 
-def ordered(run: Run) -> list[tuple[str, dict[str, Any]]]:
+def ordered(run: RunRecord) -> list[tuple[str, dict[str, Any]]]:
     """Return the evaluations, the plain one first."""
     return sorted(run.evaluations.items(), key=lambda each: (each[0] != "eval", each[0]))
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from anytrain.core.records import Run
+from anytrain.core.records import RunRecord
 from anytrain.core.text import amount
 from anytrain.insight.pages.curves import number
 from anytrain.insight.pages.page import Markup, tag
@@ -14,7 +14,7 @@ from anytrain.insight.report.page_section import Section, facts, section
 from anytrain.insight.report.page_values import finite, listed, mapping, text, whole
 
 
-def arguments(run: Run, defaults: Mapping[str, Any]) -> Section | None:
+def arguments(run: RunRecord, defaults: Mapping[str, Any]) -> Section | None:
     """Return the run's arguments: those that are not the default first."""
     given = mapping(_start(run).get("arguments"))
     if not given:
@@ -29,7 +29,7 @@ def arguments(run: Run, defaults: Mapping[str, Any]) -> Section | None:
     return section("arguments", "Arguments", content)
 
 
-def surroundings(run: Run) -> Section | None:
+def surroundings(run: RunRecord) -> Section | None:
     """Return versions, hardware, code and data."""
     start = _start(run)
     began = run.lives[-1].began if run.lives else {}
@@ -50,12 +50,12 @@ def surroundings(run: Run) -> Section | None:
     return section("surroundings", "Versions, hardware, code and data", told_of)
 
 
-def reproduce(run: Run) -> Section | None:
+def reproduce(run: RunRecord) -> Section | None:
     """Return what to type to make the run again."""
     return section("reproduce", "How to reproduce", _steps(run))
 
 
-def _steps(run: Run) -> Iterator[Markup]:
+def _steps(run: RunRecord) -> Iterator[Markup]:
     start = _start(run)
     command = [text(part, 10_000) for part in listed(start.get("command"))]
     if not command:
@@ -92,7 +92,7 @@ def _launched(start: dict[str, Any], command: list[str]) -> list[str]:
     )
 
 
-def _remarks(run: Run, git: dict[str, Any]) -> Iterator[str]:
+def _remarks(run: RunRecord, git: dict[str, Any]) -> Iterator[str]:
     start = _start(run)
     if git.get("is_dirty"):
         yield "The code had changes that were not committed, so the commit alone is not what ran."
@@ -133,5 +133,5 @@ def _sized(value: Any) -> str | None:
     return number(found, "bytes") if found else None
 
 
-def _start(run: Run) -> dict[str, Any]:
+def _start(run: RunRecord) -> dict[str, Any]:
     return run.starts[-1] if run.starts else {}

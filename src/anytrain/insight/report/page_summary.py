@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from anytrain.core.records import Life, Run, together
+from anytrain.core.records import Life, RunRecord, together
 from anytrain.insight.pages.curves import Point, number
 from anytrain.insight.pages.page import Content, Markup, joined, table, tag
 from anytrain.insight.report.page_curves import Figures, counted, is_clocked, starts
@@ -17,7 +17,7 @@ _LOOKS = {"finished": "good", "running": "note", "failed": "error", "killed": "e
 _TRAINING = ("data", "transfer", "step", "wait", "other")
 
 
-def summary(run: Run, known: Figures) -> Section | None:
+def summary(run: RunRecord, known: Figures) -> Section | None:
     """Return how the run stands, and what matters most about it."""
     tiles = [
         tag("div", tag("dt", name), tag("dd", value, tag("small", more) if more else ""))
@@ -30,12 +30,12 @@ def summary(run: Run, known: Figures) -> Section | None:
     )
 
 
-def badge(run: Run) -> Markup:
+def badge(run: RunRecord) -> Markup:
     """Return the run's state, in a word."""
     return tag("span", run.state, class_=f"badge {_LOOKS.get(run.state, 'warning')}")
 
 
-def how_it_stands(run: Run) -> str:
+def how_it_stands(run: RunRecord) -> str:
     """Return how the run ended, or up to where it is known, in a sentence or two."""
     life = run.lives[-1] if run.lives else None
     told = _last_words(run, life)
@@ -46,7 +46,7 @@ def how_it_stands(run: Run) -> str:
     return told
 
 
-def _where(run: Run) -> str:
+def _where(run: RunRecord) -> str:
     """Return where it was started again: a curve has no mark before its first point."""
     again = [step for step, _ in starts(run)]
     logged = [step for entry in run.metrics if (step := finite(entry.get("step"))) is not None]
@@ -74,7 +74,7 @@ def every_figure(known: Figures) -> Section | None:
     )
 
 
-def _last_words(run: Run, life: Life | None) -> str:
+def _last_words(run: RunRecord, life: Life | None) -> str:
     heard = None if life is None else life.heard
     upto = f"step {number(position(run))}"
     when = f" ({moment(heard)})" if heard is not None else ""
@@ -104,7 +104,7 @@ def _error(life: Life | None) -> str:
     return f"The error was: {text(error)}" if error else ""
 
 
-def _tiles(run: Run, known: Figures) -> Iterator[tuple[str, Content, str]]:
+def _tiles(run: RunRecord, known: Figures) -> Iterator[tuple[str, Content, str]]:
     life = run.lives[-1] if run.lives else None
     if life is not None:
         yield from _progress(run, life)
@@ -126,7 +126,7 @@ def _losses(known: Figures) -> Iterator[tuple[str, Content, str]]:
         yield "training loss", number(values[-1]), "mean of the run"
 
 
-def _progress(run: Run, life: Life) -> Iterator[tuple[str, Content, str]]:
+def _progress(run: RunRecord, life: Life) -> Iterator[tuple[str, Content, str]]:
     most, epoch = whole(life.began.get("max_steps")), finite(life.last.get("epoch"))
     of = f" of {most:,}" if most else ""
     logged = own_count(run)
@@ -157,7 +157,7 @@ def _machine(life: Life) -> Iterator[tuple[str, Content, str]]:
         yield "highest memory", number(peak, "bytes"), ""
 
 
-def _best(run: Run) -> Iterator[tuple[str, Content, str]]:
+def _best(run: RunRecord) -> Iterator[tuple[str, Content, str]]:
     best = [event for event in run.events if event.get("kind") == "best"]
     if best and (value := finite(best[-1].get("value"))) is not None:
         step = whole(best[-1].get("step"))
@@ -174,7 +174,7 @@ def _finite(points: list[Point]) -> list[float]:
     return [y for _, y in points if y is not None and math.isfinite(y)]
 
 
-def heading(run: Run) -> Markup:
+def heading(run: RunRecord) -> Markup:
     """Return the report's title, with where the run is from."""
     start = run.starts[-1] if run.starts else {}
     life = run.lives[-1].began if run.lives else {}

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
-from anytrain.core.records import Life, Run, counted, together
+from anytrain.core.records import Life, RunRecord, counted, together
 from anytrain.core.text import amount
 from anytrain.insight.pages.curves import number
 from anytrain.insight.pages.page import Markup, joined, table, tag
@@ -17,7 +17,7 @@ from anytrain.insight.report.why import MEANING, NOTHING, judge, over, shares
 _SHOWN = 0.0005
 
 
-def time_ledger(run: Run) -> Section | None:
+def time_ledger(run: RunRecord) -> Section | None:
     """Return where the time went, and one thing to do about it."""
     lives = counted(run.lives)
     life = together(lives) if lives else Life({})
@@ -40,7 +40,7 @@ def time_ledger(run: Run) -> Section | None:
     return section("time", "Where the time went", (_bar(shown), ledger, _verdict(life)))
 
 
-def shapes(run: Run) -> Section | None:
+def shapes(run: RunRecord) -> Section | None:
     """Return the shapes of the batches, and how much of them was padding."""
     lives = counted(run.lives)
     last = together(lives).last if lives else {}
@@ -65,7 +65,7 @@ def shapes(run: Run) -> Section | None:
     return section("shapes", "Shapes and padding", content)
 
 
-def checkpoints(run: Run) -> Section | None:
+def checkpoints(run: RunRecord) -> Section | None:
     """Return what was saved, and what is still there."""
     rows: dict[str, tuple[Markup | str, ...]] = {}
     states: dict[str, str] = {}
@@ -91,7 +91,7 @@ def checkpoints(run: Run) -> Section | None:
     )
 
 
-def _saved(event: dict[str, Any], run: Run) -> tuple[Markup | str, ...]:
+def _saved(event: dict[str, Any], run: RunRecord) -> tuple[Markup | str, ...]:
     size, spent = finite(event.get("bytes")), finite(event.get("seconds"))
     return (
         tag("code", text(_inside(text(event.get("path"), 4096), run))),
@@ -102,7 +102,7 @@ def _saved(event: dict[str, Any], run: Run) -> tuple[Markup | str, ...]:
     )
 
 
-def _inside(path: str, run: Run) -> str:
+def _inside(path: str, run: RunRecord) -> str:
     """Return a path as seen from the run's folder, where it lies in it or did when it ran."""
     start = run.starts[-1] if run.starts else {}
     output = PurePath(text(mapping(start.get("arguments")).get("output_dir") or run.folder, 4096))
@@ -113,12 +113,12 @@ def _inside(path: str, run: Run) -> str:
     return path
 
 
-def warnings(run: Run) -> Section | None:
+def warnings(run: RunRecord) -> Section | None:
     """Return what the run was warned of."""
     return section("warnings", "Warnings", [_notice(e) for e in run.events if _is_notice(e)])
 
 
-def plan(run: Run) -> Section | None:
+def plan(run: RunRecord) -> Section | None:
     """Return what was decided, why, and what changed on the way."""
     life = run.lives[-1] if run.lives else None
     start = run.starts[-1] if run.starts else {}

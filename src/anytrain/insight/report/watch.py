@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from anytrain.core.errors import BadInput, Notice
-from anytrain.core.records import Run, counted, is_unasked, open_run, together
+from anytrain.core.records import RunRecord, counted, is_unasked, open_run, together
 from anytrain.core.text import amount, one_line
 from anytrain.engine.recording.console import Course, Followed, Plain
 from anytrain.engine.recording.formatting import Entry, Summary, duration, entry
@@ -57,10 +57,12 @@ class Clock:
         return time.time() if self.at is None else self.at
 
 
-class Watch:
+class RunView:
     """A run's record, told to a view as it grows."""
 
-    def __init__(self, run: Run, view: Callable[[Clock], View], earlier: int = _EARLIER) -> None:
+    def __init__(
+        self, run: RunRecord, view: Callable[[Clock], View], earlier: int = _EARLIER
+    ) -> None:
         self.run = run
         self.clock = Clock()
         self.view = view(self.clock)
@@ -216,7 +218,7 @@ def follow(
     run = await_steps(folder, wait, say)
     if run is None:
         return True
-    watch = Watch(run, view)
+    watch = RunView(run, view)
     with warnings.catch_warnings():
         # That nobody reads any more is no news to a watcher: it leaves.
         warnings.simplefilter("ignore", Notice)
@@ -229,7 +231,7 @@ def follow(
             watch.view.close()
 
 
-def _to_the_end(watch: Watch, wait: Wait, linger_s: float) -> bool:
+def _to_the_end(watch: RunView, wait: Wait, linger_s: float) -> bool:
     """Tell a run to its end; return whether that came before somebody left."""
     while not watch.view.is_broken:
         watch.look()
@@ -244,7 +246,7 @@ def _to_the_end(watch: Watch, wait: Wait, linger_s: float) -> bool:
     return False
 
 
-def await_steps(folder: Path, wait: Wait, say: Callable[[str], None]) -> Run | None:
+def await_steps(folder: Path, wait: Wait, say: Callable[[str], None]) -> RunRecord | None:
     """Wait until there is a record with something in it; None if nobody wants to any more."""
     told, run = "", None
     while True:
@@ -265,7 +267,7 @@ def await_steps(folder: Path, wait: Wait, say: Callable[[str], None]) -> Run | N
             return None
 
 
-def _is_back(watch: Watch, wait: Wait, linger_s: float) -> bool:
+def _is_back(watch: RunView, wait: Wait, linger_s: float) -> bool:
     """Whether a run that went away while it was watched is started again before long."""
     if not watch.was_alive or linger_s <= 0:
         return False
@@ -279,11 +281,11 @@ def _is_back(watch: Watch, wait: Wait, linger_s: float) -> bool:
     return False
 
 
-def present(run: Run, width: int, is_ascii: bool) -> list[str]:
+def present(run: RunRecord, width: int, is_ascii: bool) -> list[str]:
     """Return how a run stands now, as lines no wider than `width` but for names."""
     import io
 
-    watch = Watch(run, lambda clock: Terminal(io.StringIO(), width, clock), earlier=0)
+    watch = RunView(run, lambda clock: Terminal(io.StringIO(), width, clock), earlier=0)
     watch.look()
     bars = [line.plain for line in watch.view.bars(width, is_ascii)]  # type: ignore[union-attr]
     told = [f"{one_line(run.name)}: {standing(run)}"]
@@ -300,12 +302,12 @@ def present(run: Run, width: int, is_ascii: bool) -> list[str]:
     return told
 
 
-def is_well(run: Run) -> bool:
+def is_well(run: RunRecord) -> bool:
     """Whether a run goes on, or came to a good end."""
     return run.state in (*ON_ITS_WAY, *_WELL)
 
 
-def standing(run: Run) -> str:
+def standing(run: RunRecord) -> str:
     """Return in words how a run stands."""
     if run.state not in ON_ITS_WAY:
         return ending(run)
@@ -316,7 +318,7 @@ def standing(run: Run) -> str:
     return f"{'running' if run.state == 'running' else 'under way'}{again}; {whereabouts(run)}"
 
 
-def ending(run: Run) -> str:
+def ending(run: RunRecord) -> str:
     """Return in words how a run ended."""
     step = position(run)
     last = heard(run)
@@ -331,7 +333,7 @@ def ending(run: Run) -> str:
     return told.get(run.state, f"The run is over: {one_line(run.state)}.")
 
 
-def summary(watch: Watch) -> Summary:
+def summary(watch: RunView) -> Summary:
     """Return what came of a run."""
     run, nothing = watch.run, dict[str, Any]()
     last = next((raw for raw in reversed(run.metrics) if "train_runtime" in raw), nothing)
@@ -371,19 +373,19 @@ def shown(raw: dict[str, Any]) -> Entry:
     return entry(_whole(raw.get("step")) or 0, _number(raw.get("epoch")), values)
 
 
-def began(run: Run) -> dict[str, Any]:
+def began(run: RunRecord) -> dict[str, Any]:
     """Return how the newest life of a run began; nothing where there is none yet."""
     return run.lives[-1].began if run.lives else {}
 
 
-def heard(run: Run) -> float | None:
+def heard(run: RunRecord) -> float | None:
     """Return when the run last wrote anything, in seconds since the epoch."""
     times = [run.lives[-1].heard] if run.lives else []
     times += [_number(lines[-1].get("time")) for lines in (run.metrics, run.starts) if lines]
     return max((at for at in times if at is not None), default=None)
 
 
-def memory(run: Run) -> dict[str, int]:
+def memory(run: RunRecord) -> dict[str, int]:
     """Return the memory that the run last said it uses, by place."""
     last = run.lives[-1].last if run.lives else {}
     amounts = {"memory": last.get("used_bytes"), "peak": last.get("peak_bytes")}
@@ -391,7 +393,7 @@ def memory(run: Run) -> dict[str, int]:
     return {name: value for name, value in found.items() if value}
 
 
-def whereabouts(run: Run) -> str:
+def whereabouts(run: RunRecord) -> str:
     """Return which process a run is, as far as that is known here."""
     began = run.lives[-1].began if run.lives else run.starts[-1] if run.starts else {}
     pid, host = began.get("pid", "?"), one_line(began.get("host", "?"))
@@ -426,7 +428,7 @@ def _is_runtime(name: str) -> bool:
     return name.endswith("_runtime")
 
 
-def _losses(run: Run, name: str) -> list[tuple[float, int]]:
+def _losses(run: RunRecord, name: str) -> list[tuple[float, int]]:
     """Return the training losses under the name that they are logged by, with their steps."""
     found = ((_number(r.get(name)), r) for r in run.metrics if "train_runtime" not in r)
     return [(loss, _whole(r.get("step")) or 0) for loss, r in found if loss is not None]

@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from anytrain.core.errors import BadInput
-from anytrain.core.records import Run, counted, open_run, together
+from anytrain.core.records import RunRecord, counted, open_run, together
 from anytrain.core.text import one_line
 from anytrain.engine.recording.formatting import lines
 from anytrain.insight.pages import curves
@@ -60,9 +60,9 @@ class Source:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.run: Run | None = None
+        self.run: RunRecord | None = None
         self.interval_s = _LEAST_S
-        self._watch: watch.Watch | None = None
+        self._watch: watch.RunView | None = None
         self._news = threading.Condition()
         # By the clock, so that a page of an earlier server knows nothing of this one's.
         self._version = self._charts_version = time.time_ns() // 1_000_000
@@ -119,7 +119,7 @@ class Source:
                 self.run = open_run(self.folder)
             except BadInput:
                 return False
-            self._watch = watch.Watch(self.run, watch.Silent)
+            self._watch = watch.RunView(self.run, watch.Silent)
             has_grown = True
         else:
             has_grown = self.run.refresh()
@@ -283,7 +283,7 @@ def waiting(folder: Path) -> dict[str, Any]:
     return {"name": folder.name, "kind": "waiting", "words": words}
 
 
-def told(followed: watch.Watch) -> dict[str, Any]:
+def told(followed: watch.RunView) -> dict[str, Any]:
     """Return how a run stands, in words and figures for the page."""
     run, view = followed.run, followed.view
     kind = run.state if run.state in (*watch.ON_ITS_WAY, "finished", "ended") else "broken"
@@ -354,7 +354,7 @@ def _since(given: dict[str, list[str]]) -> int:
     return int(asked) if asked.isascii() and asked.isdigit() and len(asked) < 16 else 0
 
 
-def _ledger(run: Run) -> list[list[Any]]:
+def _ledger(run: RunRecord) -> list[list[Any]]:
     """Return name, seconds, share and meaning of where the time of all starts went."""
     if not run.lives:
         return []
@@ -367,7 +367,7 @@ def _ledger(run: Run) -> list[list[Any]]:
     ]
 
 
-def _entries(run: Run) -> list[str]:
+def _entries(run: RunRecord) -> list[str]:
     """Return the newest entries of the log as lines, the newest first."""
     newest = [watch.shown(raw) for raw in reversed(run.metrics[-_ENTRIES:])]
     return [
@@ -375,7 +375,7 @@ def _entries(run: Run) -> list[str]:
     ]
 
 
-def _events(run: Run) -> list[str]:
+def _events(run: RunRecord) -> list[str]:
     """Return the newest events in words, the newest first."""
     found = [watch.event_words(event) for event in run.events]
     return [words for words in reversed(found) if words][:_EVENTS]

@@ -323,7 +323,7 @@ def _mesh() -> Any:
 
 
 @cache
-def _take_place(place: environment.Place) -> None:
+def _take_place(place: environment.RankPlace) -> None:
     """Let the runtime know of the other processes or devices; before it has started."""
     from torch_xla import runtime
 

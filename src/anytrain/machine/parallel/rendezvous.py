@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 from anytrain.core import environment
-from anytrain.core.environment import Place
+from anytrain.core.environment import RankPlace
 from anytrain.core.errors import AnytrainError, BadInput, PeerLost
 from anytrain.machine.processes import meeting_point, missing, notes
 from anytrain.machine.processes.rank_watch import RESUME, say
@@ -35,7 +35,7 @@ _ENDED_S = 10.0
 
 
 def meet(
-    place: Place,
+    place: RankPlace,
     transport: str,
     device: torch.device,
     timeout_s: float | None,
@@ -95,7 +95,7 @@ class _RollCall:
 
     def __init__(
         self,
-        place: Place,
+        place: RankPlace,
         point: tuple[str, int],
         timeout_s: float,
         stall_s: float,
@@ -256,7 +256,7 @@ def _names(ranks: list[int]) -> str:
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
-def _no_meeting(error: Exception, place: Place, point: str) -> AnytrainError:
+def _no_meeting(error: Exception, place: RankPlace, point: str) -> AnytrainError:
     text = str(error)
     if "EADDRINUSE" in text or "address already in use" in text.lower():
         return BadInput(

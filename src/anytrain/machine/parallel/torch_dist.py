@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from anytrain.core import environment
-from anytrain.core.environment import Place
+from anytrain.core.environment import RankPlace
 from anytrain.core.errors import WrongOrder
 from anytrain.machine.parallel import gloo_shutdown, rendezvous, xla_group
 from anytrain.machine.parallel.roll_call import Muster
@@ -25,7 +25,7 @@ from anytrain.machine.parallel.world import ReduceOp, Solo, World
 from anytrain.machine.processes import meeting_point
 from anytrain.machine.processes.heartbeat import Beat, Pulse
 from anytrain.machine.processes.last_words import LastWords
-from anytrain.machine.processes.rank_watch import Watch
+from anytrain.machine.processes.rank_watch import RankWatch
 from anytrain.machine.processes.stall_judge import Heard
 
 T = TypeVar("T")
@@ -47,7 +47,7 @@ _GOODBYE_S = 10.0
 
 
 def join(
-    place: Place,
+    place: RankPlace,
     transport: str,
     device: torch.device,
     *,
@@ -74,7 +74,7 @@ def join(
 
 
 def _one_per_group(
-    place: Place, device: torch.device, stall_s: float, beats: str | None
+    place: RankPlace, device: torch.device, stall_s: float, beats: str | None
 ) -> TorchWorld:
     """Return the world that watches this group; a second run in a process shares the first's.
 
@@ -99,7 +99,7 @@ class TorchWorld:
     """One rank of a process group."""
 
     def __init__(
-        self, place: Place, device: torch.device, stall_s: float, beats: str | None
+        self, place: RankPlace, device: torch.device, stall_s: float, beats: str | None
     ) -> None:
         self.rank = dist.get_rank()
         self.size = dist.get_world_size()
@@ -207,10 +207,10 @@ class TorchWorld:
         # Sockets and threads do not travel: wherever it is unpickled, it is that process's world.
         return _world_here, ()
 
-    def _start_watch(self, stall_s: float) -> Watch | None:
+    def _start_watch(self, stall_s: float) -> RankWatch | None:
         if stall_s <= 0:
             return None
-        return Watch(
+        return RankWatch(
             self._pulse, StoreBoard("beats"), self.size, stall_s, meeting_point.store_holder()
         )
 

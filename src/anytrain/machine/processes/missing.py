@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from anytrain.core import environment
-from anytrain.core.environment import Place
+from anytrain.core.environment import RankPlace
 from anytrain.machine.processes import faults
 
 ENDED, STOPPED = "has ended", "is stopped (SIGSTOP, or Ctrl-Z)"
@@ -23,7 +23,7 @@ _UNSEEN = "cannot be seen from here: it was not started, has ended, or is on ano
 class Missing:
     """What one rank sees of those that its launcher started beside it."""
 
-    place: Place
+    place: RankPlace
     beats: str | None
     _seen: dict[int, list[int]] = field(default_factory=dict)
     """By rank: the numbers of its processes, wrappers among them, once they were seen."""

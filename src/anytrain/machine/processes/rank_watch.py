@@ -24,7 +24,7 @@ import psutil
 from anytrain.core.errors import PeerLost
 from anytrain.machine.processes import faults, notes, parent_death
 from anytrain.machine.processes.heartbeat import Beat, Pulse, read_beat
-from anytrain.machine.processes.stall_judge import Frozen, Heard, Judge, Lagging
+from anytrain.machine.processes.stall_judge import Frozen, Heard, Lagging, StallJudge
 
 RESUME = "start the same command again; a script that calls load_state continues from its last save"
 _BUSY_CPU_S = 0.05
@@ -43,7 +43,7 @@ class Wire(Protocol):
         """Return what was published under the keys, None where nothing was."""
 
 
-class Watch:
+class RankWatch:
     """This rank's beats out, the others' in, and a verdict when one of them is frozen."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Watch:
         end_job: Callable[[Frozen, str], None] | None = None,
     ) -> None:
         self._pulse, self._wire, self._size = pulse, wire, size
-        self._judge = Judge(pulse.rank, size, stall_s, store_rank)
+        self._judge = StallJudge(pulse.rank, size, stall_s, store_rank)
         self._end_job = end_job or self._leave
         self._tick_s = min(1.0, stall_s / 5)
         self._heard: dict[int, Heard] = {}

@@ -49,7 +49,7 @@ class _Silence:
 
 
 @dataclass(slots=True)
-class Judge:
+class StallJudge:
     """What one rank concludes about the others, tick by tick."""
 
     rank: int

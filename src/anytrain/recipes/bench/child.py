@@ -24,7 +24,7 @@ from anytrain.core import environment
 from anytrain.recipes.bench import figures, models, rows
 from anytrain.recipes.bench.contenders import CONTENDERS, Contender
 from anytrain.recipes.bench.settings import Settings, load
-from anytrain.recipes.bench.task import Task, Trained, Watch, evaluate, place
+from anytrain.recipes.bench.task import Stopwatch, Task, Trained, evaluate, place
 
 _PACKAGES = ("anytrain", "transformers", "accelerate", "lightning", "numpy")
 
@@ -40,7 +40,7 @@ class Child:
         name, _, function = contender.run.partition(":")
         self.run = getattr(import_module(name), function)
 
-    def task(self, num_steps: int, watch: Watch | None = None) -> Task:
+    def task(self, num_steps: int, watch: Stopwatch | None = None) -> Task:
         """Return the training of all rows, over so many steps."""
         return Task(
             settings=self.settings,

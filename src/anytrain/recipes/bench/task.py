@@ -25,7 +25,7 @@ _EVAL_BATCH = 64
 _ROWS_SORTED_TOGETHER = 50  # batches; as HF's group_by_length does
 
 
-class Watch(Protocol):
+class Stopwatch(Protocol):
     """Who is told of every step that is done."""
 
     def __call__(self) -> None:
@@ -59,7 +59,7 @@ class Task:
     length: int
     backend: Backend
     device: torch.device
-    watch: Watch | None = None
+    watch: Stopwatch | None = None
     seconds: float = 0.0
 
     def model(self) -> nn.Module:

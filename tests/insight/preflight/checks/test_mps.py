@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from anytrain.insight.preflight.checks import dtypes, kernels
-from anytrain.insight.preflight.findings import Finding, Place
+from anytrain.insight.preflight.findings import Finding, SourcePlace
 from anytrain.insight.preflight.tables import conditions, instead
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Op, TensorFacts
@@ -217,7 +217,7 @@ def test_the_tolerance_of_a_decomposition_is_no_finding() -> None:
 
 
 def test_64_bits_in_backward_alone_are_a_note() -> None:
-    other = Place("", "model.py", 3)
+    other = SourcePlace("", "model.py", 3)
     accumulated = op("sum.dim_IntList", dtype="float64", phase="backward", place=other)
     (found,) = wide(accumulated)
     assert (found.severity, found.certain) == ("note", False)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anytrain.insight.preflight.findings import Finding, Place
+from anytrain.insight.preflight.findings import Finding, SourcePlace
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Op, TensorFacts, Trace
 
@@ -26,12 +26,12 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
 
 
 def _wide(trace: Trace, target: Target) -> Iterator[Finding]:
-    seen: dict[Place, tuple[Op, str, int]] = {}
+    seen: dict[SourcePlace, tuple[Op, str, int]] = {}
     decomposed = _decomposed(trace)
     for op in trace.ops:
         dtype = next((t.dtype for t in op.outputs if _is_wide(t, target)), "")
         if dtype and not op.place.is_ours and not _is_tolerance(op, decomposed.get(op.place, 0)):
-            line = Place("", op.place.file, op.place.line) if op.place.file else op.place
+            line = SourcePlace("", op.place.file, op.place.line) if op.place.file else op.place
             first, kind, calls = seen.get(line, (op, dtype, 0))
             seen[line] = (first, kind, calls + (op.calls if op.is_in_step else 0))
     in_forward = any(op.phase != "backward" for op, _, _ in seen.values())
@@ -49,9 +49,9 @@ def _is_wide(facts: TensorFacts, target: Target) -> bool:
     return facts.dtype in _WIDE and facts.device == target.kind and 0 not in facts.shape
 
 
-def _decomposed(trace: Trace) -> dict[Place, int]:
+def _decomposed(trace: Trace) -> dict[SourcePlace, int]:
     """Return where float32 matrices are taken apart, and how many dimensions they have at most."""
-    found: dict[Place, int] = {}
+    found: dict[SourcePlace, int] = {}
     for op in trace.ops:
         if op.name.startswith(_DECOMPOSITIONS) and op.inputs[0].dtype not in _WIDE:
             found[op.place] = max(found.get(op.place, 0), len(op.inputs[0].shape))

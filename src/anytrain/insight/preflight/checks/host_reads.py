@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anytrain.insight.preflight.findings import Finding, Place, Severity
+from anytrain.insight.preflight.findings import Finding, Severity, SourcePlace
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Op, Trace
 
@@ -74,7 +74,7 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
     """Yield each line of a step at which the host waits."""
     if target.kind == "cpu":
         return
-    met: dict[tuple[Place, bool], _Met] = {}
+    met: dict[tuple[SourcePlace, bool], _Met] = {}
     for op in trace.ops:
         if op.host_read and not op.place.is_ours and op.phase in (*_IN_A_STEP, "evaluate"):
             key = (_line(op.place), op.phase == "evaluate")
@@ -86,9 +86,9 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
             yield _finding(line, target, is_evaluation)
 
 
-def _line(place: Place) -> Place:
+def _line(place: SourcePlace) -> SourcePlace:
     """Return the line alone: many modules may share it."""
-    return Place("", place.file, place.line) if place.file else place
+    return SourcePlace("", place.file, place.line) if place.file else place
 
 
 def _finding(line: _Met, target: Target, is_evaluation: bool) -> Finding:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anytrain.insight.preflight.findings import Finding, Place, Severity
+from anytrain.insight.preflight.findings import Finding, Severity, SourcePlace
 from anytrain.insight.preflight.tables import conditions, instead, kernels
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Op, Trace
@@ -49,8 +49,8 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
     if target.kind != "mps":
         return
     table = kernels.of(target.torch_version)
-    missing: dict[tuple[str, Place], _Met] = {}
-    doubtful: dict[tuple[conditions.Condition, str, Place], _Met] = {}
+    missing: dict[tuple[str, SourcePlace], _Met] = {}
+    doubtful: dict[tuple[conditions.Condition, str, SourcePlace], _Met] = {}
     for op in trace.ops:
         if not _is_on_mps(op):
             continue
@@ -71,9 +71,9 @@ def _is_on_mps(op: Op) -> bool:
     return any(t.device == "mps" for t in (*op.inputs, *op.outputs))
 
 
-def _line(place: Place) -> Place:
+def _line(place: SourcePlace) -> SourcePlace:
     """Return the line alone: many modules may share it."""
-    return Place("", place.file, place.line) if place.file else place
+    return SourcePlace("", place.file, place.line) if place.file else place
 
 
 def _hidden(op: Op, table: kernels.KernelTable) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anytrain.insight.preflight.findings import Finding, Place
+from anytrain.insight.preflight.findings import Finding, SourcePlace
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import Trace
 
@@ -44,7 +44,7 @@ def _unscaled(trace: Trace) -> Iterator[Finding]:
     )
 
 
-def _first_half_gradient(trace: Trace) -> Place | None:
+def _first_half_gradient(trace: Trace) -> SourcePlace | None:
     """Return where a gradient is first computed in float16; None where none is."""
     for op in trace.ops:
         if op.phase == "backward" and any(out.dtype == "float16" for out in op.outputs):

@@ -25,7 +25,7 @@ from anytrain.insight.preflight.script import bounded, words
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.tpu.graphs import Taken
 from anytrain.insight.preflight.tpu.lazy import Cuts, LazyTpu, Unread
-from anytrain.insight.preflight.watching import Watch, watch
+from anytrain.insight.preflight.watching import Observer, watch
 from anytrain.insight.program import run_program
 from anytrain.machine.backends import probe
 
@@ -45,7 +45,7 @@ def take(target: Target, command: Sequence[str]) -> Taken:
     backend.device(0)  # before any backward pass, even one on the CPU
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         recorder: Any = cuts
-        own = Watch(recorder, folder)
+        own = Observer(recorder, folder)
         watch(own)
         stack.callback(watch, None)
         probe.stand_in(backend)
