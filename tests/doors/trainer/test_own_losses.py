@@ -128,7 +128,7 @@ def test_labels_of_any_name_are_softened_or_refused(tmp_path: Path) -> None:
     plain = losses(Trainer(Classes(), args, train_dataset=samples()))
     named = arguments(tmp_path, label_smoothing_factor=0.2, label_names=["y"])
     assert losses(Trainer(NamedY(), named, train_dataset=data)) == pytest.approx(plain)
-    with pytest.raises(BadInput, match=r"(?s)labels of a batch are not known.*holds x, y"):
+    with pytest.raises(BadInput, match=r"(?s)labels of a batch are not known.*batch has x, y"):
         Trainer(NamedY(), args, train_dataset=data).train()
 
 

@@ -131,7 +131,7 @@ def test_a_classifiers_own_padding_token_ends_its_texts(tmp_path: Path) -> None:
 def test_a_model_that_reads_the_last_place_is_refused_with_padding_there(tmp_path: Path) -> None:
     config = transformers.XLNetConfig(vocab_size=40, d_model=16, n_layer=1, n_head=2, d_inner=16)
     model = transformers.XLNetForSequenceClassification(config)
-    with pytest.raises(BadInput, match="from the last place"):
+    with pytest.raises(BadInput, match="from the last position"):
         made(tmp_path, model, length_buckets=2).train()
 
 

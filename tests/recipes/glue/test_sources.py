@@ -39,7 +39,7 @@ def test_pairs_to_learn_from_and_single_texts_to_evaluate_are_refused(tmp_path: 
     train = write_rows(tmp_path / "train.csv", pairs(4))
     dev = write_rows(tmp_path / "dev.csv", [{"sentence": "a", "label": 1}] * 2)
     words = ("--train_file", train, "--validation_file", dev, "--do_train", "--do_eval")
-    with pytest.raises(BadInput, match=r"sentence1 and sentence2 in the one, and sentence in"):
+    with pytest.raises(BadInput, match=r"sentence1 and sentence2 in one, and sentence in"):
         check(_job(tmp_path, *words))
 
 

@@ -74,6 +74,9 @@ class Run:
         self._until_end = ExitStack()
         weakref.finalize(self, self._until_end.close).atexit = False
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_until_end": None}  # what is replaced is this process's
+
     def end(self) -> None:
         """Put back what was replaced."""
         if self._until_end is not None:
