@@ -83,6 +83,18 @@ def test_an_older_log_without_markers_is_one_history(tmp_path: Path) -> None:
     assert steps(records.open_run(tmp_path)) == [5, 10, None]
 
 
+def test_a_second_evaluation_after_a_training_leaves_its_last_step_as_it_was(
+    tmp_path: Path,
+) -> None:
+    done = entry(10, train_runtime=1.0)
+    path = write(tmp_path / "metrics.jsonl", entry(10, eval_f1=0.5, eval_runtime=1.0), done)
+    write(path, entry(10, eval_f1=0.25, eval_runtime=1.0), entry(10, test_f1=1.0, test_runtime=1.0))
+    run = records.open_run(tmp_path)
+    assert [one["eval_f1"] for one in run.metrics if "eval_f1" in one] == [0.5]
+    assert [one["test_f1"] for one in run.metrics if "test_f1" in one] == [1.0]
+    assert [one["eval_f1"] for one in run.apart] == [0.25]
+
+
 def test_numbers_that_json_lacks_come_back_as_numbers(tmp_path: Path) -> None:
     write(tmp_path / "metrics.jsonl", entry(1, loss="NaN", grad_norm="Infinity", note="NaN?"))
     (found,) = records.open_run(tmp_path).metrics

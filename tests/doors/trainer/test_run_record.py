@@ -20,6 +20,8 @@ import torch
 from anytrain.core import records
 from anytrain.core.errors import Notice
 from anytrain.doors.callbacks import TrainerCallback
+from anytrain.insight.report.page import page
+from anytrain.insight.report.page_curves import history
 from equivalence import twins
 from launching import child_environment, launch, run_script
 
@@ -101,6 +103,36 @@ def test_saves_removals_the_best_and_notices_are_events(tmp_path: Path) -> None:
     assert (notice["text"], notice["count"], notice["step"]) == ("the data looks odd", 4, 1)
 
 
+def test_the_best_checkpoints_evaluation_is_no_point_of_the_last_step(tmp_path: Path) -> None:
+    trainer = build(
+        tmp_path,
+        eval_dataset=twins.points(4),
+        eval_strategy="steps",
+        eval_steps=2,
+        save_strategy="steps",
+        save_steps=2,
+        num_train_epochs=1,
+        metric_for_best_model="loss",
+        greater_is_better=True,
+        load_best_model_at_end=True,
+    )
+    trainer.train()
+    during = [e["eval_loss"] for e in trainer.state.log_history if "eval_loss" in e]
+    assert during[0] > during[1], "the first evaluation is the best: more is better here"
+    again = trainer.evaluate()["eval_loss"]
+    run = records.open_run(tmp_path)
+    assert history(run, "eval_loss") == [(2.0, during[0]), (4.0, during[1])]
+    (apart,) = run.apart
+    assert (apart["of"], apart["eval_loss"], apart["step"]) == ("checkpoint-2", again, 4)
+    assert run.evaluations["eval"]["of"] == "checkpoint-2"
+    (best,) = [event for event in run.events if event["kind"] == "best"]
+    assert (best["step"], best["value"]) == (2, during[0])
+    text = page(run)
+    assert "eval_loss of checkpoint-2" in text
+    assert "The last evaluation on 4 samples, of checkpoint-2, after step 4." in text
+    assert "at step 2</small>" in text
+
+
 def test_records_disturb_no_draw(tmp_path: Path) -> None:
     def noisy(rows: Any) -> Any:
         batch = torch.utils.data.default_collate(
@@ -154,6 +186,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, TESTS)
 from anytrain.doors.callbacks import TrainerCallback
+from anytrain.insight.report.page import page
+from anytrain.insight.report.page_curves import history
 from equivalence import twins
 
 folder, at, opened = Path(sys.argv[1]), [0], []
@@ -189,6 +223,8 @@ LIVES = """
 import sys, time
 sys.path.insert(0, TESTS)
 from anytrain.doors.callbacks import TrainerCallback
+from anytrain.insight.report.page import page
+from anytrain.insight.report.page_curves import history
 from equivalence import twins
 
 class Slow(TrainerCallback):
@@ -255,6 +291,8 @@ from pathlib import Path
 sys.path.insert(0, TESTS)
 import torch
 from anytrain import Accelerator
+from anytrain.insight.report.page import page
+from anytrain.insight.report.page_curves import history
 from equivalence import twins
 
 root = Path(sys.argv[1])

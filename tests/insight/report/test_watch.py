@@ -295,3 +295,16 @@ def test_of_a_very_long_run_all_evaluations_and_the_newest_entries_are_read(reco
     assert time.process_time() - began < 2.0
     assert watch.view.step == 50_000 and watch.evaluated["eval_f1"] == "1"
     assert watch.view.speed() == "3,200 samples/s"
+
+
+def test_an_evaluation_of_loaded_weights_is_told_as_such(record) -> None:
+    record.begin()
+    record.train(range(1, 21))
+    record.log(20, eval_loss=0.5, eval_runtime=1.0)
+    record.log(20, eval_loss=0.75, eval_runtime=1.0, event="loaded", of="checkpoint-10")
+    record.end(20)
+    _, lines, _ = followed(record, [])
+    assert "evaluated checkpoint-10: eval_loss 0.75" in lines
+    watch = RunView(open_run(record.folder), lambda clock: Silent(clock))
+    watch.look()
+    assert summary(watch).metrics == {"eval_loss": "0.5"}

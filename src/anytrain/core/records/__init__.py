@@ -5,7 +5,7 @@ of a search. Every file may be missing, cut off in its last line by a kill, or o
 reading tells what is there.
 """
 
-from anytrain.core.records.history import BACKWARD, LOGGED, is_unasked
+from anytrain.core.records.history import BACKWARD, LOADED, LOGGED, is_unasked
 from anytrain.core.records.life import TIMESHEET, Life, counted, read, together
 from anytrain.core.records.run import (
     EVALUATION,
@@ -25,6 +25,7 @@ __all__ = [
     "EVALUATION",
     "EVENTS",
     "FORMAT",
+    "LOADED",
     "LOGGED",
     "METRICS",
     "RUN",

@@ -20,6 +20,8 @@ ASIDE = "evaluation"
 """The event of an entry that a later process has added: it belongs to no step."""
 BACKWARD = "backward"
 """The event of a loss that was taken from `backward`, and of which markers are of these."""
+LOADED = "loaded"
+"""The event of an evaluation after the training, of weights that were loaded: those `of` names."""
 LOGGED = "log"
 """What markers are of that are of all other entries."""
 
@@ -41,11 +43,47 @@ def step_of(entry: dict[str, Any]) -> float | None:
     return step if isinstance(step, int | float) and not isinstance(step, bool) else None
 
 
-def without_unasked(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the history as it is shown: where the user logs a loss, that is the curve."""
-    shown = [entry for entry in history if entry.get("event") != ASIDE]
+def parts(history: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Return the history as it is shown, and the evaluations that stand apart from it.
+
+    Where the user logs a loss, that is the curve. Apart is what a step's own evaluation must not
+    be replaced by: one of loaded weights, or another of the same step once the training is over.
+    """
+    apart = _apart(history)
+    left = {id(entry) for entry in apart}
+    shown = [e for e in history if e.get("event") != ASIDE and id(e) not in left]
     logged = [entry for entry in shown if not is_unasked(entry)]
-    return logged if any("loss" in entry for entry in logged) else shown
+    return logged if any("loss" in entry for entry in logged) else shown, apart
+
+
+def _apart(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    end: float | None = None
+    known: set[str] = set()
+    for place, entry in enumerate(history):
+        if entry.get("event") == LOADED:
+            found.append(entry)
+        elif "train_runtime" in entry:
+            end, known = step_of(entry), _evaluated_before(history, place)
+        elif end is not None and step_of(entry) == end and (timed := _timed(entry)):
+            if timed <= known:
+                found.append(entry)
+            known |= timed
+    return found
+
+
+def _evaluated_before(history: list[dict[str, Any]], end: int) -> set[str]:
+    """Return what was evaluated at the last step of a training, by the names of its times."""
+    step, known = step_of(history[end]), set[str]()
+    for entry in reversed(history[:end]):
+        if step_of(entry) != step:
+            break
+        known |= _timed(entry)
+    return known
+
+
+def _timed(entry: dict[str, Any]) -> set[str]:
+    return {name for name in entry if name.endswith("_runtime")}
 
 
 def is_unasked(entry: dict[str, Any]) -> bool:

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.records.history import add_entries, without_unasked
+from anytrain.core.records.history import add_entries, parts
 from anytrain.core.records.life import TIMESHEET, Life, add_lines, no_record, number, standing
 from anytrain.core.records.lines import Appended, Replaced
 
@@ -42,6 +42,8 @@ class RunRecord:
         """Its starts and what became of them, the oldest first; from the timesheet."""
         self.metrics: list[dict[str, Any]] = []
         """Every log entry that counts, in order: what a kill made a later life repeat is once."""
+        self.apart: list[dict[str, Any]] = []
+        """Evaluations after a training that are no points of its curves; `of` names the weights."""
         self.events: list[dict[str, Any]] = []
         """Notices, checkpoints and the like; the same notice is one event, with a `count`."""
         self.evaluations: dict[str, dict[str, Any]] = {}
@@ -106,7 +108,7 @@ class RunRecord:
             self._history.clear()
         add_entries(self._history, entries)
         if is_other or entries:
-            self.metrics[:] = without_unasked(self._history)
+            self.metrics[:], self.apart[:] = parts(self._history)
         return is_other or bool(entries)
 
     def _read_events(self) -> bool:

@@ -7,6 +7,7 @@ those that are there takes its place.
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -43,6 +44,7 @@ class Best(Search):
     """Checkpoints of a branch that was left: of later steps than this run began with."""
     _between: BetweenSteps
     _load_weights: Callable[[str], None]
+    _weights_of: str | None
 
     def _best_metric_name(self) -> str | None:
         name = self.args.metric_for_best_model
@@ -81,10 +83,10 @@ class Best(Search):
         best = state.best_model_checkpoint = world.broadcast_object(
             find() if world.rank == 0 else None
         )
-        if best is not None and best != before:
+        if best is not None and (before is None or not _is_same(best, before)):
             name, value = self._best_metric_name(), state.best_metric
             self._untold_best = {"path": best, "metric": name, "value": value}
-            self._untold_best["step"] = state.global_step
+            self._untold_best["step"] = state.best_global_step
             self._tell_best()
 
     def _leave_branch(self, root: Path) -> None:
@@ -140,6 +142,8 @@ class Best(Search):
         self._settle_best(root)
         if self.args.load_best_model_at_end:
             self._load_best_model()
+            loaded = self.state.best_model_checkpoint
+            self._weights_of = None if loaded is None else Path(loaded).name
         if self.args.save_total_limit == 1 and self.args.should_save:
             self._remove_all_but_best(root)
 
@@ -185,6 +189,11 @@ class Best(Search):
                 with suppress(OSError):
                     locks.remove(root, entry.name)
                     self._happened("removed", path=str(entry))
+
+
+def _is_same(path: str, other: str) -> bool:
+    """Whether two paths are one, of which each may be relative."""
+    return os.path.abspath(path) == os.path.abspath(other)
 
 
 def _mark(folder: Path) -> tuple[int, int]:

@@ -64,6 +64,7 @@ class Evaluating(Data):
     _tell: Callable[..., Any]
     _open_records: Callable[[], None]
     _has_trained: Callable[[], bool]
+    _weights_of: str | None
     _own_items: Callable[[Any], torch.Tensor | int]
     _reads_items: Callable[[], bool]
     _labels_of: Callable[[Any], Any]

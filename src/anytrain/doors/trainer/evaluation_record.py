@@ -133,6 +133,8 @@ def _write(trainer: Evaluating, shown: Share, dataset: Any, prefix: str) -> None
     place: dict[str, Any] = {"step": None, "epoch": None}
     if trainer._has_trained():
         place = {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
+        if trainer._weights_of is not None:
+            place["of"] = trainer._weights_of
     split = prefix.removeprefix("eval_")
     if split == "eval":
         split = str(getattr(dataset, "evaluated_as", None) or split)

@@ -64,6 +64,8 @@ class Recording(Reports):
     _get_output_dir: Callable[[Any], str]
     processing_class: Any
     is_in_train: bool
+    _weights_of: str | None = None
+    """The checkpoint whose weights the model holds since its training ended; None: its own."""
     _has_recorded_training = False
     """Whether the trackers that are open have a training already."""
 
@@ -98,7 +100,8 @@ class Recording(Reports):
         state.log_history.append(_for_history({**logs, "step": state.global_step}))
         self._open_records()
         if self._record is not None:
-            self._record.log(state.global_step, state.epoch, logs, needs_training=True)
+            step, epoch, of = state.global_step, state.epoch, self._weights_of
+            self._record.log(step, epoch, logs, needs_training=True, of=of)
         if self._trackers is not None:
             self._trackers.log(_named_for_trackers(logs), step=state.global_step)
         self._tell("log", logs=logs)
@@ -111,7 +114,7 @@ class Recording(Reports):
             _left_open.discard(self._trackers)  # evaluations that came first are the run's too
         _finish_left_open()
         self._open_records()
-        self._has_recorded_training = True
+        self._has_recorded_training, self._weights_of = True, None
         if self._record is not None:
             self._record.journal.begin(self.state.global_step)
 

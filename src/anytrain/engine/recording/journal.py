@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.records import LOGGED
+from anytrain.core.records import LOADED, LOGGED
 from anytrain.engine.recording.disk import Disk
 
 
@@ -74,8 +74,11 @@ class Journal:
         *,
         needs_training: bool = False,
         event: str | None = None,
+        of: str | None = None,
     ) -> None:
         """Add an entry; `event` says of one that nobody logged what it is.
+
+        `of` names the weights that an evaluation was of where they are not that step's.
 
         With `needs_training`, one that comes before a training, among another process's entries,
         has no step and is no part of their history, unless a training follows in this process.
@@ -91,6 +94,8 @@ class Journal:
         is_aside = needs_training and not (self._has_begun or self._is_alone)
         if is_aside:
             place |= {"step": None, "event": "evaluation"}
+        elif of is not None:
+            place |= {"event": LOADED, "of": of}
         taken = {*place, "event"}
         # A value of the user's by one of these names is kept under another.
         rest = {f"{n}_" if n in taken else n: v for n, v in values.items() if n != "epoch"}

@@ -105,12 +105,15 @@ class Record:
         *,
         needs_training: bool = False,
         event: str | None = None,
+        of: str | None = None,
     ) -> None:
         """Add an entry to the log; see `Journal.write`."""
         if not self.has_begun:
             self._since = self._since or round(time.time(), 3)
         with self._disk.harmless(f"write {self.journal.path}"):
-            self.journal.write(step, epoch, values, needs_training=needs_training, event=event)
+            self.journal.write(
+                step, epoch, values, needs_training=needs_training, event=event, of=of
+            )
             self._take_git()
 
     def end(self) -> None:

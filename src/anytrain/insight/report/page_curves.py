@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from anytrain.core import records
 from anytrain.core.records import Life, RunRecord
 from anytrain.insight.pages.curves import Chart, Point, Series
-from anytrain.insight.report.page_values import finite, real
+from anytrain.insight.report.page_values import finite, real, text
 
 _PLACES = frozenset(("step", "epoch", "time", "event"))
 _PHASES = ("train", "eval", "val", "valid", "validation", "test")
@@ -82,6 +82,8 @@ class Figures:
     curves: dict[str, list[Point]]
     ends: dict[str, list[Point]]
     """What a training says once, at its end."""
+    apart: dict[str, list[Point]]
+    """What was evaluated after a training and is no point of a curve, by name and weights."""
 
 
 def figures(run: RunRecord) -> Figures:
@@ -102,7 +104,19 @@ def figures(run: RunRecord) -> Figures:
                 found[name][step] = number
             else:
                 found[name] = {step: number}
-    return Figures(_ordered(curves), _ordered(ends))
+    return Figures(_ordered(curves), _ordered(ends), _apart(run))
+
+
+def _apart(run: RunRecord) -> dict[str, list[Point]]:
+    found: dict[str, list[Point]] = {}
+    for entry in run.apart:
+        step, of = finite(entry.get("step")), entry.get("of")
+        whose = "after the training" if of is None else f"of {text(of, 100)}"
+        for name, value in entry.items():
+            number = real(value)
+            if number is not None and name not in _PLACES and step is not None:
+                found.setdefault(f"{name} {whose}", []).append((step, number))
+    return found
 
 
 def history(run: RunRecord, name: str) -> list[Point]:

@@ -42,6 +42,8 @@ def _evaluation(split: str, found: dict[str, Any]) -> Iterator[Content]:
     at = "" if step is None else f" at step {step:,}"
     if step is None and "step" in found:
         at = ", by a process that had not trained"
+    if of := found.get("of"):
+        at = f", of {text(of, 100)}" + ("" if step is None else f", after step {step:,}")
     yield tag("p", f"The last evaluation{on}{at}.")
     if note := found.get("note"):
         yield tag("p", text(note), class_="dim")

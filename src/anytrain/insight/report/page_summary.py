@@ -59,7 +59,7 @@ def _where(run: RunRecord) -> str:
 def every_figure(known: Figures) -> Section | None:
     """Return all that was logged, a line each."""
     rows = []
-    for name, points in [*known.curves.items(), *known.ends.items()]:
+    for name, points in [*known.curves.items(), *known.ends.items(), *known.apart.items()]:
         values = _finite(points)
         ends = (values[0], values[-1], min(values), max(values)) if values else ()
         rows.append((name, f"{len(points):,}", *(map(number, ends) if ends else "––––")))
@@ -113,6 +113,9 @@ def _tiles(run: RunRecord, known: Figures) -> Iterator[tuple[str, Content, str]]
         is_figure = name.startswith(("eval_", "eval/")) and not is_clocked(name)
         if is_figure and (values := _finite(points)):
             yield name, number(values[-1]), _range(values)
+    for name, points in known.apart.items():
+        if not is_clocked(name.partition(" ")[0]) and (values := _finite(points)):
+            yield name, number(values[-1]), "no point of the curve"
     yield from _best(run)
     if life is not None:
         yield from _machine(together([each for each, _ in counted(run)]))

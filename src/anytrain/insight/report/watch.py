@@ -69,7 +69,7 @@ class RunView:
         self._earlier = earlier
         self._began: dict[str, Any] | None = None
         self._num_times = self._num_entries = 0
-        self._num_events = len(run.events)
+        self._num_events, self._num_apart = len(run.events), 0
         self._last: dict[str, Any] | None = None
         self._silent_for = 0.0
         self.evaluated: dict[str, str] = {}
@@ -147,7 +147,10 @@ class RunView:
             found.append((raw, lambda raw=raw: self._note(raw)))
         for event in run.events[min(self._num_events, len(run.events)) :]:
             found.append((event, lambda event=event: self._say(event)))
+        for raw in run.apart[min(self._num_apart, len(run.apart)) :]:
+            found.append((raw, lambda raw=raw: self.view.say(apart_words(raw))))
         self._num_times, self._num_events = len(times), len(run.events)
+        self._num_apart = len(run.apart)
         self._num_entries = len(run.metrics)
         self._last = run.metrics[-1] if run.metrics else None
         now = time.time()
@@ -412,6 +415,13 @@ def event_words(event: dict[str, Any]) -> str:
     if kind == "best":
         return f"best so far: {one_line(event.get('metric', ''))} {_short(event.get('value'))}"
     return ""
+
+
+def apart_words(raw: dict[str, Any]) -> str:
+    """Return an evaluation after a training as a line, with the weights that it was of."""
+    found = shown({name: value for name, value in raw.items() if name != "of"})
+    of, told = raw.get("of"), ", ".join(f"{name} {value}" for name, value in found.pairs())
+    return f"evaluated {one_line(of) if of else 'after the training'}: {told}"
 
 
 def _telling(history: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -378,4 +378,5 @@ def _entries(run: RunRecord) -> list[str]:
 def _events(run: RunRecord) -> list[str]:
     """Return the newest events in words, the newest first."""
     found = [watch.event_words(event) for event in run.events]
+    found += [watch.apart_words(raw) for raw in run.apart]
     return [words for words in reversed(found) if words][:_EVENTS]
