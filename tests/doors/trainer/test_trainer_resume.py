@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import signal
 import sys
 import warnings
@@ -16,6 +18,7 @@ import torch
 from anytrain.core import records
 from anytrain.core.errors import CheckpointError, Notice
 from anytrain.doors.callbacks import EarlyStoppingCallback, TrainerCallback
+from anytrain.insight.report.page import page
 from doors.trainer import lives
 from equivalence import twins
 from launching import run_command
@@ -392,6 +395,30 @@ def test_a_rate_that_the_checkpoint_has_settled_is_told(tmp_path: Path) -> None:
     with pytest.warns(Notice, match=told):
         ran = twins.train(twins.OURS, tmp_path, **given)
     assert [entry["learning_rate"] for entry in ran.history if "learning_rate" in entry][-1] == 1e-3
+
+
+def test_a_resume_with_other_arguments_tells_what_was_used_and_what_changed(
+    tmp_path: Path,
+) -> None:
+    given = {"model": twins.regression, "train_dataset": twins.points(24), "save_strategy": "steps"}
+    given |= {"save_steps": 2, "max_steps": 2, "lr_scheduler_type": "constant"}
+    twins.train(twins.OURS, tmp_path, **given, learning_rate=1e-3, seed=42)
+    given |= {"resume": True, "learning_rate": 5e-2, "seed": 7}
+    with pytest.warns(Notice, match=r"learning_rate 0.001 \(given: 0.05\)"):
+        twins.train(twins.OURS, tmp_path, **{**given, "max_steps": 4})
+    with pytest.warns(Notice, match=r"learning_rate 0.001 \(given: 0.05\)"):  # of the third start
+        twins.train(twins.OURS, tmp_path, **{**given, "max_steps": 6})
+    run = records.open_run(tmp_path)
+    assert [start.get("used") for start in run.starts] == [
+        None,
+        *[{"learning_rate": 1e-3}] * 2,
+    ]
+    text = html.unescape(re.sub("<[^>]+>", " ", page(run)))
+    assert "The starts differ in max_steps, seed (see Arguments)." in text
+    assert "Its checkpoint's learning_rate counted, not what was given." in text
+    assert re.search(r"Given, and not used.*learning_rate +0\.05 +0\.001", text)
+    assert re.search(r"max_steps +start 3 +4 +4 +6", text)
+    assert "The seed was 42 first, then 7 from step 2 on." in text
 
 
 def saved_of(tmp_path: Path, **given: Any) -> dict[str, Any]:

@@ -418,3 +418,19 @@ def test_a_chart_says_in_words_what_it_shows() -> None:
     assert chart.summary == "from 4 to 2; lowest 1 at step 2, highest 4 at step 1."
     assert Chart("a", "A", [Series("one", [(7, 4.0)])]).summary == "4 at step 7."
     assert Chart("a", "A", [Series("one", [(7, None)])]).summary == "no finite value."
+
+
+def test_what_changed_between_the_starts_is_told(run_folder: Path) -> None:
+    record = json.loads((run_folder / "run.json").read_text())
+    first, second = record["starts"]
+    second |= {"arguments": {**second["arguments"], "seed": 8}, "step": 200}
+    second["data"] = {"train": {**first["data"]["train"], "num_rows": 9}}
+    (run_folder / "run.json").write_text(json.dumps(record))
+    text = re.sub("<[^>]+>", " ", page(open_run(run_folder)))
+    assert "The starts differ in seed, data.train.num_rows (see Arguments)." in text
+    assert "The seed was 7 first, then 8 from step 200 on." in text
+    assert re.search(r"data\.train\.num_rows +start 2 +200 +3668 +9", text)
+
+
+def test_starts_that_are_alike_are_told_without_a_difference(run_folder: Path) -> None:
+    assert "differ" not in re.sub("<[^>]+>", " ", page(open_run(run_folder)))

@@ -64,6 +64,7 @@ class Recording(Reports):
     _get_output_dir: Callable[[Any], str]
     processing_class: Any
     is_in_train: bool
+    _settled: Mapping[str, Any]
     _weights_of: str | None = None
     """The checkpoint whose weights the model holds since its training ended; None: its own."""
     _has_recorded_training = False
@@ -134,7 +135,8 @@ class Recording(Reports):
 
         def facts() -> dict[str, Any]:
             found = starting.start(self._session, self.model, sets)
-            return {**found, "arguments": origin.settings(args.to_dict())}
+            found["arguments"] = origin.settings(args.to_dict())
+            return {**found, "used": dict(self._settled)} if self._settled else found
 
         self._record.begin(facts, named, self.state.global_step)
 

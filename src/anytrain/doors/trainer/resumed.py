@@ -89,19 +89,21 @@ def position_of(saved: Loaded, loader: Any) -> dict[str, Any]:
     return {**position, "samples": position["done"] * size, "ended": ended}
 
 
-def tell_settled(arguments: Path, given: Any) -> None:
-    """Give notice of arguments that differ from those that the checkpoint was made with."""
+def tell_settled(arguments: Path, given: Any) -> dict[str, Any]:
+    """Give notice of arguments that differ from those that the checkpoint was made with.
+
+    Return what is used in the place of what was given, by name.
+    """
     try:
         saved = json.loads(as_file(arguments).read_text())
         kept = {name: saved[name] for name in _SETTLED if name in saved}
         check(kept, Named(Number()))
         schedule = saved.get("lr_scheduler_type")
     except (OSError, ValueError, TypeError, AttributeError, RecursionError, Misfit):
-        return  # another library's, or one that a subclass writes: there is nothing to compare
+        return {}  # another library's, or one that a subclass writes: there is nothing to compare
+    used = {name: value for name, value in kept.items() if value != getattr(given, name)}
     changed = [
-        f"{name} {value:g} (given: {getattr(given, name):g})"
-        for name, value in kept.items()
-        if value != getattr(given, name)
+        f"{name} {value:g} (given: {getattr(given, name):g})" for name, value in used.items()
     ]
     if changed:
         _tell(
@@ -114,6 +116,7 @@ def tell_settled(arguments: Path, given: Any) -> None:
             f"The checkpoint's lr_scheduler_type is {schedule}, this run's is {now}: the learning "
             f"rate goes on where {now} is at this step, which is not where {schedule} left it."
         )
+    return used
 
 
 def tell_other_data(saved: int | None, now: int | None, progress: Progress) -> None:

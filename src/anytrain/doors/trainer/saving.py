@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import shutil
@@ -12,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from torch import nn
@@ -96,6 +98,8 @@ class Saving(Pieces):
     """Whether a training of this Trainer came to its end."""
     _went_on_from: Path | None = None
     _given: Path | None = None
+    _settled: Mapping[str, Any] = MappingProxyType({})
+    """What a checkpoint has brought in the place of arguments that were given."""
     _tell: Callable[..., Any]
     _read_tokens: Callable[[], None]
     store_flos: Callable[[], None]
@@ -145,14 +149,17 @@ class Saving(Pieces):
             tokenizer = getattr(self.data_collator, "tokenizer", None)
         if hasattr(tokenizer, "save_pretrained"):
             tokenizer.save_pretrained(str(folder))
-        write_text(folder / ARGUMENTS_NAME, self.args.to_json_string() + "\n")
+        told = self.args.to_json_string()
+        if self._settled:  # what a run that goes on from here goes on with
+            told = json.dumps({**self.args.to_dict(), **self._settled}, indent=2)
+        write_text(folder / ARGUMENTS_NAME, told + "\n")
 
     # -- checkpoints --------------------------------------------------------------------------
 
     def _begin_saving(self) -> None:
         """Save and leave between two steps when a signal asks."""
         session = self._run.session
-        self._between = BetweenSteps()
+        self._between, self._settled = BetweenSteps(), {}
         if self.args.save_on_signal and self.args.output_dir is not None:
             self._between.interrupts = stop_on_signals(session, self._save_interrupted)
         session.cursor.stops = self._between
@@ -371,7 +378,7 @@ class Saving(Pieces):
             run.loaders[0].load_state_dict(position_of(loaded, run.loaders[0]))
             self.state.train_batch_size = self.args.train_batch_size
             if run.session.world.rank == 0:
-                tell_settled(path / ARGUMENTS_NAME, self.args)
+                self._settled = tell_settled(path / ARGUMENTS_NAME, self.args)
                 tell_other_data(standing.num_samples, self._num_samples(), self._progress)
         if self.args.ignore_data_skip:
             self._progress.batch, self._progress.this_epoch = 0, None

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from anytrain.core import records
 from anytrain.core.errors import BadInput
 from anytrain.core.records import Life, counted, together
-from anytrain.insight.report import diff_curves
+from anytrain.insight.report import diff_curves, starts
 from anytrain.insight.report.diff_curves import Curve, Parting
 from anytrain.insight.report.page_curves import is_clocked
+from anytrain.insight.report.starts import flat
 
 if TYPE_CHECKING:
     from anytrain.core.records import RunRecord
@@ -97,7 +98,7 @@ def _facts(run: RunRecord) -> dict[str, dict[str, Any] | None]:
     """Return what a run says of itself, by group; None for a group that it says nothing of."""
     start = run.starts[-1] if run.starts else {}
     began = run.lives[-1].began if run.lives else {}
-    arguments = _mapping(start.get("arguments")) or _mapping(began.get("settings"))
+    arguments = starts.arguments(start) or _mapping(began.get("settings"))
     git = _mapping(start.get("git"))
     code = {f"git {key}": value for key, value in git.items()}
     versions = _mapping(start.get("versions")) or _mapping(began.get("versions"))
@@ -120,21 +121,6 @@ def _facts(run: RunRecord) -> dict[str, dict[str, Any] | None]:
 
 def _mapping(value: object) -> dict[str, Any]:
     return dict(value) if isinstance(value, Mapping) else {}
-
-
-def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
-    """Return nested mappings as one level, their keys joined by a dot.
-
-    >>> flat({"train": {"num_rows": 3}, "eval": None})
-    {'train.num_rows': 3, 'eval': None}
-    """
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            found |= flat(value, f"{before}{key}.")
-        else:
-            found[f"{before}{key}"] = value
-    return found
 
 
 def _plan(run: RunRecord, start: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,24 +9,53 @@ from typing import Any
 from anytrain.core.records import RunRecord
 from anytrain.core.text import amount
 from anytrain.insight.pages.curves import number
-from anytrain.insight.pages.page import Markup, tag
+from anytrain.insight.pages.page import Markup, table, tag
+from anytrain.insight.report import starts
 from anytrain.insight.report.page_section import Section, facts, section
 from anytrain.insight.report.page_values import finite, listed, mapping, text, whole
 
 
 def arguments(run: RunRecord, defaults: Mapping[str, Any]) -> Section | None:
     """Return the run's arguments: those that are not the default first."""
-    given = mapping(_start(run).get("arguments"))
+    given = starts.arguments(_start(run))
     if not given:
         settings = mapping(run.lives[-1].began.get("settings")) if run.lives else {}
-        return section("arguments", "Arguments", [facts(settings, "As far as they were recorded")])
+        told = [facts(settings, "As far as they were recorded"), _changes(run)]
+        return section("arguments", "Arguments", told)
     changed = {k: v for k, v in given.items() if not _is_default(k, v, defaults)}
     rest = {k: v for k, v in given.items() if k not in changed}
     content = [facts(changed, "Other than the default" if defaults else "As they were given")]
+    content += [_not_used(run), _changes(run)]
     if rest:
         told = tag("summary", f"{amount(len(rest), 'argument')} at the default")
         content.append(tag("details", told, facts(rest, "At the default")))
     return section("arguments", "Arguments", content)
+
+
+def _not_used(run: RunRecord) -> Markup:
+    """Return what was given and not used: a checkpoint that a run goes on from settles some."""
+    rows = [
+        (name, tag("code", text(given)), tag("code", text(used)))
+        for name, given, used in starts.not_used(_start(run))
+    ]
+    caption = "Given, and not used: the checkpoint that the run went on from has settled these"
+    return table(("name", "given", "used"), rows, caption=caption) if rows else Markup("")
+
+
+def _changes(run: RunRecord) -> Markup:
+    """Return in what the starts of a run differ, a line for each change."""
+    rows = [
+        (
+            each.name,
+            f"start {each.start}",
+            "–" if each.step is None else number(each.step),
+            tag("code", text(each.before)),
+            tag("code", text(each.after)),
+        )
+        for each in starts.changes(run)
+    ]
+    head = ("name", "changed with", "after step", "before", "from there on")
+    return table(head, rows, caption="In what the starts differ") if rows else Markup("")
 
 
 def surroundings(run: RunRecord) -> Section | None:
@@ -94,18 +123,31 @@ def _launched(start: dict[str, Any], command: list[str]) -> list[str]:
 
 def _remarks(run: RunRecord, git: dict[str, Any]) -> Iterator[str]:
     start = _start(run)
+    if starts.changes(run):
+        yield "The starts of the run differ (see Arguments): one command alone does not repeat it."
     if git.get("is_dirty"):
         yield "The code had changes that were not committed, so the commit alone is not what ran."
     for name, version in mapping(start.get("versions")).items():
         if "+" in text(version):
             yield f"The build of {name} was {text(version)}."
-    seed = whole(mapping(start.get("arguments")).get("seed"))
-    if seed is not None:
-        yield f"The seed was {seed}; the order of the samples and all random draws follow from it."
+    yield from _seeds(run)
     for split, data in _data(start):
         if known := data.get("fingerprint"):
             named = f"The fingerprint of the {split} data, a hash of some of its samples,"
             yield f"{named} was {text(known, 100)}."
+
+
+def _seeds(run: RunRecord) -> Iterator[str]:
+    seed = whole(starts.arguments(_start(run)).get("seed"))
+    changed = [each for each in starts.changes(run) if each.name == "seed"]
+    if changed:
+        told = [f"The seed was {text(changed[0].before)} first"]
+        for each in changed:
+            at = "" if each.step is None else f" from step {number(each.step)} on"
+            told.append(f"then {text(each.after)}{at}")
+        yield f"{', '.join(told)}."
+    elif seed is not None:
+        yield f"The seed was {seed}; the order of the samples and all random draws follow from it."
 
 
 def _is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:

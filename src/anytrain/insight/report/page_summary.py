@@ -11,9 +11,11 @@ from anytrain.insight.pages.page import Content, Markup, joined, table, tag
 from anytrain.insight.report.page_curves import Figures, counted, is_clocked, starts
 from anytrain.insight.report.page_section import Section, section
 from anytrain.insight.report.page_values import finite, mapping, moment, text, whole
+from anytrain.insight.report.starts import changes, not_used
 from anytrain.insight.report.steps import own_count, position
 
 _LOOKS = {"finished": "good", "running": "note", "failed": "error", "killed": "error"}
+_NAMED = 4
 _TRAINING = ("data", "transfer", "step", "wait", "other")
 
 
@@ -43,6 +45,12 @@ def how_it_stands(run: RunRecord) -> str:
         told += (
             f" It was started {'twice' if num_starts == 2 else f'{num_starts} times'}{_where(run)}."
         )
+    names = list(dict.fromkeys(each.name for each in changes(run)))
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        told += f" The starts differ in {', '.join(names[:_NAMED])}{more} (see Arguments)."
+    if unused := [name for name, _, _ in not_used(run.starts[-1] if run.starts else {})]:
+        told += f" Its checkpoint's {', '.join(unused)} counted, not what was given."
     return told
 
 
