@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from anytrain import Accelerator, set_seed
 from anytrain.core import records
+from anytrain.insight.report.page_summary import how_it_stands
+from anytrain.insight.report.watch import ending
+from launching import run_command, script_file
 
 
 def begin(folder: Path | None, **given: Any) -> tuple[Any, ...]:
@@ -125,3 +129,51 @@ def test_a_loop_with_a_loader_of_its_own_has_a_start(tmp_path: Path, logs: bool)
     accelerator.end_training()
     run = records.open_run(tmp_path)
     assert (len(run.starts), run.state, steps(tmp_path)) == (1, "ended", [1, 2])
+
+
+ENDS = """
+import os, signal, sys, torch
+from anytrain import Accelerator
+folder, how, only = sys.argv[1], sys.argv[2], int(sys.argv[3])
+accelerator = Accelerator(cpu=True, project_dir=folder)
+model = torch.nn.Linear(2, 1)
+loader = torch.utils.data.DataLoader(torch.randn(64, 2), batch_size=4)
+model, optimizer, loader = accelerator.prepare(
+    model, torch.optim.SGD(model.parameters(), lr=0.1), loader
+)
+for number, batch in enumerate(loader, 1):
+    accelerator.backward(model(batch).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+    if number == 4 and accelerator.process_index == only:
+        if how == "raise":
+            raise ValueError("boom with token=abc123secret")
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "state", "told"),
+    [
+        ("raise", "failed", "The run failed at step 4 by ValueError: boom with token="),
+        ("stop", "stopped", "The run was stopped at step 4."),
+    ],
+)
+def test_how_a_loop_ended_is_on_record(tmp_path: Path, how: str, state: str, told: str) -> None:
+    with script_file(ENDS) as script:
+        run_command([sys.executable, script, tmp_path, how, 0], check=False)
+    run = records.open_run(tmp_path)
+    assert run.state == state
+    assert ending(run).startswith(told)
+    assert "abc123secret" not in (tmp_path / records.TIMESHEET).read_text()
+
+
+def test_a_failure_of_another_rank_is_on_record_with_its_error(tmp_path: Path) -> None:
+    words = ["-m", "anytrain", "launch", "--num_processes", "2"]
+    with script_file(ENDS) as script:
+        ran = run_command([sys.executable, *words, script, tmp_path, "raise", 1], check=False)
+    assert ran.returncode != 0
+    run = records.open_run(tmp_path)
+    assert run.state == "failed", ran.stderr
+    assert ending(run).startswith("The run failed at step 4 by rank 1: ValueError: boom with")
+    assert "The error was: rank 1: ValueError: boom with" in how_it_stands(run)

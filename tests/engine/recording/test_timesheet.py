@@ -118,3 +118,37 @@ def test_a_run_whose_folder_was_removed_ends_without_a_word(tmp_path) -> None:
         tmp_path / "run",
     )
     assert "timesheet" not in told.stderr
+
+
+def test_a_rank_that_failed_counts_where_the_main_one_never_said_how_it_ended(
+    tmp_path: Path,
+) -> None:
+    child = run_script("import os; print(os.getpid())")
+    main, other = (
+        sheet(tmp_path),
+        Timesheet(tmp_path, Ledger(), begin=dict, standing=lambda: {"step": 3}, rank=2),
+    )
+    main.start()
+    main.write()
+    other.start()
+    other.end("failed", ValueError("boom"))
+    (life,) = records.read(tmp_path)
+    assert (life.state, life.end_step, life.error) == ("running", 5, "rank 2: ValueError: boom")
+    text = (tmp_path / TIMESHEET).read_text()
+    gone = f'"pid": {child.stdout.strip()}'
+    (tmp_path / TIMESHEET).write_text(text.replace(f'"pid": {os.getpid()}', gone))
+    (life,) = records.read(tmp_path)
+    assert life.state == "failed"
+
+
+def test_an_error_that_tells_of_another_ranks_end_is_no_failure_of_its_own(tmp_path: Path) -> None:
+    main, other = (
+        sheet(tmp_path),
+        Timesheet(tmp_path, Ledger(), begin=dict, standing=lambda: {"step": 3}, rank=1),
+    )
+    main.start()
+    main.write()
+    other.start()
+    other.end("failed", RuntimeError("[gloo/transport/tcp/pair.cc:1] Connection closed by peer"))
+    (life,) = records.read(tmp_path)
+    assert (life.failure, life.error) == ({}, None)

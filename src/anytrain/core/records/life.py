@@ -2,7 +2,8 @@
 
 `timesheet.jsonl` holds one JSON object a line, appended, so that a killed run has a record too. A
 "begin" line opens each life: its plan and settings. "time" lines follow, each with all seconds of
-that life so far; an "end" line is the last one of a life that was not killed.
+that life so far; an "end" line is the last one of a life that was not killed. A "failed" line
+is another rank's: it says which error ended it, where the main rank may never come to say so.
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ class Life:
     times: list[dict[str, Any]] = field(default_factory=list)
     """All that was written after its begin, the oldest first."""
 
+    failure: dict[str, Any] = field(default_factory=dict)
+    """What another rank than the main one said of its failure, the first that did."""
+
     @property
     def seconds(self) -> dict[str, float]:
         """Wall time by name."""
@@ -63,9 +67,16 @@ class Life:
         never said how), "killed", or "unknown": only the host that it runs on can tell whether a
         run that has not ended is still there.
         """
-        if "how" in self.last:
-            return str(self.last["how"])
-        return standing(self.began)
+        found = str(self.last["how"]) if "how" in self.last else standing(self.began)
+        return "failed" if self.failure and found not in ("finished", "running") else found
+
+    @property
+    def error(self) -> str | None:
+        """By which error it failed, where that is known; with the rank that it was raised on."""
+        if isinstance(told := self.failure.get("error"), str):
+            return f"rank {_whole(self.failure.get('rank'), 0)}: {told}"
+        own = self.last.get("error")
+        return own if isinstance(own, str) else None
 
     @property
     def heard(self) -> float | None:
@@ -102,6 +113,8 @@ def add_lines(lives: list[Life], entries: Iterable[dict[str, Any]]) -> None:
     for entry in entries:
         if entry.get("kind") == "begin":
             lives.append(Life(entry))
+        elif lives and entry.get("kind") == "failed":
+            lives[-1].failure = lives[-1].failure or entry
         elif lives:
             moved = entry.pop("revisions", [])
             known = moved if isinstance(moved, list) else []

@@ -49,16 +49,20 @@ def recorded(trainer: Trainer) -> Iterator[None]:
         ledger.begin()
     trainer._timesheet = trainer._between.timesheet = sheet
     trainer._begin_start()
-    how = "failed"
+    how, failure = "failed", None
     try:
         yield
         how = "finished"
     except (SystemExit, KeyboardInterrupt):
         how = "stopped"
         raise
+    except Exception as error:
+        failure = error
+        raise
     finally:
         if sheet is not None:
-            sheet.end(how)
+            sheet.end(how, failure)
+        failure = None  # its traceback holds this frame
         if trainer._record is not None:
             trainer._record.end()
         ledger.rest(OUTSIDE)

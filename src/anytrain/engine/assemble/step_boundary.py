@@ -15,7 +15,7 @@ from anytrain.core.notices import give_notice
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.checkpoint import files, locks
-from anytrain.engine.interrupts import Interrupts
+from anytrain.engine.interrupts import Interrupted, Interrupts
 from anytrain.engine.recording.losses import Losses
 from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.timesheet import Timesheet
@@ -89,7 +89,15 @@ class BetweenSteps:
         if self.writer is not None:
             self.told(self.writer.poll())
         if self.interrupts is not None:
-            self.interrupts.boundary()
+            self._stop_if_asked(self.interrupts)
+
+    def _stop_if_asked(self, interrupts: Interrupts) -> None:
+        try:
+            interrupts.boundary()
+        except Interrupted:
+            if self.timesheet is not None:
+                self.timesheet.leave()
+            raise
 
     def disarm(self) -> None:
         """Give the signals back: the run is over."""

@@ -28,7 +28,7 @@ def timesheet(
         session.ledger,
         begin=lambda: {**known(session), **begin()},
         standing=lambda: {**_standing(session), **standing()},
-        is_main=session.world.rank == 0,
+        rank=session.world.rank,
     )
 
 

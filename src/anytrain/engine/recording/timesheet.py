@@ -8,6 +8,7 @@ import socket
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -16,6 +17,7 @@ from anytrain.core.clock import Ledger
 from anytrain.core.notices import give_notice
 from anytrain.core.records import TIMESHEET, Life
 from anytrain.engine.recording.disk import reason
+from anytrain.engine.recording.last_error import in_words, is_cause, tell_of_errors
 from anytrain.engine.recording.trackers.files import append, to_json
 
 # A line a second, and later one for each hundredth of the time so far: a day makes 700 lines.
@@ -38,14 +40,16 @@ class Timesheet:
         *,
         begin: Facts,
         standing: Facts,
-        is_main: bool = True,
+        rank: int = 0,
     ) -> None:
         self.path = Path(folder) / TIMESHEET
         self._ledger = ledger
         self._begin, self._standing = begin, standing
-        self._is_main = is_main
+        self._rank, self._is_main = rank, rank == 0
         self._has_started = self._has_begun = self._has_complained = False
         self._how: str | None = None
+        self._error: str | None = None
+        self._at_exit = "ended"
         self._num_revisions = 0
         self._started = perf_counter()
         self._due = self._started
@@ -57,11 +61,34 @@ class Timesheet:
             self._ledger.begin()
             if ends_at_exit:
                 atexit.register(_end, weakref.ref(self))
+                tell_of_errors(self)
 
-    def end(self, how: str) -> None:
-        """Say how the run ended, if it began and has not ended yet."""
-        if self._has_started and self._how is None:
+    def end(self, how: str, error: BaseException | None = None) -> None:
+        """Say how the run ended, if it began and has not ended yet; and by which error.
+
+        Another rank than the main one says what failed in it: the main one may not come to it.
+        """
+        if not self._has_started or self._how is not None or self.was_removed():
+            return
+        if error is not None and how == "failed":
+            self._error = in_words(error)
+            if not self._is_main and is_cause(error):
+                self._tell_failure()
+        if self._is_main:
             self.write(how)
+        self._how = how
+
+    def _tell_failure(self) -> None:
+        """Add to the main rank's record that this rank has failed, where that record is here."""
+        now = self._standing()
+        with suppress(OSError):
+            if now.get("step") and self.path.is_file():
+                told = {"kind": "failed", "time": round(time.time(), 3), "step": now["step"]}
+                append(self.path, to_json({**told, "rank": self._rank, "error": self._error}))
+
+    def leave(self) -> None:
+        """Take note that a signal ends the process now, between two steps."""
+        self._at_exit = "stopped"
 
     def was_removed(self) -> bool:
         """Whether somebody has removed the run's folder, as scripts do with a temporary one."""
@@ -88,6 +115,7 @@ class Timesheet:
         entry = {"kind": "time", **self._now()}
         if self._how is not None:
             entry |= {"kind": "end", "how": self._how}
+            entry |= {} if self._error is None else {"error": self._error}
         revisions = entry.pop("revisions", [])
         entry["revisions"] = revisions[self._num_revisions :]
         if not self._has_begun:
@@ -138,5 +166,5 @@ class Timesheet:
 
 def _end(sheet: weakref.ref[Timesheet]) -> None:
     found = sheet()
-    if found is not None and not found.was_removed():
-        found.end("ended")
+    if found is not None:
+        found.end(found._at_exit)

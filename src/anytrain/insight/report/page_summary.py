@@ -108,7 +108,7 @@ def _last_words(run: RunRecord, life: Life | None) -> str:
 
 
 def _error(life: Life | None) -> str:
-    error = None if life is None else life.last.get("error")
+    error = None if life is None else life.error
     return f"The error was: {text(error)}" if error else ""
 
 

@@ -327,13 +327,18 @@ def ending(run: RunRecord) -> str:
     last = heard(run)
     told = {
         "finished": "Training done.",
-        "failed": f"The run failed at step {step}.",
+        "failed": f"The run failed at step {step}{_by(run)}.",
         "stopped": f"The run was stopped at step {step}.",
         "ended": f"The run's process ended at step {step}.",
         "killed": f"The run was killed after step {step}"
         + ("." if last is None else f"; last heard {_ago(last)}."),
     }
     return told.get(run.state, f"The run is over: {one_line(run.state)}.")
+
+
+def _by(run: RunRecord) -> str:
+    error = run.lives[-1].error if run.lives else None
+    return f" by {one_line(error).rstrip('.')}" if error else ""
 
 
 def summary(watch: RunView) -> Summary:
