@@ -124,7 +124,7 @@ def test_plain_ends_with_the_summary() -> None:
         "  epochs              3\n"
         "  time                1:15\n"
         "  samples/s           312\n"
-        "  training loss       0.25 (lowest 0.2 at step 50)\n"
+        "  last loss           0.25 (lowest 0.2 at step 50)\n"
         "  eval_accuracy       0.86\n"
         "  best eval_accuracy  0.87 at step 40\n"
         "  best checkpoint     runs/mrpc/checkpoint-40\n"

@@ -434,3 +434,17 @@ def test_what_changed_between_the_starts_is_told(run_folder: Path) -> None:
 
 def test_starts_that_are_alike_are_told_without_a_difference(run_folder: Path) -> None:
     assert "differ" not in re.sub("<[^>]+>", " ", page(open_run(run_folder)))
+
+
+def test_the_last_loss_is_not_called_as_the_mean_of_the_run_is(tmp_path: Path) -> None:
+    mean = {"step": 2, "train_runtime": 1.0, "train_loss": 0.75}
+    logged = [{"step": 1, "loss": 1.0}, {"step": 2, "loss": 0.5}]
+    for name, lines, tile in (
+        ("both", [*logged, mean], "last loss 0.5"),
+        ("mean", [mean], "training loss 0.75 mean of the run"),
+    ):
+        (tmp_path / name).mkdir()
+        text = "".join(f"{json.dumps(line)}\n" for line in lines)
+        (tmp_path / name / "metrics.jsonl").write_text(text)
+        shown = re.sub("<[^>]+>", " ", page(open_run(tmp_path / name)))
+        assert tile in " ".join(shown.split())

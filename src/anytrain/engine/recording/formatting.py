@@ -105,7 +105,7 @@ class Summary:
         if self.samples_per_second is not None:
             rows.append((f"samples/s{of}", rate(self.samples_per_second)))
         if self.loss is not None:
-            rows.append(("training loss", number(self.loss) + self._lowest()))
+            rows.append(("last loss", number(self.loss) + self._lowest()))
         rows.extend((name, number(value)) for name, value in self.metrics.items())
         if self.best is not None:
             name, value, step = self.best

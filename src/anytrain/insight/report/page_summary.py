@@ -132,7 +132,7 @@ def _tiles(run: RunRecord, known: Figures) -> Iterator[tuple[str, Content, str]]
 def _losses(known: Figures) -> Iterator[tuple[str, Content, str]]:
     if values := _finite(known.curves.get("loss") or known.curves.get("train_loss") or []):
         first = f"first {number(values[0])}" if len(values) > 1 else ""
-        yield "training loss", number(values[-1]), first
+        yield "last loss", number(values[-1]), first
     elif values := _finite(known.ends.get("train_loss", [])):
         yield "training loss", number(values[-1]), "mean of the run"
 
