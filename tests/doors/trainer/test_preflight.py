@@ -10,7 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from anytrain import Accelerator, Trainer, TrainingArguments
+from anytrain import (
+    Accelerator,
+    EarlyStoppingCallback,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
 from anytrain.core import records
 from anytrain.core.errors import Notice, WrongOrder
 from anytrain.insight.preflight.report import FILE
@@ -143,3 +149,77 @@ def test_a_full_memory_is_recorded_beside_what_was_foretold(
     assert because.startswith("the memory was full with a batch of 8")
     missed = "a preflight had foretold 1.00 GiB, and that a batch fits cpu"
     assert because.endswith(missed) == is_foretold
+
+
+class Reads(TrainerCallback):
+    """A callback that checks what the arguments say, and asks for what it likes."""
+
+    def _take(self, event: str, args: Any) -> None:
+        names = ("eval_strategy", "save_strategy", "logging_strategy", "load_best_model_at_end")
+        read = [getattr(args, name) for name in (*names, "metric_for_best_model", "report_to")]
+        if [str(each) for each in read[:3]] != ["steps"] * 3 or read[3:] != [True, "loss", ["csv"]]:
+            raise ValueError(f"{event} saw {read}")
+        if not args.eval_on_start or args.eval_steps != 1:
+            raise ValueError(f"{event} saw other evaluations")
+
+    def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._take("init_end", args)
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._take("train_begin", args)
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._take("step_begin", args)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        self._take("step_end", args)
+        control.should_save = control.should_evaluate = True
+
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        raise ValueError("a rehearsal saves nothing")
+
+
+def test_callbacks_see_the_users_own_arguments_in_a_preflight(tmp_path: Path) -> None:
+    rows = [{"x": torch.full((4,), float(n)), "labels": n % 2} for n in range(16)]
+    args = TrainingArguments(
+        str(tmp_path / "run"),
+        max_steps=5,
+        eval_strategy="steps",
+        eval_steps=1,
+        eval_on_start=True,
+        save_steps=1,
+        logging_steps=1,
+        load_best_model_at_end=True,
+        metric_for_best_model="loss",
+        report_to=["csv"],
+        use_cpu=True,
+    )
+    made = Trainer(
+        Model(99),
+        args,
+        train_dataset=rows,
+        eval_dataset=rows,
+        callbacks=[EarlyStoppingCallback(2), Reads()],
+    )
+    (outlook,) = made.preflight("cuda:24GB", quick=True).outlooks
+    assert outlook.verdict == "runs, fits"
+    assert [each.name for each in (tmp_path / "run").iterdir()] == [FILE]
+
+
+def test_a_training_shorter_than_a_rehearsal_is_foretold_with_its_strategies(
+    tmp_path: Path, recwarn: pytest.WarningsRecorder
+) -> None:
+    rows = [{"x": torch.full((4,), float(n)), "labels": n % 2} for n in range(16)]
+    args = TrainingArguments(
+        str(tmp_path / "run"),
+        max_steps=1,
+        eval_strategy="epoch",
+        save_strategy="epoch",
+        load_best_model_at_end=True,
+        use_cpu=True,
+    )
+    made = Trainer(Model(99), args, train_dataset=rows, eval_dataset=rows)
+    (outlook,) = made.preflight("cuda:24GB", quick=True).outlooks
+    assert outlook.verdict.startswith("runs, ")  # one step alone tells nothing of the memory
+    assert not list((tmp_path / "run").iterdir())
+    assert not [each for each in recwarn if issubclass(each.category, Notice)]

@@ -15,23 +15,22 @@ if TYPE_CHECKING:
 
 NUM_STEPS = 2
 _QUIET: dict[str, Any] = {
-    "save_strategy": "no",
-    "eval_strategy": "no",
-    "logging_strategy": "no",
-    "eval_on_start": False,
-    "load_best_model_at_end": False,
     "push_to_hub": False,
-    "report_to": [],
     "disable_tqdm": True,
     "save_on_signal": False,
     "use_cpu": False,
     "step_engine": "eager",
     "resume_from_checkpoint": None,
 }
+"""What would reach beyond the rehearsal's folder, or choose another device or step.
+
+The strategies, what is best and the trackers stay the user's: callbacks read them, and refuse what
+does not go together. That nothing comes of them is seen to where they are acted on.
+"""
 
 
 def arguments(args: TrainingArguments, watch: Observer) -> TrainingArguments:
-    """Return the arguments with another folder, and nothing that logs, saves or reports."""
+    """Return the arguments with another folder; what callbacks decide by is as it was given."""
     watch.tell(output_dir=str(args.output_dir or ""), buckets=str(args.length_buckets or "off"))
     quiet = copy.copy(args)
     for name, value in {**_QUIET, "output_dir": watch.folder}.items():
@@ -60,14 +59,18 @@ def _lengths(dataset: Any) -> tuple[int, ...]:
 
 
 class _LeaveAfter(TrainerCallback):
-    """Evaluate one batch after the second step, and leave."""
+    """Evaluate one batch after the second step, or the last, and leave.
+
+    It comes last, so it can take back what the callbacks before it, ours and the user's, ask for.
+    """
 
     def __init__(self, trainer: Trainer, watch: Observer) -> None:
         self._trainer, self._watch = trainer, watch
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the books before anything else runs."""
-        if state.global_step < NUM_STEPS:
+        _take_back(control)
+        if state.global_step < min(NUM_STEPS, state.max_steps):
             return
         trainer, watch = self._trainer, self._watch
         watch.recorder.end_steps()
@@ -76,3 +79,11 @@ class _LeaveAfter(TrainerCallback):
                 trainer.compute_metrics = lambda *args, **kwargs: {}
             trainer.evaluate()
         watch.leave()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let nothing come of an epoch's end."""
+        _take_back(control)
+
+
+def _take_back(control: Any) -> None:
+    control.should_log = control.should_evaluate = control.should_save = False

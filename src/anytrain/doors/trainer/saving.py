@@ -167,8 +167,11 @@ class Saving(Pieces):
     def _alone_in_folder(self) -> AbstractContextManager[None]:
         """Return what keeps the folder to this run while it trains."""
         root = Path(self._get_output_dir(self._trial)).resolve()
-        saves = self.args.save_strategy != "no"
-        return alone(root, self._session.world, saves=saves)
+        return alone(root, self._session.world, saves=self._saves_between())
+
+    def _saves_between(self) -> bool:
+        """Whether this training saves by itself; one that is only watched does not."""
+        return self.args.save_strategy != "no" and watching() is None
 
     def _begin_folder(self, resumed: Path | None) -> None:
         """Keep what an earlier run left in the folder apart, unless it is gone on from."""
@@ -176,7 +179,7 @@ class Saving(Pieces):
         self._went_on_from = resumed
         if resumed is not None and resumed.resolve().parent == root:
             self._own_folders.add(root)
-        elif self.args.save_strategy != "no":
+        elif self._saves_between():
             self._own_folder(root)
         if self._session.world.rank == 0:  # which alone looks for the best
             self._leave_branch(root)

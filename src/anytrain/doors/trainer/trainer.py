@@ -409,7 +409,7 @@ class Trainer(
         self.model_wrapped.train()
         set_mode(self.optimizer, is_training=True)
         self._tell("train_begin", facts=self._facts)
-        if self.args.eval_on_start:
+        if self.args.eval_on_start and watching() is None:
             self._evaluate(self._trial, self._ignored_in_eval, skip_scheduler=True)
         inputs, ledger = Inputs(self, model=self.model_wrapped), self._session.ledger
         step = self._remembering(inputs.checked_first(self._engine_step))
