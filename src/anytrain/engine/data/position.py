@@ -70,10 +70,10 @@ class LaidOut:
         """Let an epoch go on in the order it began with, whatever has changed since."""
         self._kept = (epoch, layout)
 
-    def order_layout(self) -> Mapping[str, Any]:
-        """Return what, with the epoch, decides its order."""
-        kept = self._kept
-        return kept[1] if kept is not None and kept[0] == self.epoch else self.layout
+    def order_layout(self, epoch: int | None = None) -> Mapping[str, Any]:
+        """Return what, with the epoch, decides its order; None is the epoch that comes next."""
+        kept, epoch = self._kept, self.epoch if epoch is None else epoch
+        return kept[1] if kept is not None and kept[0] == epoch else self.layout
 
 
 class RestOfBatches(BatchSampler):

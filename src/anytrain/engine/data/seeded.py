@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any, NamedTuple
 
@@ -30,6 +30,7 @@ from anytrain.engine.data.collate import collate as stacked
 from anytrain.engine.data.columns import DropColumns
 from anytrain.engine.data.masks import WithoutFullMask
 from anytrain.engine.data.padding import ToBuckets
+from anytrain.engine.data.position import LaidOut
 from anytrain.engine.data.table import Table
 
 _MASK = 2**64 - 1
@@ -49,24 +50,28 @@ _MOST_NAMED = 8
 _REMEMBERED = 10_000  # batches whose samples can be named after something went wrong
 
 
-class SeedableRandomSampler(RandomSampler):
-    """A random sampler whose order depends on the seed and the epoch alone."""
+class SeedableRandomSampler(LaidOut, RandomSampler):
+    """A random sampler whose order depends on the seed and the epoch alone.
+
+    An epoch that was begun under another seed ends in the order that it began with.
+    """
 
     def __init__(self, *args: Any, data_seed: int | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.initial_seed = torch.random.initial_seed() if data_seed is None else data_seed
         self.epoch = 0
 
+    @property
+    def layout(self) -> Mapping[str, Any]:  # type: ignore[override]  # it may be set between epochs
+        """What, with the epoch, decides the order."""
+        return {"seed": self.initial_seed}
+
     def __iter__(self) -> Iterator[int]:
         if self.generator is None:
             self.generator = torch.Generator()
-        self.generator.manual_seed(self.epoch + self.initial_seed)
+        self.generator.manual_seed(self.epoch + self.order_layout()["seed"])
         yield from super().__iter__()
         self.set_epoch(self.epoch + 1)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose order comes next."""
-        self.epoch = epoch
 
 
 class Ticket(NamedTuple):
