@@ -456,3 +456,78 @@ def test_a_schedule_that_cannot_read_the_saved_one_is_explained(tmp_path: Path) 
     given = saved_of(tmp_path, **moved) | {"lr_scheduler_type": "linear"}
     with pytest.raises(CheckpointError, match="schedule of the learning rate is not of this run's"):
         twins.train(twins.OURS, tmp_path, **given)
+
+
+class Seen(TrainerCallback):
+    """Nothing but a note of the samples that a training's batches held, in order."""
+
+    def __init__(self) -> None:
+        self.samples: list[float] = []
+
+    def collate(self, rows: twins.Rows) -> dict[str, torch.Tensor]:
+        """Stack the rows, and note them."""
+        self.samples += [row["x"][0] for row in rows]
+        names = ("x", "labels")
+        return {name: torch.tensor([row[name] for row in rows]) for name in names}
+
+
+@pytest.mark.parametrize("strategy", ["random", "group_by_length"])
+@pytest.mark.parametrize("changed", [{"seed": 7}, {"data_seed": 7}], ids=["seed", "data_seed"])
+def test_an_epoch_ends_in_the_order_it_began_with_under_another_seed(
+    tmp_path: Path, changed: dict[str, int], strategy: str
+) -> None:
+    rows = [{**row, "input_ids": [0] * (n % 5 + 1)} for n, row in enumerate(twins.points(24))]
+    given: dict[str, Any] = {"model": twins.regression, "train_dataset": rows, "max_steps": 9}
+    given |= {"save_strategy": "steps", "save_steps": 2, "train_sampling_strategy": strategy}
+    given |= {"per_device_train_batch_size": 4, "remove_unused_columns": False}
+    whole, rest, last = Seen(), Seen(), Seen()
+    twins.train(twins.OURS, tmp_path / "once", data_collator=whole.collate, **given)
+    first = {**given, "callbacks": [Dies(3)]}
+    with pytest.raises(Died):
+        twins.train(twins.OURS, tmp_path / "two", data_collator=Seen().collate, **first)
+    begun = {**given, **changed, "callbacks": [Dies(5)]}  # another life, of the same epoch
+    told = r"seed .*7.*This epoch ends in the order that it began with"
+    with pytest.warns(Notice, match=told), pytest.raises(Died):
+        twins.train(twins.OURS, tmp_path / "two", resume=True, data_collator=rest.collate, **begun)
+    twins.train(
+        twins.OURS,
+        tmp_path / "two",
+        resume=True,
+        data_collator=last.collate,
+        **{**given, **changed},
+    )
+    per_epoch = 24
+    assert rest.samples[:12] == whole.samples[8:20]
+    assert last.samples[:8] == whole.samples[16:per_epoch]
+    assert last.samples[8:] != whole.samples[per_epoch:]
+    assert sorted(last.samples[8:]) != sorted(whole.samples[per_epoch:32])
+
+
+def test_a_resumed_run_says_where_it_goes_on_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = saved_of(tmp_path, disable_tqdm=True)
+    assert "goes on from" not in capsys.readouterr().err
+    twins.train(twins.OURS, tmp_path, **given)
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "goes on" in each]
+    assert line == f"anytrain: goes on from {tmp_path / 'checkpoint-4'} at step 4 of 12"
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        ({"max_steps": 30}, "to end at step 12, this one ends at step 30: the learning rate goes"),
+        ({"num_train_epochs": 3}, "was to end at step 12, this one ends at step 18"),
+        ({"save_steps": 3}, "had save_steps 4, this one has 3"),
+        ({"eval_steps": 5}, "had eval_steps 2, this one has 5"),
+    ],
+)
+def test_another_end_or_interval_than_the_checkpoints_is_told_once(
+    tmp_path: Path, changed: dict[str, int], told: str
+) -> None:
+    given = saved_of(tmp_path, eval_strategy="steps", eval_steps=2) | changed
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", Notice)
+        twins.train(twins.OURS, tmp_path, **given)
+    (notice,) = [str(each.message) for each in caught if issubclass(each.category, Notice)]
+    assert told in notice

@@ -22,16 +22,11 @@ from anytrain.core import environment
 from anytrain.core.errors import CheckpointError, NoCheckpoint
 from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks import TrainerState
-from anytrain.doors.trainer import adapters, added_files
+from anytrain.doors.trainer import adapters, added_files, changed
 from anytrain.doors.trainer.earlier_runs import alone, clear_the_way
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, last_checkpoint
 from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
-from anytrain.doors.trainer.resumed import (
-    check_standing,
-    position_of,
-    tell_other_data,
-    tell_settled,
-)
+from anytrain.doors.trainer.resumed import check_standing, position_of
 from anytrain.doors.trainer.saving_hooks import Pieces
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import snapshot
@@ -61,6 +56,10 @@ class Standing:
         self._trainer = trainer
         self.num_samples: int | None = None
         """How many samples the loaded run trained on; None where that was not saved."""
+        self.state: Mapping[str, Any] = {}
+        """The fields of the loaded run's state."""
+        self.is_laid_out_anew = False
+        """Whether the loaded run had batches or steps of another size."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return plain values and tensors, as they are now."""
@@ -79,7 +78,8 @@ class Standing:
         own._meter.load_state_dict(saved["meter"], own._session.world)
         own._loss_so_far = tuple(saved["loss_so_far"])
         own._take_state(TrainerState(**saved["state"]))
-        self.num_samples = saved.get("num_samples")
+        self.num_samples, self.state = saved.get("num_samples"), saved["state"]
+        self.is_laid_out_anew = not own._progress.is_laid_out_like(saved["progress"])
 
 
 class Saving(Pieces):
@@ -378,11 +378,14 @@ class Saving(Pieces):
         else:
             standing = Standing(self)
             snapshot.restore(run, [standing], loaded, self._load_hooks(), own=own)
-            run.loaders[0].load_state_dict(position_of(loaded, run.loaders[0]))
+            arguments = changed.arguments_of(path / ARGUMENTS_NAME)
+            position, loader = position_of(loaded, run.loaders[0]), run.loaders[0]
+            loader.load_state_dict(changed.begun_with(position, loader, arguments))
             self.state.train_batch_size = self.args.train_batch_size
             if run.session.world.rank == 0:
-                self._settled = tell_settled(path / ARGUMENTS_NAME, self.args)
-                tell_other_data(standing.num_samples, self._num_samples(), self._progress)
+                self._settled = changed.tell_changed(arguments, standing, self)
+        if self.args.should_log:
+            changed.tell_place(path, self._progress)
         if self.args.ignore_data_skip:
             self._progress.batch, self._progress.this_epoch = 0, None
             run.loaders[0].rewind()
