@@ -95,3 +95,28 @@ def test_a_signal_that_is_ignored_stays_ignored(made: Interrupts) -> None:
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     made.disarm()
     assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
+def test_another_interrupt_after_the_save_lets_the_process_leave_in_peace(
+    made: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "_LEAVING_S", 200.0)  # a busy machine may come between
+    send(signal.SIGINT)
+    with pytest.raises(Interrupted):
+        made.boundary()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        send(number)
+    made.disarm()
+    with pytest.raises(Told):
+        send(signal.SIGINT)
+
+
+def test_a_process_that_takes_long_to_leave_can_be_interrupted(
+    made: Interrupts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(interrupts, "_LEAVING_S", 0.0)
+    send(signal.SIGINT)
+    with pytest.raises(Interrupted):
+        made.boundary()
+    with pytest.raises(Told):
+        send(signal.SIGINT)

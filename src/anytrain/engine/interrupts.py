@@ -31,6 +31,9 @@ _PATIENCE_S = 5.0
 _ONE_WISH_S = 0.5
 """Signals of one kind within so long are one wish: a terminal's reaches the ranks, and their
 launcher passes its own on."""
+_LEAVING_S = 5.0
+"""For so long after its save a process that leaves takes another Ctrl-C for the same wish: what is
+taken down at its end (the record, trackers, workers) must not be cut in two."""
 _generations = count()
 _armed: set[Interrupts] = set()
 
@@ -71,6 +74,7 @@ class Interrupts:
         self._first_of: dict[int, float] = {}
         self._is_announced = False
         self._is_leaving = False
+        self._leaves_until: float | None = None
         self._passed = 0
         self._last: int | None = None
         self._acknowledged = False
@@ -95,18 +99,23 @@ class Interrupts:
 
     def disarm(self) -> None:
         """Give the signals back."""
-        self._done.set()
         atexit.unregister(self.disarm)
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join(_AGREE_S)
+        self._stop_listening()
         if threading.current_thread() is threading.main_thread():
             for number, handler in self._before.items():
                 self._give_back(number, handler)
         self._before, self._is_armed = {}, False
         _armed.discard(self)
 
+    def _stop_listening(self) -> None:
+        self._done.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(_AGREE_S)
+
     def _give_back(self, number: signal.Signals, handler: Any) -> None:
         """Put a handler back; where a later run took the signal, that one puts it back."""
+        if self._leaves_until is not None and handler is signal.default_int_handler:
+            handler = _Late(self._leaves_until)
         if signal.getsignal(number) == self._note:
             signal.signal(number, handler)
         for other in _armed:
@@ -124,6 +133,9 @@ class Interrupts:
         if notes.peer_died(self._beats):  # the launcher ends the survivors: nothing to save
             os._exit(128 + number)
         hangup.let_go()
+        if self._leaves_until is not None:
+            self._note_late(number)
+            return
         # Only this process's own are counted: a peer's wish is no second Ctrl-C.
         now = time.monotonic()
         first = self._first_of.setdefault(number, now)
@@ -149,6 +161,11 @@ class Interrupts:
             self._is_announced = True
             asked = f"asked to stop by {notes.asked_by(number)}"
             _say(f"anytrain: {asked}: saving after this step, then stopping.")
+
+    def _note_late(self, number: int) -> None:
+        """The run is saved, and the process on its way out; only where that takes long, hurry."""
+        if time.monotonic() >= (self._leaves_until or 0.0):
+            self._yield_to_default(number)
 
     def _insist(self, number: int) -> None:
         """Stop at once for a second Ctrl-C, and for what comes again where no loop will see it."""
@@ -189,12 +206,19 @@ class Interrupts:
         self._is_leaving = True  # a repeated SIGTERM must not kill the save it asked for
         try:
             told = self._save()
-        finally:
+        except BaseException:
             self.disarm()
+            raise
+        stays = number == signal.SIGINT and in_notebook()
+        if stays:
+            self.disarm()
+        else:  # whoever ends the run gives the signals back, or the process's end does
+            self._leaves_until = time.monotonic() + _LEAVING_S
+            self._stop_listening()
         if self._world.rank == 0:
             _say(f"anytrain: {told}")
         notes.leave(self._beats, self._world.rank, "preempted", told)
-        if number == signal.SIGINT and in_notebook():
+        if stays:
             raise KeyboardInterrupt
         raise Interrupted(128 + number)
 
@@ -242,6 +266,18 @@ class Interrupts:
                 board.post(last_key, str(max(int(value) for value in told if value is not None)))
                 return
             time.sleep(_POLL_S)
+
+
+class _Late:
+    """Python's own answer to Ctrl-C, once a process that was told to leave has had time to."""
+
+    def __init__(self, until: float) -> None:
+        self._until = until
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """Interrupt, unless the wish is being fulfilled."""
+        if time.monotonic() >= self._until:
+            signal.default_int_handler(number, frame)
 
 
 def _say(text: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from anytrain.core import records
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.engine.interrupts import Interrupted
 from equivalence import twins
@@ -161,3 +162,27 @@ def test_a_signal_that_also_ends_who_reads_the_output_saves(number: int, tmp_pat
         assert time.monotonic() < deadline, (tmp_path / "log").read_text()
         time.sleep(0.05)
     job.wait()
+
+
+def test_two_interrupts_in_a_row_save_once_and_end_without_a_traceback(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    job = subprocess.Popen(
+        [sys.executable, "train.py", "."],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 240
+    while not (tmp_path / "began").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    job.send_signal(signal.SIGINT)
+    assert job.stderr is not None
+    told = []
+    for line in job.stderr:
+        told.append(line)
+        if "saved" in line:
+            job.send_signal(signal.SIGINT)
+    assert job.wait() == 130
+    assert [line.split(":")[1].split()[0] for line in told] == ["asked", "saved"]
+    assert records.read(tmp_path / "run")[-1].state == "stopped"
