@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import nn
 from anytrain.core.errors import NotFinite, Notice
 from equivalence import twins
 
-# The guard tells of the first update that it leaves out; what follows is what is tested here.
+# With on_nonfinite="skip" the first update left out is told; what follows is tested here.
 pytestmark = pytest.mark.filterwarnings("ignore:An update was skipped")
 
 BAD = 13  # in batches of 4 in order, a sample of the fourth step
@@ -220,3 +222,16 @@ def test_a_filtered_log_leaves_the_bad_loss_out(tmp_path: Path) -> None:
     )
     assert all(entry["loss"] == entry["loss"] for entry in ran.history if "loss" in entry)
     assert ran.output.training_loss == ran.output.training_loss
+
+
+@pytest.mark.parametrize("rule", ["stop", "rewind", "skip"])
+def test_a_skipped_update_is_told_where_skipping_is_what_comes_of_it(
+    tmp_path: Path, rule: str
+) -> None:
+    given = {**GIVEN, "on_nonfinite": rule, "save_strategy": "steps", "save_steps": 2}
+    ends = pytest.raises(NotFinite) if rule == "stop" else nullcontext()
+    with warnings.catch_warnings(record=True) as caught, ends:
+        warnings.simplefilter("always", Notice)
+        twins.train(twins.OURS, tmp_path, **given, logging_steps=1, train_dataset=rows())
+    told = [str(each.message) for each in caught if "An update was skipped" in str(each.message)]
+    assert bool(told) == (rule == "skip")

@@ -70,6 +70,8 @@ class HostGuard:
     """Read one flag, then update or not."""
 
     decides_on_device = False
+    tells = True
+    """Whether the first update that is skipped is said."""
 
     def __init__(self, device: torch.device) -> None:
         self._found = torch.zeros((), device=device)
@@ -119,7 +121,7 @@ class HostGuard:
     def _note(self) -> None:
         self._last = True
         self._count += 1
-        if self._count == 1:
+        if self.tells and self._count == 1:
             warn_of_skip()
 
     @property
@@ -277,9 +279,7 @@ class ScaledGuard:
 class _QuietHostGuard(HostGuard):
     """fp16's scale starts too high on purpose: its first skips are no news."""
 
-    def _note(self) -> None:
-        self._last = True
-        self._count += 1
+    tells = False
 
 
 class Judge:
@@ -304,6 +304,8 @@ class Judge:
         """Whether values are read at once: elsewhere than alone on a CPU that would be a wait."""
         self._lost: torch.Tensor | bool = False
         self._holds = holds
+        if holds and isinstance(optimizer.guard, HostGuard):
+            optimizer.guard.tells = False  # whoever looks at the step says what comes of it
         self.held = held
         """Infinite while updates are held back. One that is given is written to in place, so that
         a recording finds it again."""
