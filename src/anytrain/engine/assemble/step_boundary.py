@@ -89,15 +89,12 @@ class BetweenSteps:
         if self.writer is not None:
             self.told(self.writer.poll())
         if self.interrupts is not None:
-            self._stop_if_asked(self.interrupts)
-
-    def _stop_if_asked(self, interrupts: Interrupts) -> None:
-        try:
-            interrupts.boundary()
-        except Interrupted:
-            if self.timesheet is not None:
-                self.timesheet.leave()
-            raise
+            try:
+                self.interrupts.boundary()
+            except Interrupted:
+                if self.timesheet is not None:
+                    self.timesheet.leave()
+                raise
 
     def disarm(self) -> None:
         """Give the signals back: the run is over."""

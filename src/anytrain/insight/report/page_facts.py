@@ -20,8 +20,8 @@ def arguments(run: RunRecord, defaults: Mapping[str, Any]) -> Section | None:
     given = starts.arguments(_start(run))
     if not given:
         settings = mapping(run.lives[-1].began.get("settings")) if run.lives else {}
-        told = [facts(settings, "As far as they were recorded"), _changes(run)]
-        return section("arguments", "Arguments", told)
+        known = [facts(settings, "As far as they were recorded"), _changes(run)]
+        return section("arguments", "Arguments", known)
     changed = {k: v for k, v in given.items() if not _is_default(k, v, defaults)}
     rest = {k: v for k, v in given.items() if k not in changed}
     content = [facts(changed, "Other than the default" if defaults else "As they were given")]
