@@ -158,3 +158,24 @@ def test_looking_at_checkpoints_loads_no_torch(runs: Path, command: str) -> None
     )
     words = [sys.executable, "-c", code, command, str(runs)]
     subprocess.run(words, check=True, capture_output=True)
+
+
+def test_an_exported_model_beside_checkpoints_is_none_of_them(runs: Path) -> None:
+    final = runs / "final"
+    final.mkdir()
+    for name in ("model.safetensors", "config.json", "tokenizer.json", "training_args.json"):
+        (final / name).write_bytes(b"{}")
+    assert "final" not in said("verify", runs)
+    assert "final" not in said("list", runs)
+    assert "There is no checkpoint in" in said("verify", final, code=2)
+
+
+@pytest.mark.parametrize("name", ["best", "checkpoint-7"])
+def test_a_checkpoint_that_has_lost_its_manifest_is_damaged(runs: Path, name: str) -> None:
+    (runs / "step-3").rename(runs / name)
+    (runs / name / "manifest.json").unlink()
+    if name == "checkpoint-7":  # of the model alone
+        for each in (runs / name).iterdir():
+            if not each.name.startswith("model"):
+                each.unlink()
+    assert f"{name} " in said("verify", runs, code=1)

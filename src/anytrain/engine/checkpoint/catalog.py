@@ -19,6 +19,10 @@ from anytrain.engine.checkpoint.locks import claims_in
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest
 
 _HASHING_THREADS = 4
+_NUMBERED = re.compile(r"(checkpoint|step|epoch)[-_]?\d")
+"""How the folders of checkpoints are called."""
+_STATE = re.compile(r"(state|optimizer)(-rank\d+)?[.-]")
+"""Files of a checkpoint that no model alone has."""
 _commits: dict[Path, tuple[tuple[int, ...], int]] = {}
 """Manifests that were read: the state of the file, and when its checkpoint was committed."""
 
@@ -183,11 +187,19 @@ def _entry(name: str, path: Path) -> Entry:
 
 
 def _looks_like_one(path: Path) -> bool:
+    """Whether a folder is a checkpoint, though it may have lost its manifest.
+
+    Tensors alone do not make one: a model that was exported beside checkpoints has them too.
+    """
     try:
         held = os.listdir(path)
     except OSError:
         return True  # it will be reported as unreadable
-    return MANIFEST in held or any(name.endswith(".safetensors") for name in held)
+    if MANIFEST in held:
+        return True
+    has_tensors = any(name.endswith(".safetensors") for name in held)
+    is_named = _NUMBERED.match(path.name) is not None
+    return has_tensors and (is_named or any(_STATE.match(name) for name in held))
 
 
 def _age(entry: Entry) -> tuple[bool, int, str]:
