@@ -150,10 +150,7 @@ class Interrupts:
             if self._is_walking():
                 notes.tell_saving(self._beats)
             self._announce(number)
-        if not self._is_walking():
-            reminder = threading.Timer(_PATIENCE_S, self._remind, (number,))
-            reminder.daemon = True
-            reminder.start()
+        self._remind_later(number)
 
     def _announce(self, number: int) -> None:
         """Say once for all ranks what is going to happen."""
@@ -174,6 +171,12 @@ class Interrupts:
             raise KeyboardInterrupt
         if not self._is_leaving and not self._is_walking():
             self._yield_to_default(number)
+
+    def _remind_later(self, number: int) -> None:
+        if not self._is_walking():
+            reminder = threading.Timer(_PATIENCE_S, self._remind, (number,))
+            reminder.daemon = True
+            reminder.start()
 
     def _remind(self, number: int) -> None:
         """Ask once more where no loop has come that could have stopped."""

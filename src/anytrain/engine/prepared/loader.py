@@ -479,7 +479,6 @@ class PreparedLoader(DataLoader[Any]):
         if self._resume is not None:  # restored, and not walked since
             return {**self._resume, "iteration": self.iteration}
         position = self._position or Position(0, self._dealt.round_size)
-        held = self._dealt.laid_out()
         return {
             "iteration": self.iteration,
             "samples": position.samples,
@@ -491,7 +490,7 @@ class PreparedLoader(DataLoader[Any]):
             "generator": self.walk.generator_state(),
             "seed": self._seed,
             "stream": self._stream,
-            "layout": None if held is None else held.order_layout(self.iteration),
+            "layout": self._dealt.layout(self.iteration),
         }
 
     @property

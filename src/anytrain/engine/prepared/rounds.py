@@ -56,6 +56,11 @@ class Dealt:
             source = getattr(source, "sampler", None) if below is None else below
         return source
 
+    def layout(self, epoch: int) -> Mapping[str, Any] | None:
+        """Return what of a layout decides an epoch's order; None where nothing does."""
+        held = self.laid_out()
+        return None if held is None else held.order_layout(epoch)
+
     @property
     def per_batch(self) -> int:
         """How many batches of the global order make one that is handed out."""
