@@ -531,3 +531,17 @@ def test_another_end_or_interval_than_the_checkpoints_is_told_once(
         twins.train(twins.OURS, tmp_path, **given)
     (notice,) = [str(each.message) for each in caught if issubclass(each.category, Notice)]
     assert told in notice
+
+
+@pytest.mark.parametrize("now", ["sequential", "group_by_length"])
+@pytest.mark.parametrize("was", ["random", "group_by_length"])
+def test_a_run_goes_on_with_another_kind_of_order(tmp_path: Path, was: str, now: str) -> None:
+    rows = [{**row, "input_ids": [0] * (n % 5 + 1)} for n, row in enumerate(twins.points(24))]
+    given: dict[str, Any] = {"model": twins.regression, "train_dataset": rows, "max_steps": 9}
+    given |= {"save_strategy": "steps", "save_steps": 2, "data_collator": Seen().collate}
+    given |= {"per_device_train_batch_size": 4, "remove_unused_columns": False}
+    first = {**given, "train_sampling_strategy": was, "callbacks": [Dies(3)]}
+    with pytest.raises(Died):
+        twins.train(twins.OURS, tmp_path, **first)
+    twins.train(twins.OURS, tmp_path, resume=True, **given, train_sampling_strategy=now)
+    assert (tmp_path / "checkpoint-9").is_dir()

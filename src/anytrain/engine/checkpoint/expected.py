@@ -171,8 +171,7 @@ def check_loader(
         "generator": drawn,
         "seed": Maybe(Whole(-(2**63), 2**64 - 1)),
         "stream": Maybe(Named(Anything(), any_key=True)),
-        # Checkpoints of 0.1 know of no cut.
-        "layout?": Maybe({"cut?" if n == "cut" else n: _LAYOUT[n] for n in layout}),
+        "layout?": Maybe(_layout_of(saved, layout)),
     }
     check(saved, fields)
     place = {"ended": Flag(), "round_size": Whole(1), "reading": Row(Whole(), Whole())}
@@ -184,6 +183,15 @@ def check_loader(
     # What workers read of a stream counts in whole turns, also where the last ones are short.
     check(saved, {"samples": Whole(0, MOST if saved["reading"][1] else most)})
     check(saved, {"turned?": Maybe(Whole(0, saved["samples"]))})
+
+
+def _layout_of(saved: Any, own: Iterable[str]) -> dict[str, Any]:
+    """Return what a layout must hold: this loader's facts, or those of another kind of order."""
+    given = saved.get("layout") if isinstance(saved, Mapping) else None
+    is_other = isinstance(given, Mapping) and given.keys() <= _LAYOUT.keys()
+    names = given if given is not None and is_other else own
+    # Checkpoints of 0.1 know of no cut.
+    return {"cut?" if name == "cut" else name: _LAYOUT[name] for name in names}
 
 
 # -- schedules of the learning rate ------------------------------------------------------------

@@ -67,8 +67,12 @@ class LaidOut:
         self.epoch = epoch
 
     def keep_layout(self, layout: Mapping[str, Any], epoch: int) -> None:
-        """Let an epoch go on in the order it began with, whatever has changed since."""
-        self._kept = (epoch, layout)
+        """Let an epoch go on in the order it began with, whatever has changed since.
+
+        A layout of another kind of order says nothing of this one.
+        """
+        if layout.keys() - {"cut"} == self.layout.keys() - {"cut"}:
+            self._kept = (epoch, layout)
 
     def order_layout(self, epoch: int | None = None) -> Mapping[str, Any]:
         """Return what, with the epoch, decides its order; None is the epoch that comes next."""
