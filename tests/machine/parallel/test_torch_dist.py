@@ -27,9 +27,9 @@ def test_one_process_is_a_world_of_one():
 def test_a_launcher_hears_a_world_of_one(tmp_path):
     script = """
     import sys, torch
-    from anytrain.core.environment import Place
+    from anytrain.core.environment import RankPlace
     from anytrain.machine.parallel import torch_dist
-    world = torch_dist.join(Place(), "gloo", torch.device("cpu"), beats=sys.argv[1])
+    world = torch_dist.join(RankPlace(), "gloo", torch.device("cpu"), beats=sys.argv[1])
     world.mark(4, "training")
     """
     run_script(script, tmp_path)

@@ -23,7 +23,7 @@ RANK = """
 import os, sys, time
 from pathlib import Path
 from anytrain.machine.processes.heartbeat import Pulse
-from anytrain.machine.processes.rank_watch import Watch
+from anytrain.machine.processes.rank_watch import RankWatch
 
 folder, rank, size, mode = Path(sys.argv[1]), *map(int, sys.argv[2:4]), sys.argv[4]
 stall_s = float(sys.argv[5])
@@ -47,7 +47,7 @@ class Files:
 beats = str(folder) if mode == "launched" else None
 pulse = Pulse(rank, beats)
 pulse.mark(7, "forward")
-watch = Watch(pulse, Files(), size, stall_s, store_rank=0 if mode == "holds" else None)
+watch = RankWatch(pulse, Files(), size, stall_s, store_rank=0 if mode == "holds" else None)
 (folder / f"ready-{rank}").touch()
 while mode == "busy" and rank == 1 and not (folder / "compute").exists():
     time.sleep(0.05)
