@@ -36,6 +36,7 @@ from anytrain.core.errors import Notice
 
 folder = sys.argv[1]
 warnings.simplefilter("error", Notice)
+warnings.filterwarnings("ignore", "The saved run was to end", Notice)  # the second life is longer
 
 class Model(torch.nn.Module):
     def __init__(self):
