@@ -6,7 +6,6 @@ losses of a step add up to the step's mean, for any model and any way of cutting
 
 from __future__ import annotations
 
-import dis
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
@@ -17,6 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from anytrain.core import bytecode
 from anytrain.core.errors import BadInput
 from anytrain.engine.tree import batch_size, leaves
 
@@ -229,12 +229,11 @@ def _takes(function: Callable[..., Any], name: str) -> bool:
 
 @lru_cache(maxsize=64)
 def _loads(code: CodeType, name: str) -> bool:
-    inner = (const for const in code.co_consts if isinstance(const, CodeType))
     return any(
-        name in _names(instruction.argval)
-        for instruction in dis.get_instructions(code)
-        if instruction.opname.startswith("LOAD_")
-    ) or any(_loads(each, name) for each in inner)
+        name in _names(step.argval)
+        for _, step in bytecode.steps(code)
+        if step.opname.startswith("LOAD_")
+    )
 
 
 def _names(argument: Any) -> tuple[Any, ...]:

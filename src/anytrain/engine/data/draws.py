@@ -11,11 +11,12 @@ import dis
 import math
 import operator
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
+
+from anytrain.core import bytecode
 
 _DEPTH = 3
 _MODULES = (torch, np, math, operator, torch.nn.functional)
@@ -45,48 +46,30 @@ def draws_nothing(function: Any, owner: Any = None, depth: int = _DEPTH) -> bool
     function = getattr(function, "__func__", function)
     if not isinstance(function, types.FunctionType) or depth == 0:
         return False
-    cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=False))
+    around = bytecode.enclosed(function)
     return all(
-        _is_safe(step, before, function, cells, owner, depth)
-        for code in _codes(function.__code__)
-        for before, step in _pairs(code)
+        _is_safe(step, before, function, around, owner, depth)
+        for before, step in bytecode.steps(function)
     )
-
-
-def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    yield code
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _codes(constant)
-
-
-def _pairs(code: types.CodeType) -> Iterator[tuple[dis.Instruction | None, dis.Instruction]]:
-    before = None
-    for step in dis.get_instructions(code):
-        yield before, step
-        before = step
 
 
 def _is_safe(
     step: dis.Instruction,
     before: dis.Instruction | None,
     function: types.FunctionType,
-    cells: dict[str, types.CellType],
+    around: dict[str, Any],
     owner: Any,
     depth: int,
 ) -> bool:
     name = str(step.argval)
     if step.opname.startswith("IMPORT") or step.opname == "LOAD_BUILD_CLASS":
         return False
-    if step.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+    if bytecode.is_global(step):
         value = function.__globals__.get(name, getattr(builtins, name, None))
         return _is_known(value, depth)
-    if step.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in cells:
-        try:
-            return _is_known(cells[name].cell_contents, depth)
-        except ValueError:  # not filled yet
-            return False
-    if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+    if step.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in function.__code__.co_freevars:
+        return name in around and _is_known(around[name], depth)
+    if bytecode.is_attribute(step):
         return _is_safe_attribute(name, before, function, owner, depth)
     return True
 
@@ -101,8 +84,7 @@ def _is_safe_attribute(
     if any(word in name for word in _DRAWING):
         return False
     first = function.__code__.co_varnames[:1]
-    is_own = before is not None and before.opname.startswith("LOAD_FAST") and owner is not None
-    if is_own and before is not None and (before.argval,) == first:
+    if owner is not None and before is not None and bytecode.loads(before, first):
         found = getattr(type(owner), name, None)
         if isinstance(found, types.FunctionType):
             return draws_nothing(found, owner, depth - 1)

@@ -9,6 +9,8 @@ from typing import Any
 
 from torch import nn
 
+from anytrain.core import bytecode
+
 _LIBRARIES = ("torch", "transformers", "anytrain", "peft", "numpy")
 _THEIRS = "torch.distributed"
 _DEPTH = 3
@@ -38,18 +40,11 @@ def _named(functions: Any) -> Iterator[Any]:
         plain = getattr(each, "__func__", each)
         if not isinstance(plain, types.FunctionType):
             continue
-        for name in _names(plain.__code__):
+        for name in bytecode.names(plain):
             if name in plain.__globals__:
                 yield plain.__globals__[name]
             elif name == "distributed":  # torch.distributed.all_gather(...)
                 yield _THEIRS
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
 
 
 def _is_theirs(value: Any) -> bool:

@@ -15,12 +15,14 @@ from contextlib import suppress
 from functools import cached_property
 from inspect import getattr_static
 from itertools import islice
-from types import CodeType, FunctionType
+from types import FunctionType
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, IterableDataset
+
+from anytrain.core import bytecode
 
 _MOST_ROWS = 32
 _STRETCH = 64
@@ -192,12 +194,12 @@ def _names_read(kind: type) -> frozenset[str] | None:
         if function in seen:
             continue
         seen.add(function)
-        names = _names_in(function.__code__)
+        names = bytecode.names(function)
         found |= names
         for name in names:
             waiting += _defined(kind, name)
             waiting += _ours(function.__globals__.get(name))
-        waiting += [one for cell in function.__closure__ or () for one in _ours(_content(cell))]
+        waiting += [f for value in bytecode.enclosed(function).values() for f in _ours(value)]
     return None if found & _ANY_NAME else frozenset(found)
 
 
@@ -214,25 +216,12 @@ def _defined(kind: type, name: str) -> list[Any]:
     return found
 
 
-def _names_in(code: CodeType) -> set[str]:
-    """Return the names of attributes and globals in a function's code, and in what it holds."""
-    inner = (_names_in(each) for each in code.co_consts if isinstance(each, CodeType))
-    return set(code.co_names).union(*inner)
-
-
 def _ours(value: Any) -> list[Any]:
     """Return a function that may be handed the data set; a library's reads none of its names."""
     is_library = getattr(value, "__module__", None) or ""
     if isinstance(value, FunctionType) and is_library.split(".")[0] not in ("torch", "numpy"):
         return [value]
     return []
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
 
 
 def _some(length: int) -> list[int]:

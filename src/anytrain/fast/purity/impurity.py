@@ -18,15 +18,8 @@ import numpy as np
 import torch
 from torch import nn
 
-from anytrain.fast.purity.lookups import (
-    Code,
-    called,
-    codes,
-    globals_of,
-    reads,
-    roots,
-    written,
-)
+from anytrain.core import bytecode
+from anytrain.fast.purity.lookups import Code, called, roots, written
 from anytrain.fast.purity.users import is_library
 
 _KEEPS = frozenset(
@@ -100,7 +93,7 @@ def _first(code: Code, depth: int, seen: set[Any]) -> str | None:
 def _drawn(code: Code) -> Iterator[tuple[int, str]]:
     """Yield what draws from a generator, or takes from an iterator, that only the host has."""
     line = code.function.__code__.co_firstlineno
-    takes = "next" in globals_of(code.function)
+    takes = "next" in bytecode.globals_of(code.function)
     for root in roots(code):
         value = root.get()
         is_host = isinstance(value, torch.Generator) and value.device.type == "cpu"
@@ -115,7 +108,7 @@ def _findings(function: types.FunctionType) -> Iterator[tuple[int, str]]:
     own = function.__code__
     given = own.co_varnames[: own.co_argcount + own.co_kwonlyargcount]
     scope = Scope(given, own.co_freevars, function.__globals__)
-    for code in codes(function):
+    for code in bytecode.codes(function):
         line = code.co_firstlineno
         earlier: list[dis.Instruction] = []
         for step in dis.get_instructions(code):
@@ -143,7 +136,7 @@ def _effect(step: dis.Instruction, earlier: list[dis.Instruction], scope: Scope)
         return "writes into something that outlives the step"
     if step.opname == "LOAD_GLOBAL" and step.argval == "print" and "print" not in scope.known:
         return "prints"
-    if step.opname not in ("LOAD_ATTR", "LOAD_METHOD") or before is None:
+    if before is None or not bytecode.is_attribute(step):
         return None
     return _called_method(str(step.argval), earlier, scope)
 
@@ -170,7 +163,7 @@ def _base(steps: list[dis.Instruction], end: int) -> dis.Instruction | None:
     """Return what loads `x` in `x.y[z]`, an expression that ends with this step."""
     while end >= 0:
         step = steps[end]
-        if step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+        if bytecode.is_attribute(step):
             end -= 1
         elif step.opname == "BINARY_SUBSCR" or "[" in step.argrepr:
             end = _before(steps, end)
@@ -182,7 +175,7 @@ def _base(steps: list[dis.Instruction], end: int) -> dis.Instruction | None:
 def _was_there(steps: list[dis.Instruction], end: int, scope: Scope) -> bool:
     """Whether an expression is something from before the call: what an argument holds is."""
     base = _base(steps, end)
-    is_held = base is not None and base is not steps[end] and reads(base, scope.given)
+    is_held = base is not None and base is not steps[end] and bytecode.loads(base, scope.given)
     return is_held or _is_outside(base, scope)
 
 
@@ -192,7 +185,7 @@ def _is_outside(step: dis.Instruction | None, scope: Scope) -> bool:
         return False
     if step.opname == "LOAD_DEREF":
         return step.argval in (*scope.free, *scope.given[:1])
-    is_self = scope.given[:1] == ("self",) and reads(step, scope.given[:1])
+    is_self = scope.given[:1] == ("self",) and bytecode.loads(step, scope.given[:1])
     return is_self or step.opname == "LOAD_GLOBAL"
 
 
@@ -227,7 +220,7 @@ def _tells(before: dis.Instruction, scope: Scope) -> bool:
         return not isinstance(known, types.ModuleType) or known.__name__ in ("logging", "wandb")
     if before.opname == "LOAD_ATTR":
         return before.argval in _TELLERS
-    return reads(before, scope.given[:1]) and scope.given[:1] == ("self",)
+    return bytecode.loads(before, scope.given[:1]) and scope.given[:1] == ("self",)
 
 
 def _line(step: dis.Instruction) -> int | None:

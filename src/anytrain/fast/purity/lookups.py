@@ -7,7 +7,6 @@ of a module (`nn.Module`) what its own `forward` looks up.
 
 from __future__ import annotations
 
-import dis
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
+from anytrain.core import bytecode
 from anytrain.fast.purity.tokens import PLAIN, Names, attribute, in_class, same, token
 from anytrain.fast.purity.users import is_installed, is_library, is_users
 
@@ -63,53 +63,17 @@ def _package(function: Any) -> str:
     return str(function.__module__).split(".")[0]
 
 
-def codes(function: types.FunctionType) -> Iterator[types.CodeType]:
-    """Yield a function's code, and that of all that is written inside of it."""
-    found = [function.__code__]
-    while found:
-        code = found.pop()
-        yield code
-        found += [inner for inner in code.co_consts if isinstance(inner, types.CodeType)]
-
-
-def globals_of(function: types.FunctionType) -> Names:
-    """Return the names that a function looks up in its module."""
-    return frozenset(
-        str(step.argval)
-        for code in codes(function)
-        for step in dis.get_instructions(code)
-        if step.opname in ("LOAD_GLOBAL", "LOAD_NAME")
-    )
-
-
 def attributes_of(function: types.FunctionType) -> Names:
     """Return the names of all attributes that a function may mean."""
-    found = {name for code in codes(function) for name in code.co_names}
-    return frozenset(found.union(_named(function)) if "getattr" in found else found)
-
-
-def _named(function: types.FunctionType) -> list[str]:
-    """Return the words in a function's text that may be a name."""
-    constants = (constant for code in codes(function) for constant in code.co_consts)
-    return [c for c in constants if isinstance(c, str) and c.isidentifier()]
+    found = bytecode.names(function)
+    return found.union(bytecode.words(function)) if "getattr" in found else found
 
 
 def _own_names(function: types.FunctionType) -> Iterator[str]:
     """Yield the names that a method reads from its own object."""
-    selfs = function.__code__.co_varnames[:1]
-    for code in codes(function):
-        steps = list(dis.get_instructions(code))
-        for before, step in zip(steps, steps[1:], strict=False):
-            if step.opname in ("LOAD_ATTR", "LOAD_METHOD") and reads(before, selfs):
-                yield str(step.argval)
-    if "getattr" in globals_of(function):
-        yield from _named(function)
-
-
-def reads(step: dis.Instruction, names: tuple[str, ...]) -> bool:
-    """Whether a step puts a local of one of these names on top; newer Pythons do two at once."""
-    last = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
-    return ("LOAD_FAST" in step.opname or step.opname == "LOAD_DEREF") and last in names
+    yield from bytecode.attributes_of_self(function)
+    if "getattr" in bytecode.globals_of(function):
+        yield from bytecode.words(function)
 
 
 def roots(code: Code) -> Iterator[Root]:
@@ -121,10 +85,10 @@ def roots(code: Code) -> Iterator[Root]:
 def _around(function: Any) -> Iterator[Root]:
     """Yield a function's globals, what it encloses, and the defaults of its arguments."""
     known = function.__globals__
-    for name in sorted(globals_of(function) & known.keys()):
+    for name in sorted(bytecode.globals_of(function) & known.keys()):
         yield Root(name, partial(known.get, name))
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-        yield Root(name, partial(_cell, cell))
+        yield Root(name, partial(bytecode.content, cell))
     for value in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
         yield Root("", partial(same, value))
 
@@ -134,13 +98,6 @@ def _own(code: Code) -> Iterator[Root]:
     for name in () if code.owner is None else dict.fromkeys(_own_names(code.function)):
         if not isinstance(in_class(code.owner, name), _COMPUTED):
             yield Root(name, partial(attribute, code.owner, name))
-
-
-def _cell(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # not filled yet
-        return None
 
 
 def called(code: Code) -> Iterator[Code]:

@@ -6,6 +6,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from anytrain.core import bytecode
 from anytrain.machine.processes import handover
 
 _DEEPEST = 6
@@ -43,10 +44,9 @@ def _captured(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
     if not isinstance(function, types.FunctionType) or id(function) in seen:
         return
     seen.add(id(function))
-    free = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    around = {name: cell.cell_contents for name, cell in free if _is_full(cell)}
-    used = _names(function.__code__)
-    around.update({n: function.__globals__[n] for n in used if n in function.__globals__})
+    known = function.__globals__
+    around = bytecode.enclosed(function)
+    around |= {name: known[name] for name in bytecode.names(function) if name in known}
     for thing in around.values():
         if isinstance(thing, types.FunctionType):
             yield from _captured(thing, seen)
@@ -85,23 +85,6 @@ def _travels(thing: Any) -> bool:
     try:
         handover.pack(thing)
     except Exception:  # noqa: BLE001  any class may have any trouble with its own pickling
-        return False
-    return True
-
-
-def _names(code: types.CodeType) -> set[str]:
-    """Return the global names that code and the functions inside it use."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= _names(constant)
-    return found
-
-
-def _is_full(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018
-    except ValueError:  # a variable that has no value yet
         return False
     return True
 
