@@ -9,6 +9,7 @@ from torch import nn
 
 from anytrain.core.sheet import Sheet
 from anytrain.core.text import amount
+from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
 
 _PRECISIONS = {"no": "float32"}
@@ -56,6 +57,17 @@ def sheet(
         ("reasons", why),
     ]
     return Sheet(title, told)
+
+
+def run_facts(run: Run) -> dict[str, Any]:
+    """Return what a run says of itself to its observer."""
+    session = run.session
+    return {
+        "precision": session.plan.precision.value,
+        "accumulation": session.cursor.accumulation.num_steps,
+        "scales_gradients": session.precision.scale is not None,
+        "finds_unused": bool(run.options.ddp.get("find_unused_parameters", False)),
+    }
 
 
 def _processes(session: Session) -> str:

@@ -41,7 +41,7 @@ from anytrain.doors.accelerator.states import AcceleratorState, GradientState
 from anytrain.doors.accelerator.stepping import Stepping
 from anytrain.doors.accelerator.tracking import Tracking
 from anytrain.doors.accelerator.unlike import UnlikeAccelerate
-from anytrain.doors.described import NOWHERE, Described, sheet
+from anytrain.doors.described import NOWHERE, Described, run_facts, sheet
 from anytrain.engine import collect
 from anytrain.engine.assemble import current
 from anytrain.engine.assemble.run import Run, holders, num_skipped, unscale, veto
@@ -51,7 +51,6 @@ from anytrain.engine.prepared.skipped import skip_first_batches
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.profile import profile
 from anytrain.engine.tree import is_all_tensors, map_tensors
-from anytrain.insight.preflight.watching import run_facts, watching
 
 
 class Accelerator(
@@ -256,8 +255,8 @@ class Accelerator(
             device_placement: For each of them whether it is moved to the device; None in
                 the list, or instead of it, is the Accelerator's own setting.
         """
-        if (watch := watching()) is not None:
-            watch.tell(**run_facts(self._run), output_dir=self.project_dir or "")
+        observer = self._run.session.observer
+        observer.tell(**run_facts(self._run), output_dir=self.project_dir or "")
         return self._run.prepare(args, device_placement)
 
     def prepare_model(

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anytrain.core.errors import WrongOrder
+from anytrain.doors.described import run_facts
 from anytrain.engine import precision as precisions
 from anytrain.engine.assemble.run import Run, guard_for
 from anytrain.engine.prepared.model import cast_forward, move
@@ -13,13 +14,13 @@ from anytrain.engine.prepared.optimizer import follow
 from anytrain.engine.step.split import num_rows
 from anytrain.engine.tree import map_tensors
 from anytrain.insight.preflight.claimed_ops import claim_weights
+from anytrain.insight.preflight.observer import TraceObserver, present
 from anytrain.insight.preflight.overrides import sized
 from anytrain.insight.preflight.recorder import NUM_UPDATES
 from anytrain.insight.preflight.report import Report
 from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import parse_targets
 from anytrain.insight.preflight.trace import trace_call
-from anytrain.insight.preflight.watching import Observer, run_facts, watching
 from anytrain.machine.backends import probe
 
 if TYPE_CHECKING:
@@ -78,24 +79,24 @@ class Foretelling:
 
 def _taken(accelerator: Accelerator, step_fn: Callable[[Any], Any], batch: Any) -> None:
     """Take so many steps on the claimed device, in the copy that is watched."""
-    run, watch = accelerator._run, watching()
-    assert watch is not None
+    run, own = accelerator._run, present()
     run.losses = None  # what is traced is no loss
-    session, setting = run.session, watch.setting
-    _move(run, watch, None if setting is None else setting.precision)
+    session, setting = run.session, own.setting
+    session.observer = own  # the run was made before anybody looked on
+    _move(run, own, None if setting is None else setting.precision)
     made = sized(batch, setting)
     folder = accelerator.project_dir
-    watch.tell(
+    own.tell(
         **run_facts(run),
         batch_size=num_rows(made) or 0,
         output_dir="" if folder is None else str(folder),
     )
     for _ in range(NUM_UPDATES * session.cursor.accumulation.num_steps):
         step_fn(map_tensors(_placed(session), made))
-    watch.leave()
+    own.leave()
 
 
-def _move(run: Run, watch: Observer, precision: str | None) -> None:
+def _move(run: Run, own: TraceObserver, precision: str | None) -> None:
     """Give the run the claimed device: another backend, precision, and no moments yet."""
     session = run.session
     session.backend = probe.choose(None)
@@ -107,7 +108,7 @@ def _move(run: Run, watch: Observer, precision: str | None) -> None:
     session.precision = precisions.build(session.plan.precision.value, device.type)
     for model in run.models:
         inner = run.unwrap(model, keep_forward=False, keep_compiled=False)
-        moved = {**move(inner, device), **claim_weights(inner, watch.recorder.device)}
+        moved = {**move(inner, device), **claim_weights(inner, own.recorder.device)}
         cast_forward(inner, session.precision)
         for optimizer in run.optimizers:
             follow(optimizer.optimizer, moved)

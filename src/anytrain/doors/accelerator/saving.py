@@ -29,7 +29,6 @@ from anytrain.engine.checkpoint.foreign import looks_foreign
 from anytrain.engine.recording import origin
 from anytrain.engine.recording.losses import Losses
 from anytrain.engine.recording.record import Record
-from anytrain.insight.preflight.watching import skips_save, watching
 
 Place = str | os.PathLike[str]
 _FIRST_OVERFLOWS = 32
@@ -85,7 +84,7 @@ class Saving:
                 function that would read them.
         """
         _refuse_unknown("save_state", save_model_func_kwargs)
-        if skips_save():
+        if self._run.session.observer.skips_save():
             return str(output_dir or "")
         found = self._run.session
         absent = found.world.muster("save_state()")
@@ -206,7 +205,7 @@ class Saving:
         map_location: str | None = None,
     ) -> None:
         self._looked_back = True
-        if watching() is not None:  # what a step does hangs on no weight
+        if self._run.session.observer.is_watching:  # what a step does hangs on no weight
             return
         if map_location not in (None, "cpu", "on_device"):
             raise BadType(
@@ -296,8 +295,8 @@ class Saving:
         self._between = BetweenSteps()
         self._record, self._restored, self._project = None, None, (None, {})
         self._looked_back = self._told_alone = self._has_curve = False
-        if self.project_configuration.project_dir is not None and watching() is None:
-            found = self._run.session
+        found = self._run.session
+        if self.project_configuration.project_dir is not None and not found.observer.is_watching:
             self._between.interrupts = stop_on_signals(found, self._save_interrupted)
             self._between.timesheet = timing.timesheet(
                 found,
@@ -317,7 +316,7 @@ class Saving:
 
     def _begin_start(self) -> None:
         """Write down that a run starts, and what is known of it."""
-        if self._record is None or watching() is not None:
+        if self._record is None or self._run.session.observer.is_watching:
             return
         if environment.resume_from(None) and not self._looked_back:
             give_notice(
@@ -438,7 +437,7 @@ class Saving:
                 why="it is a file, and a model is saved to a folder.",
                 fix="pass a folder.",
             )
-        if skips_save():
+        if self._run.session.observer.skips_save():
             return
         if self._run.session.world.rank == 0:
             export_model(
@@ -457,7 +456,7 @@ class Saving:
             safe_serialization: Whether to write safetensors; `obj` is then a dict of
                 tensors.
         """
-        if skips_save():
+        if self._run.session.observer.skips_save():
             return
         world = self._run.session.world
         each = self.project_configuration.save_on_each_node

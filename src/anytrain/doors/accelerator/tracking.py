@@ -13,7 +13,6 @@ from anytrain.engine.recording import trackers
 from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.trackers.general import GeneralTracker
 from anytrain.engine.recording.trackers.values import read
-from anytrain.insight.preflight.watching import watching
 
 
 class Tracking(ProcessView, Settings):
@@ -93,7 +92,8 @@ class Tracking(ProcessView, Settings):
         """
         if self._run.losses is not None and "loss" in values:
             self._run.losses.leave_to_user()
-        if self._record is not None and self.is_main_process and watching() is None:
+        is_watched = self._run.session.observer.is_watching
+        if self._record is not None and self.is_main_process and not is_watched:
             with self._record.harmless():
                 self._between.open()
                 self._note(self._record, read(values), step)

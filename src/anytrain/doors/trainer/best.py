@@ -26,7 +26,6 @@ from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.checkpoint import locks
 from anytrain.engine.checkpoint.manifest import MANIFEST
 from anytrain.engine.checkpoint.retention import is_runs_own
-from anytrain.insight.preflight.watching import watching
 
 _STEP = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
@@ -141,7 +140,7 @@ class Best(Search):
         """Once the last save is over, load the best model and keep the best alone, as asked."""
         root = Path(self._get_output_dir(self._trial))
         self._settle_best(root)
-        if self.args.load_best_model_at_end and watching() is None:
+        if self.args.load_best_model_at_end and not self._session.observer.is_watching:
             self._load_best_model()
             loaded = self.state.best_model_checkpoint
             self._weights_of = None if loaded is None else Path(loaded).name

@@ -28,7 +28,6 @@ from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.recording.evaluation import figures, store
 from anytrain.engine.recording.verdicts import Share, Verdicts, join
 from anytrain.engine.tree import batch_size, take_rows
-from anytrain.insight.preflight.watching import watching
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.evaluating import Evaluating
@@ -86,7 +85,7 @@ def look_on(trainer: Evaluating, loader: Any, description: str, owner: type) -> 
     writes = description == "Evaluation" and trainer.args.output_dir is not None
     verdicts = Verdicts(
         shifted=objective.shifts_labels(base_model(trainer.model)),
-        is_looking=writes and watching() is None,
+        is_looking=writes and not trainer._session.observer.is_watching,
     )
     return Looking(
         loader,

@@ -27,7 +27,6 @@ from anytrain.engine.step import ranges
 from anytrain.engine.step.blocks import is_compiled
 from anytrain.engine.step.step import StepOutput
 from anytrain.engine.tree import map_tensors
-from anytrain.insight.preflight.watching import watching
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
@@ -51,7 +50,7 @@ class Inputs:
         """Return the step, whose first run looks at each index before the device uses it."""
         device = self._trainer._session.device
         is_compiling = any(map(is_compiled, self._model.modules()))
-        if watching() is not None:
+        if self._trainer._session.observer.is_watching:
             return self._looked_at(step)
         if device.type not in _CHECKED or is_compiling:
             return step

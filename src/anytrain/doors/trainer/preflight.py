@@ -9,11 +9,11 @@ from anytrain.doors.trainer import preparing, rehearsal
 from anytrain.engine.prepared.model import move
 from anytrain.engine.prepared.optimizer import follow
 from anytrain.insight.preflight.claimed_ops import claim_weights
+from anytrain.insight.preflight.observer import present
 from anytrain.insight.preflight.report import Report, foretold
 from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import parse_targets
 from anytrain.insight.preflight.trace import trace_call
-from anytrain.insight.preflight.watching import watching
 from anytrain.insight.preflight.words import size
 
 if TYPE_CHECKING:
@@ -88,14 +88,13 @@ def _missed(told: Mapping[str, Any] | None, batch_size: int) -> str:
 
 def _rehearsed(trainer: Trainer) -> None:
     """Begin the training anew on the claimed device, in the copy that is watched."""
-    watch = watching()
-    assert watch is not None
-    trainer.args = rehearsal.arguments(trainer.args, watch)
+    observer = present()
+    trainer.args = rehearsal.arguments(trainer.args, observer)
     trainer._asked = None  # the device is another one: the session is opened again
     trainer._follow_arguments()
     trainer._new_run()
     moved = move(trainer.model, trainer._session.device)
-    moved |= claim_weights(trainer.model, watch.recorder.device)  # of a CPU nothing had to move
+    moved |= claim_weights(trainer.model, observer.recorder.device)  # of a CPU nothing had to move
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     if optimizer is not None:
         optimizer.state.clear()

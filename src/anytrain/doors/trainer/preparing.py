@@ -16,11 +16,11 @@ from anytrain.core.notices import give_notice
 from anytrain.doors.trainer import rehearsal
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine import objective, rng
+from anytrain.engine.assemble import session as sessions
 from anytrain.engine.assemble.replacements import replacements
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.prepared import model as models
 from anytrain.engine.step.activations import Activations
-from anytrain.insight.preflight.watching import watching
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
@@ -43,8 +43,8 @@ def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
             fix="import TrainingArguments from where Trainer is imported from; it takes the same "
             "names.",
         )
-    watch = watching()
-    return args if watch is None else rehearsal.arguments(args, watch)
+    observer = sessions.observer()
+    return rehearsal.arguments(args, observer) if observer.is_watching else args
 
 
 def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:

@@ -28,7 +28,6 @@ from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.timesheet import Timesheet
 from anytrain.engine.recording.trackers import Trackers, resolve
 from anytrain.engine.recording.trackers.values import read
-from anytrain.insight.preflight.watching import watching
 
 _PARTS = ("eval", "test")
 _FILES = ("tensorboard", "csv", "jsonl")
@@ -186,7 +185,7 @@ class Recording(Reports):
             _left_open.add(self._trackers)
 
     def _report_to(self) -> Any:
-        if watching() is not None:  # nothing of it is a run's
+        if self._session.observer.is_watching:  # nothing of it is a run's
             return []
         asked = self.args.report_to
         asked = [asked] if isinstance(asked, str) else asked or []

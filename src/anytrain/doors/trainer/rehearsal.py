@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING, Any
 
+from anytrain.core.observer import Observer
 from anytrain.doors.callbacks.hf import TrainerCallback
+from anytrain.doors.described import run_facts
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.data.grouped import quick_lengths
-from anytrain.insight.preflight.watching import Observer, run_facts
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
@@ -29,16 +30,16 @@ does not go together. That nothing comes of them is seen to where they are acted
 """
 
 
-def arguments(args: TrainingArguments, watch: Observer) -> TrainingArguments:
+def arguments(args: TrainingArguments, observer: Observer) -> TrainingArguments:
     """Return the arguments with another folder; what callbacks decide by is as it was given."""
-    watch.tell(output_dir=str(args.output_dir or ""), buckets=str(args.length_buckets or "off"))
+    observer.tell(output_dir=str(args.output_dir or ""), buckets=str(args.length_buckets or "off"))
     quiet = copy.copy(args)
-    for name, value in {**_QUIET, "output_dir": watch.folder}.items():
+    for name, value in {**_QUIET, "output_dir": observer.folder}.items():
         setattr(quiet, name, value)
     return quiet
 
 
-def shorten(trainer: Trainer, watch: Observer) -> None:
+def shorten(trainer: Trainer, observer: Observer) -> None:
     """Let the training that begins end after two steps and one batch of evaluation."""
     args = trainer.args
     facts = {
@@ -47,8 +48,8 @@ def shorten(trainer: Trainer, watch: Observer) -> None:
         "batch_size": args.train_batch_size,
         "lengths": _lengths(trainer.train_dataset),
     }
-    watch.tell(**facts)
-    trainer.add_callback(_LeaveAfter(trainer, watch))
+    observer.tell(**facts)
+    trainer.add_callback(_LeaveAfter(trainer, observer))
 
 
 def _lengths(dataset: Any) -> tuple[int, ...]:
@@ -64,21 +65,21 @@ class _LeaveAfter(TrainerCallback):
     It comes last, so it can take back what the callbacks before it, ours and the user's, ask for.
     """
 
-    def __init__(self, trainer: Trainer, watch: Observer) -> None:
-        self._trainer, self._watch = trainer, watch
+    def __init__(self, trainer: Trainer, observer: Observer) -> None:
+        self._trainer, self._observer = trainer, observer
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Close the books before anything else runs."""
         _take_back(control)
         if state.global_step < min(NUM_STEPS, state.max_steps):
             return
-        trainer, watch = self._trainer, self._watch
-        watch.recorder.end_steps()
+        trainer, observer = self._trainer, self._observer
+        observer.end_steps()
         if trainer.eval_dataset is not None:
             if trainer.compute_metrics is not None:  # what it would compute from is not there
                 trainer.compute_metrics = lambda *args, **kwargs: {}
             trainer.evaluate()
-        watch.leave()
+        observer.leave()
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Let nothing come of an epoch's end."""

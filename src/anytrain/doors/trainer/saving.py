@@ -37,7 +37,6 @@ from anytrain.engine.checkpoint.manifest import MANIFEST
 from anytrain.engine.checkpoint.model import host_weights
 from anytrain.engine.loop import Progress
 from anytrain.engine.recording.meter import Meter
-from anytrain.insight.preflight.watching import watching
 
 ARGUMENTS_NAME = "training_args.json"
 _RUST_OS_ERROR = re.compile(r"os error (\d+)|Os \{ code: (\d+)")
@@ -171,7 +170,7 @@ class Saving(Pieces):
 
     def _saves_between(self) -> bool:
         """Whether this training saves by itself; one that is only watched does not."""
-        return self.args.save_strategy != "no" and watching() is None
+        return self.args.save_strategy != "no" and not self._session.observer.is_watching
 
     def _begin_folder(self, resumed: Path | None) -> None:
         """Keep what an earlier run left in the folder apart, unless it is gone on from."""
@@ -324,7 +323,8 @@ class Saving(Pieces):
         With "auto" it is the newest whole one where there is one. What train() is not told is
         taken from the arguments, else from the environment, for the Trainer's first training.
         """
-        if asked is None and not self._trained_before and self._trial is None and not watching():
+        is_first = not self._trained_before and self._trial is None
+        if asked is None and is_first and not self._session.observer.is_watching:
             asked = environment.resume_from(self.args.resume_from_checkpoint)
         if asked is None or asked is False:
             return None

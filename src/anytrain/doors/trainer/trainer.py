@@ -60,7 +60,6 @@ from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.recording.meter import Meter, Reading
 from anytrain.engine.step.activations import Activations
-from anytrain.insight.preflight.watching import watching
 
 
 class Trainer(
@@ -267,10 +266,10 @@ class Trainer(
             ignore_keys_for_eval: What of a model's output the evaluations between leave
                 out of the predictions, by name.
         """
-        watch = watching()
-        is_rehearsal = watch is not None and watch.begin()
-        if watch is not None and is_rehearsal:
-            rehearsal.shorten(self, watch)
+        observer = self._session.observer
+        is_rehearsal = observer.begin()
+        if is_rehearsal:
+            rehearsal.shorten(self, observer)
             resume_from_checkpoint = trial = None  # it has a folder of its own
         self._refuse_idle()
         self._memory.start()
@@ -293,8 +292,8 @@ class Trainer(
                         ignore_keys_for_eval=ignore_keys_for_eval,
                     )
                 self._trained_before = True
-                if watch is not None and is_rehearsal:  # it was shorter than a rehearsal
-                    watch.leave()
+                if is_rehearsal:  # it was shorter than a rehearsal
+                    observer.leave()
                 return output
             finally:
                 self._end_training()
@@ -409,7 +408,7 @@ class Trainer(
         self.model_wrapped.train()
         set_mode(self.optimizer, is_training=True)
         self._tell("train_begin", facts=self._facts)
-        if self.args.eval_on_start and watching() is None:
+        if self.args.eval_on_start and not self._session.observer.is_watching:
             self._evaluate(self._trial, self._ignored_in_eval, skip_scheduler=True)
         inputs, ledger = Inputs(self, model=self.model_wrapped), self._session.ledger
         step = self._remembering(inputs.checked_first(self._engine_step))

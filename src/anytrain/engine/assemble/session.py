@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,6 +14,7 @@ from anytrain.core.clock import Ledger
 from anytrain.core.environment import Environment
 from anytrain.core.errors import BadInput
 from anytrain.core.facts import Capabilities, JobFacts
+from anytrain.core.observer import NoObserver, Observer
 from anytrain.core.plan import (
     Choice,
     Plan,
@@ -37,6 +39,8 @@ from anytrain.machine.strategies import table as strategies
 from anytrain.machine.strategies.base import Strategy
 
 DEFAULT_STALL_S = 60.0
+_observer: Observer = NoObserver()
+"""Who looks on at the runs that begin now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +79,7 @@ class Session:
     """What was compiled; None where nothing compiles."""
     machine: Capabilities | None = field(default=None, compare=False)
     """What the device was found to do; None where nobody tried."""
+    observer: Observer = field(default_factory=NoObserver, compare=False)
 
     def revise(self, choice: str, value: str, because: str, step: int = 0) -> None:
         """Move one of the plan's choices, and keep a record of it; the same again is no news."""
@@ -128,7 +133,24 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
         end_step=end_step,
         graphs=graphs,
         machine=machine,
+        observer=_observer,
     )
+
+
+def observer() -> Observer:
+    """Return who will look on at the next session: for settings that come before one is made."""
+    return _observer
+
+
+@contextmanager
+def observed_by(found: Observer) -> Iterator[None]:
+    """Hand this observer to each session that is made in the block."""
+    global _observer
+    _observer, before = found, _observer
+    try:
+        yield
+    finally:
+        _observer = before
 
 
 def _graphs(backend: Backend, world: World) -> Graphs | None:

@@ -20,7 +20,7 @@ from anytrain.engine.assemble.inputs import Fed, out_of_range
 from anytrain.engine.prepared.loader import PreparedLoader, ReadBatch
 from anytrain.engine.step import ranges
 from anytrain.engine.tree import leaves, map_tensors
-from anytrain.insight.preflight.watching import Observer
+from anytrain.insight.preflight.observer import TraceObserver
 
 _MOST_LOOKS = 2
 """How often the call of each kind of module is looked at: once for each update that is traced."""
@@ -29,7 +29,7 @@ _MOST_LOOKS = 2
 class Indices:
     """The batch that the user's loop was handed last, and what is called with it."""
 
-    def __init__(self, own: Observer) -> None:
+    def __init__(self, own: TraceObserver) -> None:
         self._own = own
         self._handed: tuple[PreparedLoader, int, list[Any]] | None = None
         self._looks: Counter[type[nn.Module]] = Counter()

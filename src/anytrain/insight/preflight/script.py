@@ -21,6 +21,7 @@ from unittest import mock
 import torch
 from torch.utils.data import DataLoader
 
+from anytrain.engine.assemble import session as sessions
 from anytrain.engine.assemble.uncaught import explain_inputs
 from anytrain.engine.data.grouped import quick_lengths
 from anytrain.engine.data.packing import Packed
@@ -34,6 +35,7 @@ from anytrain.insight.preflight.claimed_backend import device_of, stand_in
 from anytrain.insight.preflight.claimed_ops import claimed
 from anytrain.insight.preflight.findings import SourcePlace
 from anytrain.insight.preflight.indices import Indices
+from anytrain.insight.preflight.observer import TraceObserver
 from anytrain.insight.preflight.overrides import checkpoint, planned, sized
 from anytrain.insight.preflight.places import is_inside, users_place
 from anytrain.insight.preflight.programs import held_back
@@ -41,7 +43,6 @@ from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave, Recorder
 from anytrain.insight.preflight.sandbox import Apart, apart
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.traced import ENDED, Trace
-from anytrain.insight.preflight.watching import Observer, watch
 from anytrain.insight.preflight.workers import handover_trouble
 from anytrain.insight.program import run_program
 from anytrain.machine.backends import probe
@@ -70,9 +71,8 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
         recorder.meet = checkpoint
     failure, place, decided = "", None, False
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
-        own = Observer(recorder, folder, setting)
-        watch(own)
-        stack.callback(watch, None)
+        own = TraceObserver(recorder, folder, setting)
+        stack.enter_context(sessions.observed_by(own))
         probe.stand_in(stand_in(target, recorder.placing))
         stack.callback(probe.stand_in, None)
         stack.enter_context(claimed(device, target.num_devices, target.memory_bytes))
@@ -106,7 +106,7 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
 
 
 @contextmanager
-def bounded(own: Observer) -> Iterator[None]:
+def bounded(own: TraceObserver) -> Iterator[None]:
     """End the block's loops early, load its data in this process, save and report nothing."""
     indices = Indices(own)
     with ExitStack() as stack:
@@ -134,7 +134,7 @@ def bounded(own: Observer) -> Iterator[None]:
         yield
 
 
-def _short_walk(own: Observer, indices: Indices) -> Callable[..., Iterator[Any]]:
+def _short_walk(own: TraceObserver, indices: Indices) -> Callable[..., Iterator[Any]]:
     """Return a walk that hands out no more batches than are needed."""
     walk_from = PreparedLoader.walk_from
     recorder = own.recorder
@@ -173,7 +173,7 @@ def loader_facts(loader: Any) -> dict[str, Any]:
     return {**facts, **vars(loader).get("_asked", {})}
 
 
-def _longest_batches(own: Observer) -> Callable[..., Iterator[Any]]:
+def _longest_batches(own: TraceObserver) -> Callable[..., Iterator[Any]]:
     """Return batches of the longest samples in the place of those that come first.
 
     The longest batch takes the most memory, wherever in an epoch it comes.
@@ -213,7 +213,7 @@ def longest_samples(loader: Any) -> tuple[int, list[int]]:
     return lengths[order[0]], [*most[:-1], order[-1]]
 
 
-def _own_process(own: Observer) -> Callable[..., None]:
+def _own_process(own: TraceObserver) -> Callable[..., None]:
     """Return a loader's constructor that starts no workers and pins nothing."""
     construct = DataLoader.__init__
     signature = inspect.signature(construct)
@@ -238,7 +238,9 @@ def _own_process(own: Observer) -> Callable[..., None]:
     return init
 
 
-def _unless_trained(own: Observer, files: Apart, save: Callable[..., Any]) -> Callable[..., Any]:
+def _unless_trained(
+    own: TraceObserver, files: Apart, save: Callable[..., Any]
+) -> Callable[..., Any]:
     """Return what saves before the training alone, and no file of the user's."""
 
     def placed(given: Any) -> Any:

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import BadInput
-from anytrain.insight.preflight.watching import Observer, watch, watching
+from anytrain.engine.assemble import session as sessions
 from anytrain.insight.program import run_program
 from anytrain.insight.proofs.parity import OutputLoss, Parity, compare
 
@@ -31,15 +31,35 @@ class _Compared(BaseException):
         self.parity = parity
 
 
-class _Nothing:
-    """Stand where a trace is taken: a script that trains without a model to compare is left."""
+class _Observer:
+    """Let a script run to its first training step, and no further; it writes to the folder."""
+
+    is_watching = True
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.facts: dict[str, Any] = {}
+        self._has_begun = False
+
+    def begin(self) -> bool:
+        """Whether this training is the first one."""
+        is_first, self._has_begun = not self._has_begun, True
+        return is_first
+
+    def tell(self, **facts: Any) -> None:
+        """Take down what the run says of itself; what was said first stays."""
+        self.facts = {**facts, **self.facts}
 
     def end_steps(self) -> None:
-        """Do nothing."""
+        """Do nothing: no step is recorded."""
 
     def leave(self) -> NoReturn:
-        """Leave the script."""
+        """Leave the script: it has trained without a model to compare."""
         raise SystemExit(0)
+
+    def skips_save(self) -> bool:
+        """Let no file of the user's be written."""
+        return True
 
 
 def compare_script(
@@ -53,19 +73,19 @@ def compare_script(
     """
     say("running the script up to its first training step")
     with tempfile.TemporaryDirectory() as folder:
-        nothing: Any = _Nothing()
-        watch(Observer(nothing, folder))
+        own = _Observer(folder)
         try:
             # Not a hook: those for all modules are not told the arguments that have names.
-            with mock.patch.object(nn.Module, "__call__", _taking_over(precision, say)):
+            taking_over = mock.patch.object(
+                nn.Module, "__call__", _taking_over(own, precision, say)
+            )
+            with sessions.observed_by(own), taking_over:
                 run_program(command)
         except _Compared as done:
             return done.parity
         except SystemExit as end:
             if end.code not in (None, 0):
                 raise
-        finally:
-            watch(None)
     raise BadInput(
         f"{command[0]} has not trained.",
         why="it ended before a model with weights to learn was called in training mode.",
@@ -73,7 +93,7 @@ def compare_script(
     )
 
 
-def _taking_over(precision: str | None, say: Callable[[str], None]) -> Any:
+def _taking_over(own: _Observer, precision: str | None, say: Callable[[str], None]) -> Any:
     """Return a call of modules whose first one in training is compared instead."""
     call: Any = nn.Module.__call__
     taken: list[nn.Module] = []
@@ -84,7 +104,7 @@ def _taking_over(precision: str | None, say: Callable[[str], None]) -> Any:
         taken.append(module)
         model: nn.Module = getattr(module, "_orig_mod", module)  # what torch.compile was given
         say("computing the step on the device and on the CPU, module by module")
-        raise _Compared(_compared(model, args, kwargs, precision or _precision_of(model)))
+        raise _Compared(_compared(model, args, kwargs, precision or _precision_of(own, model)))
 
     return called
 
@@ -101,10 +121,9 @@ def _compared(model: nn.Module, args: Any, kwargs: Any, precision: str) -> Parit
         return compare(model, (args, kwargs), loss_of, device, precision)
 
 
-def _precision_of(model: nn.Module) -> str:
+def _precision_of(own: _Observer, model: nn.Module) -> str:
     """Return how the run computes: as it said of itself, or as autocast is set just now."""
-    own = watching()
-    told = None if own is None else own.facts.get("precision")
+    told = own.facts.get("precision")
     if told is not None:
         return str(told)
     kind = next(model.parameters()).device.type

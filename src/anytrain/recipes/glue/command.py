@@ -11,7 +11,7 @@ from rich.console import Console
 
 from anytrain.core import environment
 from anytrain.core.errors import AnytrainError
-from anytrain.insight.preflight.watching import watching
+from anytrain.engine.assemble import session as sessions
 from anytrain.recipes.glue import job
 from anytrain.recipes.glue.arguments import Job, parse
 from anytrain.recipes.words import notices_as_lines, told_how_to_go_on
@@ -56,10 +56,10 @@ def _preflight(argv: list[str]) -> None:
 
 def _apart(asked: Job) -> Job:
     """Let a job that is only watched write where it leaves nothing behind."""
-    watch = watching()
-    if watch is not None:
-        watch.tell(output_dir=str(asked.folder))
-        asked.training.output_dir = watch.folder
+    observer = sessions.observer()
+    if observer.is_watching:
+        observer.tell(output_dir=str(asked.folder))
+        asked.training.output_dir = observer.folder
     return asked
 
 

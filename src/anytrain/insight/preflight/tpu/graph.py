@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from anytrain.engine.assemble import run as runs
+from anytrain.engine.assemble import run as runs, session as sessions
 from anytrain.engine.prepared.optimizer import place_state
 from anytrain.insight.preflight import weights
 from anytrain.insight.preflight.child import REQUEST, leave
+from anytrain.insight.preflight.observer import TraceObserver
 from anytrain.insight.preflight.recorder import Leave
 from anytrain.insight.preflight.script import bounded, words
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.tpu.graphs import Taken
 from anytrain.insight.preflight.tpu.lazy import Cuts, LazyTpu, Unread
-from anytrain.insight.preflight.watching import Observer, watch
 from anytrain.insight.program import run_program
 from anytrain.machine.backends import probe
 
@@ -45,9 +45,8 @@ def take(target: Target, command: Sequence[str]) -> Taken:
     backend.device(0)  # before any backward pass, even one on the CPU
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         recorder: Any = cuts
-        own = Observer(recorder, folder)
-        watch(own)
-        stack.callback(watch, None)
+        own = TraceObserver(recorder, folder)
+        stack.enter_context(sessions.observed_by(own))
         probe.stand_in(backend)
         stack.callback(probe.stand_in, None)
         stack.enter_context(cuts.listening())

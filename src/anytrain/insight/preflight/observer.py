@@ -1,7 +1,7 @@
-"""The run that is being watched in this process, if one is.
+"""What preflight sees of a run, and how far it lets the run go.
 
-The doors look here: a Trainer that is watched trains two steps and evaluates one, and writes
-nothing where the real run would write.
+A Trainer that is looked at trains two steps and evaluates one batch; nothing is written where the
+real run would write.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from anytrain.engine.assemble import session as sessions
 from anytrain.insight.preflight.traced import Job
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Observer:
-    """What watches a run, and what the run has said of itself."""
+class TraceObserver:
+    """Look on at a run that is traced, and take down what it says of itself."""
 
     recorder: Recorder
     folder: str
@@ -28,6 +29,11 @@ class Observer:
     facts: dict[str, Any] = field(default_factory=dict)
     """Fields of the job."""
     has_begun: bool = False
+
+    @property
+    def is_watching(self) -> bool:
+        """Always: nothing is trained."""
+        return True
 
     def begin(self) -> bool:
         """Whether nobody has taken the run over so far; from here on somebody has."""
@@ -41,6 +47,10 @@ class Observer:
 
             facts["output_place"] = users_place()
         self.facts = {**facts, **self.facts}
+
+    def end_steps(self) -> None:
+        """Close the books of the steps before anything else runs."""
+        self.recorder.end_steps()
 
     def leave(self) -> None:
         """Everything was seen: leave the user's script."""
@@ -60,31 +70,8 @@ class Observer:
         return replace(Job(), **{**self.facts, **own})
 
 
-_current: Observer | None = None
-
-
-def watching() -> Observer | None:
-    """Return what watches this process; None in a real run."""
-    return _current
-
-
-def skips_save() -> bool:
-    """Whether whoever is about to write must not: this process is watched."""
-    return _current is not None and _current.skips_save()
-
-
-def watch(found: Observer | None) -> None:
-    """Let the doors know that this process is watched."""
-    global _current
-    _current = found
-
-
-def run_facts(run: Any) -> dict[str, Any]:
-    """Return what a run says of the job."""
-    session = run.session
-    return {
-        "precision": session.plan.precision.value,
-        "accumulation": session.cursor.accumulation.num_steps,
-        "scales_gradients": session.precision.scale is not None,
-        "finds_unused": bool(run.options.ddp.get("find_unused_parameters", False)),
-    }
+def present() -> TraceObserver:
+    """Return who looks on at the runs of this process, which is traced."""
+    found = sessions.observer()
+    assert isinstance(found, TraceObserver)
+    return found
