@@ -31,9 +31,8 @@ from anytrain.engine.metrics import (
     own_rows,
 )
 from anytrain.engine.recording.meter import Meter
-from anytrain.engine.step.split import num_rows
 from anytrain.engine.step.step import StepOutput
-from anytrain.engine.tree import leaves, take_rows
+from anytrain.engine.tree import leaves, num_rows, take_rows
 from anytrain.machine.parallel.world import World
 
 Requests = frozenset[Request]

@@ -106,6 +106,18 @@ def batch_size(tree: Any) -> int | None:
     return None
 
 
+def num_rows(tree: Any) -> int | None:
+    """Return the length of the first tensor's or numpy array's first dimension, if there is one.
+
+    >>> num_rows({"lr": 0.1, "ids": torch.zeros(3, 7)})
+    3
+    """
+    for leaf in leaves(tree):
+        if isinstance(leaf, (torch.Tensor, np.ndarray)) and leaf.ndim > 0:
+            return int(leaf.shape[0])
+    return None
+
+
 def rows(tree: Any, part: slice) -> Any:
     """Return the given rows of every tensor."""
     return map_tensors(lambda tensor: tensor[part], tree)

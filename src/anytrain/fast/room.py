@@ -16,7 +16,7 @@ from anytrain.engine.assemble.fast_room import RecordingOptions
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.steps import parted, tell_step
 from anytrain.engine.optim.schedules import follows_metric
-from anytrain.engine.step.blocks import is_compiled
+from anytrain.engine.step.activations import is_compiled
 from anytrain.engine.step.guard import DeviceGuard
 from anytrain.engine.step.out_of_memory import FewerActivations
 from anytrain.engine.step.step import Step

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from anytrain.engine.precision import LossScale
-from anytrain.engine.prepared.cursor import Accumulation, Cursor
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
-from anytrain.engine.step.clip import Clip
-from anytrain.engine.step.guard import ScaledGuard
+from anytrain.engine.prepared.walk import Accumulation, Cursor
+from anytrain.engine.step.guard import Clip, ScaledGuard
 from anytrain.machine.parallel.world import Solo
 from anytrain.machine.strategies.solo import norm
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
-from anytrain.engine.data.draws import draws_nothing
+from anytrain.engine.data.seeded import function_draws_nothing
 
 
 class Points(Dataset):
@@ -71,17 +71,17 @@ def outer(rows: list[Any]) -> Any:
 
 def test_code_that_only_picks_and_stacks_draws_nothing():
     points = Points()
-    assert draws_nothing(points.__getitem__, points)
-    assert draws_nothing(stack)
+    assert function_draws_nothing(points.__getitem__, points)
+    assert function_draws_nothing(stack)
 
 
 @pytest.mark.parametrize("function", [cropped, shuffled, late, outer, lambda rows: rows[0].noise()])
 def test_a_collator_that_may_draw_is_not_believed(function):
-    assert not draws_nothing(function)
+    assert not function_draws_nothing(function)
 
 
 @pytest.mark.parametrize(
     "dataset", [Noisy(), Transformed(lambda x: x + torch.rand(1)), Transformed(object()), Nested()]
 )
 def test_a_dataset_that_may_draw_is_not_believed(dataset):
-    assert not draws_nothing(dataset.__getitem__, dataset)
+    assert not function_draws_nothing(dataset.__getitem__, dataset)

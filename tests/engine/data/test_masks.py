@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import torch
 
-from anytrain.engine.data.masks import WithoutFullMask, are_even
+from anytrain.engine.data.padding import WithoutFullMask, are_even
 from anytrain.engine.data.seeded import draws_nothing
 
 ROWS = [{"input_ids": [1, 2, 3], "labels": 0}, {"input_ids": [4, 5, 6], "labels": 1}]

@@ -16,9 +16,8 @@ from torch.utils.data import (
 
 from anytrain import Accelerator
 from anytrain.engine.data.collate import collate
-from anytrain.engine.data.columns import DropColumns
+from anytrain.engine.data.columns import DropColumns, Table
 from anytrain.engine.data.seeded import Tickets, draws_nothing, load
-from anytrain.engine.data.table import Table
 
 ROWS = [{"x": torch.randn(3), "labels": torch.tensor(0)} for _ in range(6)]
 

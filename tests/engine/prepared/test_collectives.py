@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from anytrain.engine.prepared.collectives import meets_other_ranks
+from anytrain.engine.prepared.model import meets_other_ranks
 from equivalence import twins
 
 

@@ -4,7 +4,7 @@ import torch
 from transformers import masking_utils
 
 from anytrain.core import patches
-from anytrain.engine.prepared.masks import values_unread
+from anytrain.engine.prepared.model import values_unread
 
 
 def test_values_of_masks_are_not_looked_at_on_a_device_that_traces() -> None:

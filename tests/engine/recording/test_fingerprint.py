@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils.data import ConcatDataset, Dataset, IterableDataset, Subset, TensorDataset
 
-from anytrain.engine.data.table import Table
+from anytrain.engine.data.columns import Table
 from anytrain.engine.recording.fingerprint import describe
 
 
@@ -60,7 +60,7 @@ def test_equal_data_is_alike_and_changed_data_is_not(kind: str) -> None:
 def test_what_is_told_of_a_table() -> None:
     found = describe(Table({"x": [1, 2, 3], "labels": [0, 1, 0]}))
     assert (found["num_rows"], found["columns"]) == (3, ["x", "labels"])
-    assert found["kind"] == "anytrain.engine.data.table.Table"
+    assert found["kind"] == "anytrain.engine.data.columns.Table"
     assert describe(rows(3))["columns"] == ["text", "x", "y"]
 
 

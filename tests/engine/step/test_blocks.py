@@ -8,7 +8,7 @@ import pickle
 import torch
 from torch import nn
 
-from anytrain.engine.step.blocks import is_free, repeated, set_checkpointed
+from anytrain.engine.step.activations import is_free, repeated, set_checkpointed
 
 
 class Block(nn.Module):

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from anytrain.engine.step.clip import bound
+from anytrain.engine.step.guard import bound
 from anytrain.machine.strategies.solo import norm as measure
 
 

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from anytrain.engine.step.diagnose import Finding, find
-from anytrain.engine.step.module_watch import ModuleWatch
+from anytrain.engine.step.diagnose import Finding, ModuleWatch, find
 
 INF, NAN = math.inf, math.nan
 

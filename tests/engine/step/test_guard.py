@@ -11,11 +11,9 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import Notice
-from anytrain.engine.optim.schedule import DeviceRate
 from anytrain.engine.precision import LossScale
-from anytrain.engine.prepared.cursor import Accumulation, Cursor
-from anytrain.engine.prepared.optimizer import PreparedOptimizer
-from anytrain.engine.prepared.scheduler import PreparedScheduler
+from anytrain.engine.prepared.optimizer import DeviceRate, PreparedOptimizer, PreparedScheduler
+from anytrain.engine.prepared.walk import Accumulation, Cursor
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
 from anytrain.machine.parallel.world import Solo
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from anytrain.core.errors import NothingFits
-from anytrain.engine.step.split import Parts, num_rows, split_rows
+from anytrain.engine.step.out_of_memory import Parts, split_rows
+from anytrain.engine.tree import num_rows
 
 
 def test_the_first_tensor_tells_how_many_rows_there_are() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from anytrain.engine.prepared.cursor import Accumulation, Cursor
+from anytrain.engine.prepared.walk import Accumulation, Cursor
 from anytrain.engine.step.step import MicroBatch, Step, StepOutput, TorchOps
 from anytrain.fast.recorded import recordings
 from anytrain.fast.recorded.cuda_graph import Draws

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from anytrain.core.errors import BadInput, Notice
-from anytrain.engine.data.worker_safety import unlike
+from anytrain.engine.data.workers import unlike
 from anytrain.engine.recording.fingerprint import describe
 from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length, token_cache
 from anytrain.recipes.glue.labels import Labels

@@ -26,8 +26,7 @@ from anytrain.compat.accelerate.utils.imports import (
 from anytrain.core.notices import give_notice
 from anytrain.doors.accelerator import facade, options
 from anytrain.doors.accelerator.states import run_is_over
-from anytrain.engine.prepared.optimizer import PreparedOptimizer
-from anytrain.engine.prepared.scheduler import PreparedScheduler
+from anytrain.engine.prepared.optimizer import PreparedOptimizer, PreparedScheduler
 
 __all__ = ["Accelerator", "DataLoaderConfiguration", "GradientAccumulationPlugin"]
 

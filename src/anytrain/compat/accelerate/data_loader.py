@@ -15,10 +15,12 @@ from anytrain.compat.accelerate.utils.dataclasses import RNGType
 from anytrain.doors.accelerator.states import live_session
 from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
 from anytrain.engine.assemble.session import Session
+from anytrain.engine.data.prefetch import Placement
 from anytrain.engine.data.seeded import SeedableRandomSampler
 from anytrain.engine.data.shard import BatchSamplerShard, IterableDatasetShard, SkipBatchSampler
-from anytrain.engine.prepared import skipped
-from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk
+from anytrain.engine.prepared import rebuild
+from anytrain.engine.prepared.loader import PreparedLoader
+from anytrain.engine.prepared.walk import Walk
 
 __all__ = [
     "BatchSamplerShard",
@@ -310,4 +312,4 @@ def get_sampler(dataloader: Any) -> Any:
 
 def skip_first_batches(dataloader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
     """Return the loader less its first batches, for the first epoch after a resume."""
-    return skipped.skip_first_batches(dataloader, num_batches)
+    return rebuild.skip_first_batches(dataloader, num_batches)

@@ -11,7 +11,7 @@ from anytrain.compat.accelerate import refused
 from anytrain.compat.accelerate.utils.operations import send_to_device
 from anytrain.doors.accelerator.states import live_session
 from anytrain.engine.assemble.run import guard_for
-from anytrain.engine.prepared.loader import Placement
+from anytrain.engine.data.prefetch import Placement
 from anytrain.engine.prepared.optimizer import PreparedOptimizer, place_state
 
 __all__ = ["AcceleratedOptimizer", "move_to_device"]

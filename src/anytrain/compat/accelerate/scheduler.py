@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anytrain.doors.accelerator.states import live_session
-from anytrain.engine.prepared.scheduler import PreparedScheduler
+from anytrain.engine.prepared.optimizer import PreparedScheduler
 
 __all__ = ["AcceleratedScheduler"]
 

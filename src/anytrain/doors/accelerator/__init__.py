@@ -21,7 +21,7 @@ from anytrain.doors.accelerator.states import (
     set_seed,
     synchronize_rng_states,
 )
-from anytrain.engine.prepared.skipped import skip_first_batches
+from anytrain.engine.prepared.rebuild import skip_first_batches
 
 __all__ = [
     "Accelerator",

@@ -22,7 +22,7 @@ from anytrain.doors.accelerator.options import (
 from anytrain.engine.assemble.loaders import LoaderOptions
 from anytrain.engine.assemble.run import RunOptions
 from anytrain.engine.assemble.session import SessionOptions
-from anytrain.engine.prepared.cursor import Accumulation
+from anytrain.engine.prepared.walk import Accumulation
 
 
 def accumulation_plugin(

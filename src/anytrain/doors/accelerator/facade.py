@@ -47,7 +47,7 @@ from anytrain.engine.assemble import current
 from anytrain.engine.assemble.run import Run, holders, num_skipped, unscale, veto
 from anytrain.engine.assemble.session import Session, session
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
-from anytrain.engine.prepared.skipped import skip_first_batches
+from anytrain.engine.prepared.rebuild import skip_first_batches
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.profile import profile
 from anytrain.engine.tree import is_all_tensors, map_tensors

@@ -11,8 +11,7 @@ from anytrain.engine import precision as precisions
 from anytrain.engine.assemble.run import Run, guard_for
 from anytrain.engine.prepared.model import cast_forward, move
 from anytrain.engine.prepared.optimizer import follow
-from anytrain.engine.step.split import num_rows
-from anytrain.engine.tree import map_tensors
+from anytrain.engine.tree import map_tensors, num_rows
 from anytrain.insight.preflight.claimed_ops import claim_weights
 from anytrain.insight.preflight.observer import TraceObserver, present
 from anytrain.insight.preflight.overrides import sized

@@ -14,7 +14,7 @@ import torch
 from anytrain.core.errors import BadInput
 from anytrain.doors.accelerator.options import DistributedType
 from anytrain.engine.assemble.session import Session
-from anytrain.engine.data.split import split
+from anytrain.engine.data.shard import split
 
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -17,7 +17,7 @@ from anytrain.doors.accelerator.refused import refuse_plugins
 from anytrain.engine import rng
 from anytrain.engine.assemble import current
 from anytrain.engine.assemble.session import Session, SessionOptions, session
-from anytrain.engine.prepared.cursor import Cursor
+from anytrain.engine.prepared.walk import Cursor
 
 
 def live_session(wishes: Wishes | None = None, options: SessionOptions | None = None) -> Session:

@@ -14,11 +14,10 @@ from anytrain.core.errors import BadInput
 from anytrain.doors.trainer.outputs import has_length
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine.data.buckets import Numbers, choose
-from anytrain.engine.data.columns import base_model
+from anytrain.engine.data.columns import as_rows, base_model
 from anytrain.engine.data.grouped import lengths_of
 from anytrain.engine.data.padding import BY_TOKEN, columns_by_token, num_values
 from anytrain.engine.data.seeded import hold, put_back
-from anytrain.engine.data.table import as_rows
 
 _MOST = 8
 _MULTIPLE = 8

@@ -26,6 +26,7 @@ from anytrain.engine.assemble.loaders import given_loader, prepare_loader
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.columns import (
     DropColumns,
+    as_rows,
     base_model,
     column_names,
     drop_dataset_columns,
@@ -33,9 +34,8 @@ from anytrain.engine.data.columns import (
     kept_columns,
 )
 from anytrain.engine.data.grouped import GroupedByLength, Rebalanced, lengths_of
-from anytrain.engine.data.iterables import Given
-from anytrain.engine.data.masks import WithoutFullMask, are_even
-from anytrain.engine.data.table import as_rows
+from anytrain.engine.data.padding import WithoutFullMask, are_even
+from anytrain.engine.data.shard import Given
 from anytrain.engine.prepared.loader import PreparedLoader
 
 

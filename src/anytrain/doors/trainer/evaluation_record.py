@@ -23,7 +23,7 @@ from anytrain.doors.trainer.data import Data
 from anytrain.doors.trainer.sample_text import label_of, look_up, token
 from anytrain.engine import objective
 from anytrain.engine.data.columns import base_model
-from anytrain.engine.data.iterables import Given
+from anytrain.engine.data.shard import Given
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.recording.evaluation import figures, store
 from anytrain.engine.recording.verdicts import Share, Verdicts, join

@@ -21,10 +21,10 @@ from anytrain.engine.assemble.inputs import (
     out_of_range,
     search,
 )
+from anytrain.engine.data.prefetch import ReadBatch
 from anytrain.engine.loop import Progress
-from anytrain.engine.prepared.loader import ReadBatch
 from anytrain.engine.step import ranges
-from anytrain.engine.step.blocks import is_compiled
+from anytrain.engine.step.activations import is_compiled
 from anytrain.engine.step.step import StepOutput
 from anytrain.engine.tree import map_tensors
 

@@ -17,7 +17,7 @@ from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine import objective
 from anytrain.engine.assemble.feeds import Recount
-from anytrain.engine.prepared.collectives import meets_other_ranks
+from anytrain.engine.prepared.model import meets_other_ranks
 from anytrain.engine.step.step import Micro, let_train
 
 _MAKING = ("training_step", "_prepare_inputs", "_prepare_input")

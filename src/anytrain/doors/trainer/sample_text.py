@@ -23,8 +23,8 @@ import numpy as np
 import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 
+from anytrain.engine.data.columns import Table, as_rows
 from anytrain.engine.data.seeded import hold, put_back, seed_all
-from anytrain.engine.data.table import Table, as_rows
 
 LONGEST = 500
 """The characters that are shown of one text."""

@@ -24,10 +24,9 @@ from anytrain.doors.training_args.fields import packs
 from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.buckets import Bucketed, padding_share
-from anytrain.engine.data.columns import base_model
+from anytrain.engine.data.columns import as_rows, base_model
 from anytrain.engine.data.packing import Packed, packed_lengths, why_rows_mix
 from anytrain.engine.data.padding import ToBuckets, num_values
-from anytrain.engine.data.table import as_rows
 
 # Heads whose loss of whole numbers leaves out those that are -100.
 _COUNTING = (

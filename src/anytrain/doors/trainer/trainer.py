@@ -57,7 +57,7 @@ from anytrain.engine.checkpoint import Loaded
 from anytrain.engine.data.columns import can_return_loss, label_names
 from anytrain.engine.loop import fit
 from anytrain.engine.optim.schedules import follows_metric
-from anytrain.engine.prepared.cursor import Cursor
+from anytrain.engine.prepared.walk import Cursor
 from anytrain.engine.recording.meter import Meter, Reading
 from anytrain.engine.step.activations import Activations
 

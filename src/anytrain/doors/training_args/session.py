@@ -13,7 +13,7 @@ from anytrain.engine.assemble.loaders import LoaderOptions
 from anytrain.engine.assemble.run import RunOptions
 from anytrain.engine.assemble.session import Session, SessionOptions
 from anytrain.engine.data.compiled_shapes import Remedies
-from anytrain.engine.prepared.cursor import Accumulation
+from anytrain.engine.prepared.walk import Accumulation
 
 _REMEDIES = Remedies(
     last="Pass dataloader_drop_last=True if it is training's, or a batch size that divides the "

@@ -24,7 +24,7 @@ from anytrain.engine.checkpoint import Loaded, check_fit, expected, schema
 from anytrain.engine.checkpoint.foreign import ForeignCheckpoint
 from anytrain.engine.checkpoint.loaded import blaming
 from anytrain.engine.checkpoint.manifest import MANIFEST
-from anytrain.engine.prepared.scheduler import PreparedScheduler
+from anytrain.engine.prepared.optimizer import PreparedScheduler
 
 
 def name_of(kind: str, position: int) -> str:

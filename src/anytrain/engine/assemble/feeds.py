@@ -12,7 +12,7 @@ from anytrain.engine import objective
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.feed import Feed
 from anytrain.engine.metrics import num_own_rows, own_rows
-from anytrain.engine.step.split import num_rows
+from anytrain.engine.tree import num_rows
 
 
 def build_feed(

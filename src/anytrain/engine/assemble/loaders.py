@@ -19,7 +19,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.compiled_shapes import LoaderShapes
-from anytrain.engine.data.iterables import Given, as_it_is
+from anytrain.engine.data.prefetch import Placement
 from anytrain.engine.data.seeded import (
     SeedableRandomSampler,
     SeededCollate,
@@ -27,10 +27,17 @@ from anytrain.engine.data.seeded import (
     Tickets,
     draws_nothing,
 )
-from anytrain.engine.data.shard import BatchSamplerShard, IterableDatasetShard, check_split
+from anytrain.engine.data.shard import (
+    BatchSamplerShard,
+    Given,
+    IterableDatasetShard,
+    as_it_is,
+    check_split,
+)
 from anytrain.engine.data.workers import AutoWorkers, PatientWorker
-from anytrain.engine.prepared.loader import Placement, PreparedLoader, Walk
+from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.prepared.rebuild import rebuild
+from anytrain.engine.prepared.walk import Walk
 from anytrain.machine.backends.cores import cores_each
 
 

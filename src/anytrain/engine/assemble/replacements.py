@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 
 from anytrain.engine.assemble.fast_room import fast_room
 from anytrain.engine.assemble.session import Session
-from anytrain.engine.prepared.masks import values_unread
+from anytrain.engine.prepared.model import values_unread
 
 
 @contextmanager

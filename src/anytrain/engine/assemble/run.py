@@ -27,12 +27,18 @@ from anytrain.engine.assemble.loaders import (
 )
 from anytrain.engine.assemble.replacements import replacements
 from anytrain.engine.assemble.session import Session
+from anytrain.engine.data.prefetch import Placement
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.prepared import model as models
-from anytrain.engine.prepared.loader import Placement, PreparedLoader
-from anytrain.engine.prepared.optimizer import PreparedOptimizer, follow, fuse, place_state
-from anytrain.engine.prepared.scheduler import PreparedScheduler
-from anytrain.engine.prepared.skipped import SkippedLoader
+from anytrain.engine.prepared.loader import PreparedLoader
+from anytrain.engine.prepared.optimizer import (
+    PreparedOptimizer,
+    PreparedScheduler,
+    follow,
+    fuse,
+    place_state,
+)
+from anytrain.engine.prepared.rebuild import SkippedLoader
 from anytrain.engine.recording.losses import Losses
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
 from anytrain.engine.step.traced_guard import CutGuard, SelectGuard, select, why_asked

@@ -30,7 +30,7 @@ from anytrain.engine import precision as precisions
 from anytrain.engine.assemble.uncaught import explain_uncaught
 from anytrain.engine.data.compiled_shapes import Graphs
 from anytrain.engine.precision import Precision
-from anytrain.engine.prepared.cursor import Accumulation, Cursor
+from anytrain.engine.prepared.walk import Accumulation, Cursor
 from anytrain.machine.backends import probe, speed
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.parallel import torch_dist

@@ -17,11 +17,10 @@ from anytrain.engine.assemble.fast_room import UNKNOWN_LENGTH, RecordingOptions,
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.optim.schedules import follows_metric
-from anytrain.engine.prepared.cursor import Cursor
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
+from anytrain.engine.prepared.walk import Cursor
 from anytrain.engine.step.activations import Activations
-from anytrain.engine.step.clip import Clip
-from anytrain.engine.step.guard import Judge
+from anytrain.engine.step.guard import Clip, Judge
 from anytrain.engine.step.out_of_memory import FewerActivations, Splitting
 from anytrain.engine.step.step import Micro, Recounted, Step, TorchOps
 

@@ -1,17 +1,16 @@
-"""The columns of a dataset that a model takes."""
+"""The columns of a data set: those that a model takes, and rows and tables made of them."""
 
 from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, overload
 
 from torch import nn
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset
 
 from anytrain.core.errors import BadInput
-from anytrain.engine.data.rows import Rows
 
 _LOGGER = logging.getLogger(__name__)
 _POSITIONS = ("start_positions", "end_positions")
@@ -164,3 +163,68 @@ def _tell(dropped: Sequence[str], model_name: str, description: str | None) -> N
         model_name,
         ", ".join(map(str, dropped)),
     )
+
+
+class Rows(Sequence[dict[str, Any]]):
+    """The samples of a batch: dicts where one is looked at, and the data set's columns until then.
+
+    A data set returns it from `__getitems__`. A collator that knows the data set makes its batch
+    of whole columns; to every other one it is a list of dicts.
+    """
+
+    __slots__ = ("names", "numbers", "source")
+
+    def __init__(self, source: Any, numbers: Sequence[int], names: Collection[str]) -> None:
+        self.source = source
+        self.numbers = numbers
+        self.names = names
+
+    def only(self, keep: Collection[str]) -> Rows:
+        """Return the same samples with the columns that are kept."""
+        return Rows(self.source, self.numbers, [name for name in self.names if name in keep])
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @overload
+    def __getitem__(self, place: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> Rows: ...
+
+    def __getitem__(self, place: int | slice) -> dict[str, Any] | Rows:
+        if isinstance(place, slice):
+            return Rows(self.source, self.numbers[place], self.names)
+        row = self.source[self.numbers[place]]
+        return {name: row[name] for name in self.names}
+
+
+class Table(Dataset[dict[str, Any]]):
+    """The rows of columns that are given by name.
+
+    >>> rows = Table({"x": [1, 2, 3], "labels": [0, 1, 0]})
+    >>> len(rows), rows[1]
+    (3, {'x': 2, 'labels': 1})
+    """
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        self.columns = dict(columns)
+        lengths = {name: len(column) for name, column in self.columns.items()}
+        if len(set(lengths.values())) != 1:
+            told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+            raise BadInput(
+                "Cannot make rows of these columns.",
+                why=f"they must be equally long: {told}." if lengths else "there is none.",
+                fix="give every sample a value in each column.",
+            )
+
+    def __len__(self) -> int:
+        return len(next(iter(self.columns.values())))
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return {name: column[index] for name, column in self.columns.items()}
+
+
+def as_rows(dataset: Any) -> Any:
+    """Return what can be asked for a row: a dict of columns as a `Table`, all else as it is."""
+    return Table(dataset) if isinstance(dataset, dict) else dataset

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from anytrain.core.errors import BadInput
+from anytrain.engine.data.grouped import quick_lengths
 from anytrain.engine.objective import IGNORED
 
 _COARSE = 64  # what is longer than all lengths is rounded up to these: few new shapes
@@ -213,3 +214,28 @@ def fitting(lengths: Sequence[int], width: int, limits: Sequence[int] = ()) -> i
     place = bisect_left(lengths, width)
     rounded = lengths[place] if place < len(lengths) else -(-width // _COARSE) * _COARSE
     return min(rounded, next((limit for limit in limits if limit >= width), rounded))
+
+
+class WithoutFullMask:
+    """A collator's batches, without a mask where it hides nothing.
+
+    Models take no mask for one of ones. They look whether it is, to take attention's quick path;
+    inside a recording they cannot look, and would take the slow one.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
+        self.collate = collate
+
+    def __call__(self, rows: list[Any]) -> Any:
+        """Return the batch of these rows."""
+        batch = self.collate(rows)
+        mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
+        if isinstance(mask, torch.Tensor) and mask.device.type == "cpu" and bool(mask.all()):
+            return {name: value for name, value in batch.items() if name != _MASK}
+        return batch
+
+
+def are_even(dataset: Any) -> bool:
+    """Whether all samples are known to be of one length, without reading them one by one."""
+    lengths = quick_lengths(dataset)
+    return lengths is not None and len(lengths) > 0 and min(lengths) == max(lengths)

@@ -1,12 +1,18 @@
 """Randomness in the data as a function of seed, epoch and index.
 
 Shuffling, a dataset's augmentation and a collator's masking draw the same values whoever loads
-them: one process or several workers, in one go or after a resume.
+them: one process or several workers, in one go or after a resume. Only what surely draws nothing is
+left unseeded: code that its bytecode shows to pick and stack, by names and methods that are known.
 """
 
 from __future__ import annotations
 
+import builtins
+import dis
+import math
+import operator
 import random
+import types
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
@@ -24,14 +30,12 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from anytrain.core import bytecode
 from anytrain.core.errors import add_to_message
-from anytrain.engine.data import draws
 from anytrain.engine.data.collate import collate as stacked
-from anytrain.engine.data.columns import DropColumns
-from anytrain.engine.data.masks import WithoutFullMask
-from anytrain.engine.data.padding import ToBuckets
+from anytrain.engine.data.columns import DropColumns, Table
+from anytrain.engine.data.padding import ToBuckets, WithoutFullMask
 from anytrain.engine.data.position import LaidOut
-from anytrain.engine.data.table import Table
 
 _MASK = 2**64 - 1
 _CONTAINERS = (TensorDataset, torch.Tensor, list, tuple, range, np.ndarray)
@@ -257,7 +261,7 @@ def _is_plain(dataset: Any) -> bool:
         return True
     ways = [getattr(dataset, name, None) for name in ("__getitem__", "__getitems__")]
     found = [way for way in ways if way is not None]
-    return bool(found) and all(draws.draws_nothing(way, dataset) for way in found)
+    return bool(found) and all(function_draws_nothing(way, dataset) for way in found)
 
 
 def _collates_plainly(collate: Any) -> bool:
@@ -272,7 +276,7 @@ def _collates_plainly(collate: Any) -> bool:
     kind: Any = collate if isinstance(collate, FunctionType) else type(collate)
     is_known = (kind.__module__, kind.__qualname__) in _COLLATORS
     said = getattr(collate, "draws_nothing", False) is True
-    return is_known or said or draws.draws_nothing(collate)
+    return is_known or said or function_draws_nothing(collate)
 
 
 def mix(key: int, value: int) -> int:
@@ -321,3 +325,99 @@ def put_back(before: Any) -> None:
         _spare[:] = [np.random.get_bit_generator()]  # type: ignore[attr-defined]  # not in the stubs
         np.random.set_bit_generator(numpy)  # type: ignore[attr-defined]  # likewise
         torch.default_generator.set_state(state)
+
+
+_DEPTH = 3  # of functions that functions call
+_MODULES = (torch, np, math, operator, torch.nn.functional)
+_DATA = (torch.Tensor, np.ndarray, list, tuple, dict, str, bytes, int, float, bool, range)
+_BUILTIN_NAMES = """
+len range zip max min int float str list dict tuple set enumerate sum sorted isinstance bool abs
+round map filter all any slice reversed
+"""
+_METHOD_NAMES = """
+keys values items get append extend pop copy update index count join split strip lower to float long
+int half double bool cpu numpy tolist item view reshape size shape dim ndim unsqueeze squeeze
+transpose permute contiguous flatten expand clone detach type astype dtype device T sum mean max min
+any all pad setdefault clamp abs masked_fill fill_ copy_ narrow chunk new_zeros new_ones new_full
+new_tensor
+"""
+_DRAWING_WORDS = """
+rand shuffle choice sample normal uniform bernoulli dropout multinomial permutation seed generator
+poisson exponential cauchy
+"""
+_BUILTINS = frozenset(getattr(builtins, name) for name in _BUILTIN_NAMES.split())
+_METHODS = frozenset(_METHOD_NAMES.split())
+_DRAWING = tuple(_DRAWING_WORDS.split())
+
+
+def function_draws_nothing(function: Any, owner: Any = None, depth: int = _DEPTH) -> bool:
+    """Whether a function, or a method of `owner`, surely draws no random number."""
+    function = getattr(function, "__func__", function)
+    if not isinstance(function, types.FunctionType) or depth == 0:
+        return False
+    around = bytecode.enclosed(function)
+    return all(
+        _is_safe(step, before, function, around, owner, depth)
+        for before, step in bytecode.steps(function)
+    )
+
+
+def _is_safe(
+    step: dis.Instruction,
+    before: dis.Instruction | None,
+    function: types.FunctionType,
+    around: dict[str, Any],
+    owner: Any,
+    depth: int,
+) -> bool:
+    name = str(step.argval)
+    if step.opname.startswith("IMPORT") or step.opname == "LOAD_BUILD_CLASS":
+        return False
+    if bytecode.is_global(step):
+        value = function.__globals__.get(name, getattr(builtins, name, None))
+        return _is_known(value, depth)
+    if step.opname in ("LOAD_DEREF", "LOAD_CLASSDEREF") and name in function.__code__.co_freevars:
+        return name in around and _is_known(around[name], depth)
+    if bytecode.is_attribute(step):
+        return _is_safe_attribute(name, before, function, owner, depth)
+    return True
+
+
+def _is_safe_attribute(
+    name: str,
+    before: dis.Instruction | None,
+    function: types.FunctionType,
+    owner: Any,
+    depth: int,
+) -> bool:
+    if any(word in name for word in _DRAWING):
+        return False
+    first = function.__code__.co_varnames[:1]
+    if owner is not None and before is not None and bytecode.loads(before, first):
+        found = getattr(type(owner), name, None)
+        if isinstance(found, types.FunctionType):
+            return function_draws_nothing(found, owner, depth - 1)
+        return not isinstance(found, property) and _is_data(getattr(owner, name, None))
+    if before is not None and before.opname == "LOAD_GLOBAL":
+        value = function.__globals__.get(str(before.argval))
+        if any(value is module for module in _MODULES):
+            return not isinstance(getattr(value, name, None), types.ModuleType)
+    return name in _METHODS
+
+
+def _is_known(value: Any, depth: int) -> bool:
+    if any(value is module for module in _MODULES) or _is_data(value):
+        return True
+    if isinstance(value, types.FunctionType):
+        return _is_torchs(value) or function_draws_nothing(value, None, depth - 1)
+    return isinstance(value, (type, types.BuiltinFunctionType)) and value in _BUILTINS
+
+
+def _is_torchs(function: types.FunctionType) -> bool:
+    """Whether it is a function of torch's or numpy's whose name does not speak of drawing."""
+    ours = function.__module__.split(".")[0] in ("torch", "numpy")
+    return ours and not any(word in function.__name__ for word in _DRAWING)
+
+
+def _is_data(value: Any) -> bool:
+    return value is None or isinstance(value, torch.dtype) or type(value) in _DATA

@@ -7,9 +7,10 @@ filled with samples from the start (`even`), so that no rank waits for one that 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
 from anytrain.core.errors import BadInput
@@ -286,3 +287,78 @@ def _pairs_with_first(rounds: Iterator[list[Any]]) -> Iterator[tuple[list[Any], 
         if first is None:
             first = current
         yield first, current
+
+
+class Given(IterableDataset[Any]):
+    """A stream of whole batches; its length and its epoch are those of the iterable."""
+
+    def __init__(self, batches: Any) -> None:
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.batches)
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that comes next, where the iterable wants to know."""
+        if hasattr(self.batches, "set_epoch"):
+            self.batches.set_epoch(epoch)
+
+
+def as_it_is(batch: Any) -> Any:
+    """Return the batch: it was collated already."""
+    return batch
+
+
+def split(inputs: Any, size: int, rank: int, *, pad: bool = False) -> Any:
+    """Return this rank's part; with `pad`, short parts repeat the last item.
+
+    >>> split([1, 2, 3, 4, 5], size=2, rank=0), split([1, 2, 3, 4, 5], size=2, rank=1)
+    ([1, 2, 3], [4, 5])
+    >>> split([1, 2, 3], size=2, rank=1, pad=True)
+    [3, 3]
+
+    What is one thing, such as a prompt, is everyone's.
+
+    >>> split("a dog", size=2, rank=1)
+    'a dog'
+    """
+    if size == 1 or isinstance(inputs, str | bytes) or not hasattr(inputs, "__len__"):
+        return inputs
+    length = _length(inputs)
+    each, extra = divmod(length, size)
+    start = rank * each + min(rank, extra)
+    stop = start + each + (1 if rank < extra else 0)
+    longest = each + (1 if extra else 0)
+    return _part(inputs, start, stop, longest if pad else 0)
+
+
+def _length(inputs: Any) -> int:
+    if not isinstance(inputs, Mapping):
+        return len(inputs)
+    lengths = {len(value) for value in inputs.values()}
+    if len(lengths) != 1:
+        raise BadInput(
+            f"Cannot split a dict whose values have the lengths {sorted(lengths)}.",
+            why="each rank takes the same positions of every value.",
+            fix="make the values equally long.",
+        )
+    return lengths.pop()
+
+
+def _part(inputs: Any, start: int, stop: int, pad_to: int) -> Any:
+    if isinstance(inputs, Mapping):
+        return {key: _part(value, start, stop, pad_to) for key, value in inputs.items()}
+    if hasattr(inputs, "select") and not isinstance(inputs, torch.Tensor):  # datasets.Dataset
+        positions = list(range(start, stop))
+        positions += [len(inputs) - 1] * (pad_to - len(positions))
+        return inputs.select(positions)
+    own = inputs[start:stop]
+    missing = pad_to - len(own)
+    if missing <= 0:
+        return own
+    if isinstance(own, torch.Tensor):
+        return torch.cat([own, inputs[-1:].expand(missing, *inputs.shape[1:])])
+    return own + type(own)([inputs[-1]] * missing)

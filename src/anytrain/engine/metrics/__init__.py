@@ -6,8 +6,8 @@
 from __future__ import annotations
 
 from anytrain.engine.metrics.collected import Collected as Collected
-from anytrain.engine.metrics.loss import LossMean as LossMean
 from anytrain.engine.metrics.rows import (
+    LossMean as LossMean,
     gather_rows as gather_rows,
     num_own_rows as num_own_rows,
     own_rows as own_rows,

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 
 from anytrain.core.errors import BadInput, WrongOrder
-from anytrain.engine.metrics.arriving import Arrivals
+from anytrain.engine.metrics.collected import Arrivals
 from anytrain.engine.objective import IGNORED
 
 Average: TypeAlias = Literal["binary", "macro", "micro", "weighted"]

@@ -19,17 +19,20 @@ from anytrain.engine.data.compiled_shapes import Watched
 from anytrain.engine.data.dispatch import Rounds, dispatch
 from anytrain.engine.data.grouped import Rebalanced
 from anytrain.engine.data.position import Position, RestOfBatches
-from anytrain.engine.data.prefetch import Ahead, Kept, Placement, ReadBatch
+from anytrain.engine.data.prefetch import Ahead, Kept, ReadBatch
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, load
 from anytrain.engine.data.shard import BatchSamplerShard
-from anytrain.engine.data.worker_safety import Changes
-from anytrain.engine.data.workers import AutoWorkers, MindedWorkers, sent_home, with_workers
+from anytrain.engine.data.workers import (
+    AutoWorkers,
+    Changes,
+    MindedWorkers,
+    sent_home,
+    with_workers,
+)
 from anytrain.engine.prepared import loading_errors
 from anytrain.engine.prepared.rebuild import rebuild, rest_of_stream, skipping
 from anytrain.engine.prepared.rounds import Dealt, PlaceInRound
 from anytrain.engine.prepared.walk import Walk
-
-__all__ = ["Placement", "PreparedLoader", "ReadBatch", "Walk"]
 
 
 class PreparedLoader(DataLoader[Any]):
@@ -338,9 +341,9 @@ class PreparedLoader(DataLoader[Any]):
         return dispatch(
             sent_home(walked(base)) if walk.world.rank == 0 else iter(()),
             Rounds(walk.world, walk.device, walk.split_batches, self._drop_last, walk.slice_fn),
-            report=self._note_remainder,
+            report=partial(setattr, self, "remainder"),
             place=walk.stream_state,
-            reach=self._note_place,
+            reach=partial(setattr, self, "_dispatched"),
         )
 
     def _reached(self) -> Any:
@@ -348,9 +351,6 @@ class PreparedLoader(DataLoader[Any]):
         if self.walk.dispatching and self.walk.world.size > 1:
             return self._dispatched
         return self.walk.stream_state()
-
-    def _note_place(self, place: Any) -> None:
-        self._dispatched = place
 
     def _finish(self) -> None:
         self.end_of_dataloader = True
@@ -395,9 +395,6 @@ class PreparedLoader(DataLoader[Any]):
             samples = max(0, resume["samples"] - num_batches * resume["round_size"])
             # A stream that knows its place knows no earlier one: it is read again up to it.
             self._resume = {**resume, "samples": samples, "ended": False, "stream": None}
-
-    def _note_remainder(self, remainder: int) -> None:
-        self.remainder = remainder
 
     @property
     def _dealt(self) -> Dealt:

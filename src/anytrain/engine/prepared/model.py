@@ -6,14 +6,17 @@ on the instance, once and reversibly (a row of core/patches.py).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
-from functools import wraps
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import lru_cache, wraps
 from typing import Any
 
 import torch
 from torch import nn
 
+from anytrain.core import bytecode, patches
 from anytrain.core.errors import BadInput
 from anytrain.engine.precision import Precision, to_float32
 from anytrain.machine.strategies.base import Strategy
@@ -160,3 +163,79 @@ def compiled(model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
     result: Any = torch.compile(model, **options)
     prepared: nn.Module = result
     return prepared
+
+
+_LIBRARIES = ("torch", "transformers", "anytrain", "peft", "numpy")
+_THEIRS = "torch.distributed"
+_DEPTH = 3
+
+
+def meets_other_ranks(model: nn.Module) -> bool:
+    """Whether code of the model's that is no library's uses torch.distributed.
+
+    Such a model gathers what all ranks compute: they must have batches of one shape.
+    """
+    kinds: set[Any] = {type(module) for module in model.modules()}
+    return any(_uses(kind, _DEPTH) for kind in kinds)
+
+
+@lru_cache(maxsize=1024)
+def _uses(thing: Any, depth: int) -> bool:
+    """Whether a class or a function of the user's, or one that it calls, uses torch.distributed."""
+    if depth == 0 or str(thing.__module__).partition(".")[0] in _LIBRARIES:
+        return False
+    functions = vars(thing).values() if isinstance(thing, type) else [thing]
+    return any(_is_theirs(value) or _goes_on(value, depth) for value in _named(functions))
+
+
+def _named(functions: Any) -> Iterator[Any]:
+    """Yield what functions name of their module's, and `torch.distributed` where it is spelled."""
+    for each in functions:
+        plain = getattr(each, "__func__", each)
+        if not isinstance(plain, types.FunctionType):
+            continue
+        for name in bytecode.names(plain):
+            if name in plain.__globals__:
+                yield plain.__globals__[name]
+            elif name == "distributed":  # torch.distributed.all_gather(...)
+                yield _THEIRS
+
+
+def _is_theirs(value: Any) -> bool:
+    is_module = isinstance(value, types.ModuleType)
+    home = (
+        value
+        if isinstance(value, str)
+        else getattr(value, "__name__" if is_module else "__module__", None)
+    )
+    return str(home).startswith(_THEIRS)
+
+
+def _goes_on(value: Any, depth: int) -> bool:
+    return isinstance(value, (types.FunctionType, type)) and _uses(value, depth - 1)
+
+
+_MODULE = "transformers.masking_utils"
+
+
+def values_unread(device_type: str) -> AbstractContextManager[None]:
+    """Keep transformers from reading the values of masks on a device that traces, in the block.
+
+    To read one runs a graph and waits, in each forward pass; and a mask that hides nothing would
+    be left out, which is another graph.
+    """
+    return patches.shared("mask values", lambda: _leave_unread(device_type))
+
+
+def _leave_unread(device_type: str) -> Callable[[], None] | None:
+    module: Any = sys.modules.get(_MODULE)
+    own = getattr(module, "is_tracing", None)
+    if own is None:
+        return None
+
+    def is_tracing(tensor: Any = None) -> Any:
+        device = getattr(tensor, "device", None)
+        return own(tensor) if device is None else device.type == device_type or own(tensor)
+
+    module.is_tracing = is_tracing
+    return lambda: setattr(module, "is_tracing", own)

@@ -1,14 +1,22 @@
-"""An optimizer that updates at the end of an accumulated step, and only by finite gradients."""
+"""The prepared optimizer and learning-rate scheduler.
+
+The optimizer updates at the end of an accumulated step, and only by finite gradients; the schedule
+moves only when the optimizer does. Where the device decides on an update it counts the schedule's
+position too: the host runs the user's scheduler ahead and writes each position's rate into a table,
+and nobody waits to learn of a skipped update.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from anytrain.engine.prepared.cursor import Cursor
+from anytrain.engine.prepared.walk import Cursor
 from anytrain.engine.step.guard import Guard
 from anytrain.machine.parallel.world import World
 
@@ -188,3 +196,207 @@ def place_state(optimizer: Optimizer, place: Callable[[Any], Any]) -> None:
             for key, value in kept.items():
                 if isinstance(value, torch.Tensor) and key != "step":
                     kept[key] = place(value)
+
+
+class PreparedScheduler:
+    """A prepared scheduler.
+
+    The schedule was written for one process: unless batches are split, one update over N
+    processes has eaten N batches, so it moves N positions.
+    """
+
+    def __init__(
+        self,
+        scheduler: Any,
+        optimizers: list[PreparedOptimizer],
+        cursor: Cursor,
+        *,
+        positions: int,
+        with_optimizer: bool = True,
+    ) -> None:
+        self.scheduler = scheduler
+        self.optimizers = optimizers
+        self.step_with_optimizer = with_optimizer
+        self._cursor = cursor
+        self._positions = positions
+        self._rate: DeviceRate | None = None
+        if with_optimizer and _can_follow_device(scheduler, optimizers):
+            own = optimizers[0]
+            device = own.guard.skipped.device
+            self._rate = DeviceRate(own.optimizer, scheduler, self._advance, device)
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """Move on, if this batch ended an update that was not skipped."""
+        scheduler = self.scheduler
+        if not self.step_with_optimizer:
+            scheduler.step(*args, **kwargs)
+        elif not self._cursor.sync:
+            if self._cursor.accumulation.adjust_scheduler and hasattr(scheduler, "_step_count"):
+                scheduler._step_count += 1
+        elif self._rate is not None:
+            self._rate.step(self.optimizers[0].guard.skipped)
+        else:
+            for optimizer in self.optimizers:
+                if optimizer.guard.was_skipped():
+                    return
+            self._advance(*args, **kwargs)
+
+    @property
+    def follows_device(self) -> bool:
+        """Whether a step has two halves: the host walks ahead, the device follows."""
+        return self._rate is not None
+
+    def walk(self) -> None:
+        """Take the host's half of a step that the device follows."""
+        assert self._rate is not None
+        self._rate.walk()
+
+    def follow(self) -> None:
+        """Take the device's half of a step: nothing of it happens on the host."""
+        assert self._rate is not None
+        self._rate.follow(self.optimizers[0].guard.skipped)
+
+    def _advance(self, *args: Any, **kwargs: Any) -> None:
+        scheduler = self.scheduler
+        for _ in range(self._positions):
+            total = getattr(scheduler, "total_steps", None)  # a one-cycle schedule has an end
+            if total is None or scheduler._step_count <= total:
+                scheduler.step(*args, **kwargs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scheduler's own state."""
+        self._settle()
+        state: dict[str, Any] = self.scheduler.state_dict()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore the scheduler's own state."""
+        if self._rate is None:
+            self.scheduler.load_state_dict(state_dict)
+        else:
+            self._rate.restore(lambda: self.scheduler.load_state_dict(state_dict))
+
+    def get_last_lr(self) -> list[Any]:
+        """Return the learning rate of each group."""
+        self._settle()
+        rates: list[Any] = self.scheduler.get_last_lr()
+        return rates
+
+    def _settle(self) -> None:
+        if self._rate is not None:
+            self._rate.settle()
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "scheduler":  # not yet set: a copy or an unpickled one is being made
+            raise AttributeError(name)
+        return getattr(self.scheduler, name)
+
+
+def _can_follow_device(scheduler: Any, optimizers: list[PreparedOptimizer]) -> bool:
+    """Whether the rate can be a device tensor: a pure schedule of one fused optimizer."""
+    if len(optimizers) != 1 or not optimizers[0].guard.decides_on_device:
+        return False
+    groups = optimizers[0].optimizer.param_groups
+    return _is_pure(scheduler) and not any(isinstance(g["lr"], torch.Tensor) for g in groups)
+
+
+def _is_pure(scheduler: Any) -> bool:
+    """Whether it sets nothing but the learning rate, by nothing but the number of its steps."""
+    if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
+        return False
+    parts = getattr(scheduler, "_schedulers", [])
+    return not getattr(scheduler, "cycle_momentum", False) and all(_is_pure(p) for p in parts)
+
+
+_ROOM = 8192
+"""Positions that the table holds; it is written round and round, so that it never moves."""
+
+
+class DeviceRate:
+    """The learning rates of one optimizer's groups, as tensors that follow the device's count.
+
+    INVARIANT: the rate is a function of the number of updates that happened, for schedulers
+    whose own rate is a function of how often they were stepped.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        scheduler: Any,
+        advance: Callable[[], None],
+        device: torch.device,
+    ) -> None:
+        self._optimizer = optimizer
+        self._scheduler = scheduler
+        self._advance = advance
+        self._host = [float(group["lr"]) for group in optimizer.param_groups]
+        self._rates = [torch.tensor(rate, device=device) for rate in self._host]
+        self._table = torch.zeros(len(self._host), _ROOM, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self._calls = 0
+        self._start()
+        self._hand_over()
+
+    def _start(self) -> None:
+        """Remember where the schedule stands, to walk it again from here."""
+        self._first = copy.deepcopy(self._scheduler.state_dict())
+        self._first_rates = list(self._host)
+        self._calls = 0
+        self._position.zero_()
+        self._write(0)
+
+    def step(self, skipped: torch.Tensor) -> None:
+        """Move one position, unless the update was skipped; nobody waits."""
+        self.walk()
+        self.follow(skipped)
+
+    def follow(self, skipped: torch.Tensor) -> None:
+        """Move the device's position, unless the update was skipped; a graph may record this."""
+        self._position += 1 - skipped.to(torch.int64)
+        place = self._position.remainder(_ROOM)
+        for group, rate in enumerate(self._rates):
+            rate.copy_(self._table[group].index_select(0, place).squeeze(0))
+
+    def settle(self) -> None:
+        """Bring the host's scheduler to where the device is; waits for the device."""
+        true = int(self._position.item())
+        if true == self._calls:
+            return
+        self._host = list(self._first_rates)
+        self._scheduler.load_state_dict(copy.deepcopy(self._first))
+        self._calls = 0
+        for _ in range(true):
+            self.walk()
+
+    def restore(self, load: Callable[[], None]) -> None:
+        """Let `load` put the scheduler and the optimizer somewhere else, and count from there."""
+        load()
+        self._host = [float(rate) for rate in self._scheduler.get_last_lr()]
+        self._start()
+        for rate, value in zip(self._rates, self._host, strict=True):
+            rate.fill_(value)
+        self._hand_over()
+
+    def walk(self) -> None:
+        """Run the host's schedule one position ahead, before the device may follow."""
+        groups = self._optimizer.param_groups
+        for group, rate in zip(groups, self._host, strict=True):
+            group["lr"] = rate
+        self._advance()
+        self._host = [float(group["lr"]) for group in groups]
+        self._calls += 1
+        self._write(self._calls)
+        self._hand_over()
+
+    def _write(self, position: int) -> None:
+        if self._table.device.type == "xla":  # a place by its number would be a graph of its own
+            place = torch.tensor([position % _ROOM]).to(self._table.device)
+            rates = torch.tensor(self._host, dtype=self._table.dtype).unsqueeze(1)
+            self._table.index_copy_(1, place, rates.to(self._table.device))
+            return
+        for group, rate in enumerate(self._host):
+            self._table[group, position % _ROOM].fill_(rate)
+
+    def _hand_over(self) -> None:
+        for group, rate in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = rate

@@ -1,4 +1,4 @@
-"""Make a loader again with something changed about it."""
+"""Make a loader again with something changed about it, or less its first batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from anytrain.core.errors import BadInput
 from anytrain.engine.data.shard import IterableDatasetShard, SkipBatchSampler
 from anytrain.engine.data.workers import sent_home
 
@@ -98,3 +99,56 @@ class RestOfStream(IterableDataset[Any]):
             turned = max(0, turned - self.turn_size)
             yield from rest[more:]
             more = max(0, more - len(rest))
+
+
+class SkippedLoader(DataLoader[Any]):
+    """A prepared loader less its first batches, for one resumed epoch."""
+
+    def __init__(self, loader: Any, num_batches: int) -> None:
+        self.__dict__.update(loader=loader, num_batches=num_batches)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "loader":
+            raise AttributeError(name)
+        return getattr(self.loader, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self.loader, name, value)
+
+    def __len__(self) -> int:
+        return max(0, int(len(self.loader)) - int(self.num_batches))
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]  # torch names its own iterator
+        walked: Iterator[Any] = self.loader.walk_from(self.num_batches)
+        return walked
+
+
+def skip_first_batches(loader: DataLoader[Any], num_batches: int = 0) -> DataLoader[Any]:
+    """Return the loader less its first batches, for the first epoch after a resume."""
+    if num_batches < 0:
+        raise BadInput(
+            f"Cannot skip {num_batches} batches.",
+            why="the number of batches to skip counts from 0.",
+            fix="pass how many batches of the epoch were already trained on.",
+        )
+    if hasattr(type(loader), "walk_from"):  # a prepared one
+        return SkippedLoader(loader, num_batches)
+    skipped = skipping(loader, num_batches)
+    if skipped is not None:
+        return skipped
+    return rebuild(
+        loader,
+        dataset=_Dropped(loader.dataset, num_batches * (loader.batch_size or 1)),
+        batch_size=loader.batch_size,
+        drop_last=loader.drop_last,
+    )
+
+
+class _Dropped(IterableDataset[Any]):
+    """A stream less its first samples."""
+
+    def __init__(self, dataset: Any, num_samples: int) -> None:
+        self.dataset, self.num_samples = dataset, num_samples
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(iter(self.dataset), self.num_samples, None)

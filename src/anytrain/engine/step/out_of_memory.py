@@ -14,8 +14,8 @@ import torch
 
 from anytrain.core.errors import NothingFits
 from anytrain.engine.step.activations import Activations
-from anytrain.engine.step.split import Parts, num_rows, split_rows
 from anytrain.engine.step.step import Batch, Step
+from anytrain.engine.tree import num_rows, take_rows
 
 
 @dataclass(slots=True)
@@ -49,6 +49,32 @@ class FewerActivations:
             step.clear()
             self.release()
             put_back()
+
+
+class Parts:
+    """Into how many parts each micro-batch is cut; it only grows.
+
+    >>> parts = Parts()
+    >>> parts.more(rows=8), parts.more(rows=8), parts.number
+    (2, 4, 4)
+    """
+
+    def __init__(self, number: int = 1) -> None:
+        self.number = number
+
+    def more(self, rows: int | None) -> int:
+        """Double the number of parts of a batch of `rows` rows that did not fit."""
+        if rows is None or self.number >= rows:
+            held = "no rows that could be split" if rows is None else "one row at a time"
+            raise NothingFits(
+                f"The device's memory is full with {held}.",
+                why="the model, its gradients and its optimizer state leave too little room for "
+                "one sample.",
+                fix="shorten the samples, use gradient checkpointing or bf16, or a smaller model "
+                "or optimizer.",
+            )
+        self.number *= 2
+        return self.number
 
 
 @dataclass(slots=True)
@@ -121,3 +147,22 @@ def _too_large() -> NothingFits:
         fix="pass auto_find_batch_size=True, which cuts it and keeps what a step learns from, or "
         "a smaller batch size.",
     )
+
+
+def split_rows(batch: Any, parts: int) -> list[Any]:
+    """Return the batch in so many parts of consecutive rows; the last may be smaller.
+
+    Tensors and lists with as many rows as the batch are cut; each part holds the rest whole.
+    There are never more parts than rows, nor an empty one.
+
+    >>> split_rows(torch.arange(5), 2)
+    [tensor([0, 1, 2]), tensor([3, 4])]
+    """
+    rows = num_rows(batch)
+    if rows is None or rows == 0 or parts <= 1:
+        return [batch]
+    each = -(-rows // min(parts, rows))
+    return [
+        take_rows(batch, slice(start, min(start + each, rows)), rows)
+        for start in range(0, rows, each)
+    ]

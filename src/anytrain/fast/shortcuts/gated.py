@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from anytrain.engine.step.blocks import has_hooks
+from anytrain.engine.step.activations import has_hooks
 from anytrain.fast.kernels.elementwise import can_gate, gate, gate_backward
 from anytrain.fast.kernels.step import Kernels
 from anytrain.fast.shortcuts.gelu import grid

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from anytrain.engine.step.blocks import has_hooks
+from anytrain.engine.step.activations import has_hooks
 
 Found = tuple[torch.Tensor, ...]
 """A function's values, and the gradients of what it was given."""

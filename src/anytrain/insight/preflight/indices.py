@@ -17,7 +17,8 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from anytrain.engine.assemble.inputs import Fed, out_of_range
-from anytrain.engine.prepared.loader import PreparedLoader, ReadBatch
+from anytrain.engine.data.prefetch import ReadBatch
+from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.step import ranges
 from anytrain.engine.tree import leaves, map_tensors
 from anytrain.insight.preflight.observer import TraceObserver

@@ -19,8 +19,7 @@ from torch import nn
 from anytrain.core.plan import Wish
 from anytrain.engine.assemble import session as sessions
 from anytrain.engine.step.activations import Activations
-from anytrain.engine.step.split import num_rows
-from anytrain.engine.tree import map_tensors
+from anytrain.engine.tree import map_tensors, num_rows
 from anytrain.insight.preflight.batches import Setting
 
 
