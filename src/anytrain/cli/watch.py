@@ -16,7 +16,7 @@ import typer
 
 from anytrain.cli import newest
 from anytrain.core.errors import BadInput
-from anytrain.core.records.life import no_record
+from anytrain.core.records import no_record
 
 if TYPE_CHECKING:
     from anytrain.insight.report.watch import Clock, View, Wait

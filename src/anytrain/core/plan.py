@@ -13,7 +13,7 @@ from anytrain.core import patches
 from anytrain.core.errors import BadInput, Unsupported
 from anytrain.core.facts import Capabilities, Gain, JobFacts
 from anytrain.core.nearest import unknown
-from anytrain.core.sheet import Sheet
+from anytrain.core.text import Sheet
 
 PRECISIONS = ("no", "bf16", "fp16")
 _FREE_STEPS = ("your own loop", "default")

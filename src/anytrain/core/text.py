@@ -1,14 +1,15 @@
-"""Text that others wrote, made safe to print.
+"""Text made safe to print, and the sheet that an object shows of itself.
 
-A name in a file may hold what a terminal obeys: codes that recolour it, rename its window or move
-its cursor, signs that turn the writing round, line breaks that begin a line of somebody else's.
-They are shown as Python writes them, such as \\x1b, and are obeyed by nobody.
+A name that others wrote may hold what a terminal obeys: codes that recolour it, rename its window
+or move its cursor, signs that turn the writing round, line breaks that begin a line of somebody
+else's. They are shown as Python writes them, such as \\x1b, and are obeyed by nobody.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from typing import TYPE_CHECKING, Any, cast
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ _OBEYED = (
 )
 _ANYWHERE = re.compile(f"[{_OBEYED}]")
 _IN_A_LINE = re.compile(f"[\t\n{_OBEYED}]")
+_CELL = 'style="text-align:left;vertical-align:top;padding:2px 12px 2px 0"'
 
 
 def printable(text: str) -> str:
@@ -91,3 +93,34 @@ class _Shown:
 
 def _escaped(match: re.Match[str]) -> str:
     return match[0].encode("unicode_escape", "surrogatepass").decode("ascii")
+
+
+class Sheet:
+    """A title, and rows of which the first cell is a name.
+
+    >>> Sheet("Plan", [("device", "cpu", "one core"), ("step", "eager", "default")])
+    Plan
+      device  cpu    one core
+      step    eager  default
+    """
+
+    def __init__(self, title: str, rows: Iterable[Sequence[object]]) -> None:
+        self.title = one_line(title)
+        self.rows = [[one_line(cell) for cell in row] for row in rows]
+
+    def __repr__(self) -> str:
+        widths = [max(map(len, column)) for column in zip(*self.rows, strict=True)]
+        told = (
+            "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)).rstrip()
+            for row in self.rows
+        )
+        return "\n".join([self.title, *(f"  {line}" for line in told)])
+
+    def _repr_html_(self) -> str:
+        body = "".join(
+            f"<tr><th {_CELL}>{escape(row[0])}</th>"
+            + "".join(f"<td {_CELL}>{escape(cell)}</td>" for cell in row[1:])
+            + "</tr>\n"
+            for row in self.rows
+        )
+        return f"<b>{escape(self.title)}</b><table><tbody>{body}</tbody></table>"

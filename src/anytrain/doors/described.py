@@ -7,8 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from anytrain.core.sheet import Sheet
-from anytrain.core.text import amount
+from anytrain.core.text import Sheet, amount
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
 

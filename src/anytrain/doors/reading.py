@@ -10,9 +10,9 @@ from typing import Any
 from urllib.parse import quote
 
 from anytrain.core import records
+from anytrain.core.documents import as_file
 from anytrain.core.errors import BadInput
 from anytrain.core.records import Sweep, open_run
-from anytrain.core.records.lines import as_file
 from anytrain.insight.pages.page import tag
 from anytrain.insight.report import sweep_page, trials
 from anytrain.insight.report.newest import has_times, named, newest

@@ -18,8 +18,8 @@ from typing import Any, Literal
 
 from anytrain._version import __version__
 from anytrain.core import documents
+from anytrain.core.documents import as_file
 from anytrain.core.errors import BadInput
-from anytrain.core.records.lines import as_file
 
 RECORD = "run.json"
 # What a run writes. Only these are ever removed; a file by any other name is somebody else's.

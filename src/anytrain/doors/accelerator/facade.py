@@ -17,7 +17,7 @@ from torch import nn
 from anytrain.core.errors import WrongOrder
 from anytrain.core.nearest import NamedArguments
 from anytrain.core.plan import Plan
-from anytrain.core.sheet import Sheet
+from anytrain.core.text import Sheet
 from anytrain.doors.accelerator import construct
 from anytrain.doors.accelerator.memory import release_memory
 from anytrain.doors.accelerator.options import (

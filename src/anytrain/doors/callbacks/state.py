@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from anytrain.core.documents import as_file
 from anytrain.core.errors import BadType, CheckpointError
-from anytrain.core.records.lines import as_file
 from anytrain.doors.callbacks.hf import ExportableState
 from anytrain.engine.checkpoint.schema import (
     Anything,

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from anytrain.core.documents import as_file
 from anytrain.core.notices import give_notice
-from anytrain.core.records.lines import as_file
 from anytrain.engine.checkpoint.schema import Misfit, Named, Number, check
 from anytrain.engine.loop import Progress
 

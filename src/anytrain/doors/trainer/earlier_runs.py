@@ -16,10 +16,10 @@ from pathlib import Path
 
 import psutil
 
+from anytrain.core.documents import as_file, parse
 from anytrain.core.errors import BadInput, CheckpointError
 from anytrain.core.notices import give_notice
 from anytrain.core.records import RUN
-from anytrain.core.records.lines import as_file, parse
 from anytrain.core.text import amount
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
 from anytrain.engine.checkpoint import Store, files, locks

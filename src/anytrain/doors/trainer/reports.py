@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from anytrain.core import documents
+from anytrain.core.documents import as_file
 from anytrain.core.errors import NotAFile
 from anytrain.core.notices import give_notice
-from anytrain.core.records.lines import as_file
 from anytrain.doors.callbacks import TrainerState
 from anytrain.doors.trainer.outputs import denumpify_detensorize, metrics_format
 from anytrain.doors.training_args import TrainingArguments

@@ -17,8 +17,7 @@ import torch
 from torch import nn
 
 from anytrain.core.nearest import NamedArguments
-from anytrain.core.sheet import Sheet
-from anytrain.core.text import amount
+from anytrain.core.text import Sheet, amount
 from anytrain.doors.accelerator import Accelerator
 from anytrain.doors.callbacks import (
     Callbacks,

@@ -24,8 +24,8 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 
+from anytrain.core.documents import as_file
 from anytrain.core.errors import CheckpointError, NotAFile
-from anytrain.core.records.lines import as_file
 from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.manifest import MANIFEST, check_name
 

@@ -9,9 +9,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
+from anytrain.core.documents import as_file, parse
 from anytrain.core.errors import NotAFile
 from anytrain.core.records import EVENTS, FORMAT, METRICS, RUN
-from anytrain.core.records.lines import as_file, parse
 from anytrain.engine.recording import origin
 from anytrain.engine.recording.disk import Disk
 from anytrain.engine.recording.events import Events

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from anytrain.core.documents import finite, listed, mapping, mappings, whole
 from anytrain.core.records import RunRecord
 from anytrain.insight.pages.curves import Chart, Series, figures, number
 from anytrain.insight.pages.page import Content, Markup, joined, table, tag
 from anytrain.insight.report.page_section import Section, section
-from anytrain.insight.report.page_values import finite, listed, mapping, mappings, text, whole
+from anytrain.insight.report.page_values import text
 
 _WARMTHS = 9
 _SHOWN = 8

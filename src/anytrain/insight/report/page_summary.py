@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from anytrain.core.documents import finite, mapping, whole
 from anytrain.core.records import Life, RunRecord, together
 from anytrain.insight.pages.curves import Point, number
 from anytrain.insight.pages.page import Content, Markup, joined, table, tag
 from anytrain.insight.report.page_curves import Figures, counted, is_clocked, starts
 from anytrain.insight.report.page_section import Section, section
-from anytrain.insight.report.page_values import finite, mapping, moment, text, whole
+from anytrain.insight.report.page_values import moment, text
 from anytrain.insight.report.starts import changes, not_used
 from anytrain.insight.report.steps import own_count, position
 

@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
+from anytrain.core.documents import finite, listed, mapping, whole
 from anytrain.core.records import Life, RunRecord, counted, together
 from anytrain.core.text import amount
 from anytrain.insight.pages.curves import number
 from anytrain.insight.pages.page import Markup, joined, table, tag
 from anytrain.insight.report.page_section import Section, section
-from anytrain.insight.report.page_values import finite, listed, mapping, moment, text, whole
+from anytrain.insight.report.page_values import moment, text
 from anytrain.insight.report.why import MEANING, NOTHING, judge, over, shares
 
 _SHOWN = 0.0005

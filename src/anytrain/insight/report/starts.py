@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from anytrain.core.documents import finite, mapping
 from anytrain.core.records import RunRecord
-from anytrain.insight.report.page_values import finite, mapping
 
 _GROUPS = ("arguments", "data", "model", "hardware", "versions", "git", "python")
 # Where it went on from, and a folder with the time in its name: no two starts have the same.

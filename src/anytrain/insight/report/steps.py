@@ -6,8 +6,8 @@ batches: there only the timesheet counts updates, and the losses that were taken
 
 from __future__ import annotations
 
+from anytrain.core.documents import whole
 from anytrain.core.records import RunRecord, is_unasked
-from anytrain.insight.report.page_values import whole
 
 _NEWEST = 100
 

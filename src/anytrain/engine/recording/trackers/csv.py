@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.records.lines import as_file
+from anytrain.core.documents import as_file
 from anytrain.engine.recording.trackers.files import (
     append,
     is_after,

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from anytrain.core.records.lines import as_file
+from anytrain.core.documents import as_file
 from anytrain.engine.recording.trackers.values import settings
 
 _HALVES = re.compile("[\ud800-\udfff]")

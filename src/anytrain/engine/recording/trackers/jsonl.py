@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from anytrain.core import documents
-from anytrain.core.records.lines import as_file
+from anytrain.core.documents import as_file
 from anytrain.engine.recording.trackers.files import (
     append,
     is_after,

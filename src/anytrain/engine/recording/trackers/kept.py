@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from anytrain.core import documents
-from anytrain.core.records.lines import as_file
+from anytrain.core.documents import as_file
 from anytrain.engine.recording.trackers.files import replace, to_json
 
 NAME = "trackers.json"
