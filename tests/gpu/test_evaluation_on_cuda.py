@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from anytrain.engine.metrics import Accuracy, Collected, LossMean, Pearson
-from anytrain.engine.recording.verdicts import Verdicts
+from anytrain.engine.recording.evaluation import Verdicts
 from anytrain.engine.step.diagnose import find
 from anytrain.machine.parallel.world import Solo
 

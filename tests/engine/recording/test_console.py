@@ -21,6 +21,7 @@ from anytrain.engine.recording.chart import chart
 from anytrain.engine.recording.console import (
     Course,
     Guarded,
+    Pace,
     Plain,
     Trail,
     in_notebook,
@@ -28,8 +29,7 @@ from anytrain.engine.recording.console import (
     pick,
 )
 from anytrain.engine.recording.formatting import Entry, Summary
-from anytrain.engine.recording.notebook_bar import NotebookBar
-from anytrain.engine.recording.pace import Pace
+from anytrain.engine.recording.notebook import NotebookBar
 from anytrain.engine.recording.terminal import Terminal
 
 SUMMARY = Summary(

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from anytrain.engine.recording.evaluation import figures, store
-from anytrain.engine.recording.verdicts import Share
+from anytrain.engine.recording.evaluation import Share, figures, store
 
 NAN = float("nan")
 

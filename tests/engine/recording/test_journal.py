@@ -9,7 +9,7 @@ import pytest
 
 from anytrain.core import records
 from anytrain.core.errors import Notice
-from anytrain.engine.recording.journal import Journal
+from anytrain.engine.recording.record import Journal
 
 
 def entries(path: Path) -> list[dict[str, Any]]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from anytrain.engine.recording import verdicts
-from anytrain.engine.recording.verdicts import Share, Verdicts, join, kind_of
+from anytrain.engine.recording import evaluation
+from anytrain.engine.recording.evaluation import Share, Verdicts, join, kind_of
 
 WHOLE = torch.int64
 
@@ -98,7 +98,7 @@ def test_a_failure_is_kept_and_not_raised() -> None:
 
 
 def test_a_set_that_is_too_long_is_cut_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verdicts, "MOST_ROWS", 9)
+    monkeypatch.setattr(evaluation, "MOST_ROWS", 9)
     batch = draw(4, 3), torch.arange(4) % 3
     share = looked(batch, batch, batch).share()
     assert share is not None

@@ -4,7 +4,7 @@ import json
 import os
 
 from anytrain.engine.recording import console
-from anytrain.engine.recording.notebook_bar import NotebookBar
+from anytrain.engine.recording.notebook import NotebookBar
 from anytrain.machine.processes import cell
 
 

@@ -25,8 +25,7 @@ from anytrain.engine import objective
 from anytrain.engine.data.columns import base_model
 from anytrain.engine.data.shard import Given
 from anytrain.engine.prepared.loader import PreparedLoader
-from anytrain.engine.recording.evaluation import figures, store
-from anytrain.engine.recording.verdicts import Share, Verdicts, join
+from anytrain.engine.recording.evaluation import Share, Verdicts, figures, join, store
 from anytrain.engine.tree import batch_size, take_rows
 
 if TYPE_CHECKING:

@@ -16,8 +16,7 @@ from anytrain.doors.callbacks import TrainerState
 from anytrain.doors.trainer.outputs import denumpify_detensorize, metrics_format
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.assemble.session import Session
-from anytrain.engine.recording.disk import reason
-from anytrain.engine.recording.trackers.files import in_text, to_json
+from anytrain.engine.recording.disk import in_text, reason, to_json
 
 TRAINER_STATE_NAME = "trainer_state.json"
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,7 +29,6 @@ from anytrain.engine.recording.formatting import (
     rate,
     size,
 )
-from anytrain.engine.recording.pace import Pace
 from anytrain.machine.processes import cell
 
 DeviceMemory = Callable[[], Mapping[str, int]]
@@ -37,6 +37,9 @@ Shares = Callable[[], Mapping[str, float]]
 """Returns the share of the time that went to each name of the time ledger."""
 _MOST_LOSSES = 256
 _SHOWN_SHARE = 0.005
+_WINDOW_S = 20.0
+# Two steps beyond the first: the second of a run may bring a new shape, and compile again.
+_STEPS_BEFORE_ETA = 2
 
 
 class Console(Protocol):
@@ -138,6 +141,59 @@ class Trail:
         """Return step and value of each point; the newest may hold fewer entries."""
         newest = [(self._step, mean(self._held))] if self._held else []
         return self._points + newest
+
+
+class Pace:
+    """How fast a run goes and when it will end, with pauses for what is not training.
+
+    The first step is left out: on many devices it compiles, and tells nothing of the others.
+    """
+
+    def __init__(self, now: float, step: int) -> None:
+        self.began = now
+        self._first: tuple[float, int] | None = None
+        self._last = (now, step)
+        # Times less the pauses so far, so that an evaluation does not look like slow training.
+        self._recent: deque[tuple[float, int]] = deque()
+        self._paused_s = 0.0
+        self._paused_at: float | None = None
+
+    def mark(self, now: float, step: int) -> None:
+        """Note that `step` steps are done."""
+        if self._first is None:
+            self._first = (now, step)
+        self._last = (now, step)
+        active = now - self._paused_s
+        self._recent.append((active, step))
+        while len(self._recent) > 2 and self._recent[1][0] < active - _WINDOW_S:
+            self._recent.popleft()
+
+    def pause(self, now: float) -> None:
+        """Stop counting time as training, once."""
+        if self._paused_at is None:
+            self._paused_at = now
+
+    def go_on(self, now: float) -> None:
+        """Count time as training again."""
+        if self._paused_at is not None:
+            self._paused_s += now - self._paused_at
+            self._paused_at = None
+
+    def steps_per_second(self) -> float | None:
+        """Return the speed of the last seconds of training; None before it is known."""
+        if len(self._recent) < 2:
+            return None
+        (begun, first), (ended, last) = self._recent[0], self._recent[-1]
+        return (last - first) / (ended - begun) if last > first and ended > begun else None
+
+    def seconds_left(self, total: int) -> float | None:
+        """Return the time to the last step, evaluations counted as often as they came so far."""
+        if self._first is None:
+            return None
+        (begun, first), (now, step) = self._first, self._last
+        if step - first < _STEPS_BEFORE_ETA:
+            return None
+        return (now - begun) / (step - first) * max(total - step, 0)
 
 
 class Followed:
@@ -385,11 +441,11 @@ def pick() -> Console:
     """Return the console that suits where this process writes to."""
     pipe = cell.pipe()
     if pipe is not None:  # a notebook launched this process: its cell shows the page
-        from anytrain.engine.recording.notebook_bar import NotebookBar
+        from anytrain.engine.recording.notebook import NotebookBar
 
         return NotebookBar(partial(cell.Page, pipe))
     if in_notebook():
-        from anytrain.engine.recording.notebook_bar import NotebookBar
+        from anytrain.engine.recording.notebook import NotebookBar
 
         return NotebookBar()
     if is_terminal(sys.stdout) and is_terminal(sys.stderr):

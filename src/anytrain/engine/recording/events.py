@@ -1,20 +1,26 @@
-"""Keep what happened to a run besides its numbers: notices, checkpoints, the best model."""
+"""Keep what happened to a run besides its numbers: notices, checkpoints, the best model.
+
+And hear of the error that ends a loop of the user's own, which nobody else would write down.
+"""
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO
+from types import TracebackType
+from typing import Any, Protocol, TextIO
 
-from anytrain.engine.recording.disk import Disk
+from anytrain.engine.recording.disk import Disk, in_text
 from anytrain.engine.recording.origin import scrubbed
-from anytrain.engine.recording.trackers.files import in_text
+from anytrain.machine.processes.last_words import is_peer_lost
 
 _MOST_TEXTS = 500
 _LONGEST = 4_000
@@ -23,6 +29,10 @@ _listening: weakref.WeakSet[Events] = weakref.WeakSet()
 _ours: list[tuple[_Show, _Show]] = []
 """What shows warnings while somebody listens, and what showed them before."""
 _thread = threading.local()
+_LONGEST_ERROR = 300
+_told: weakref.WeakKeyDictionary[Ends, int] = weakref.WeakKeyDictionary()
+"""Runs, each with its process: a fork's errors are not those of its parent's run."""
+_has_hook: list[bool] = []
 
 
 class Events:
@@ -116,3 +126,43 @@ def _telling(before: _Show) -> _Show:
             _thread.is_showing = is_inside
 
     return show
+
+
+class Ends(Protocol):
+    """What is told how its run has ended."""
+
+    def end(self, how: str, error: BaseException | None = None) -> None:
+        """Say how the run ended."""
+
+
+def tell_of_errors(run: Ends) -> None:
+    """From now on, let this run know of an error that nobody caught, before anybody shows it.
+
+    Whoever shows it may be ended while it does so: a rank that waits for its launcher.
+    """
+    _told[run] = os.getpid()
+    if _has_hook:
+        return
+    _has_hook.append(True)
+    previous = sys.excepthook
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        with suppress(Exception):  # the error is what must be shown
+            how = "stopped" if isinstance(error, KeyboardInterrupt) else "failed"
+            for each in [run for run, pid in _told.items() if pid == os.getpid()]:
+                each.end(how, error)
+        previous(kind, error, trace)
+
+    sys.excepthook = hook
+
+
+def in_words(error: BaseException) -> str:
+    """Return an error's kind and first line, without secrets."""
+    lines = str(error).strip().splitlines()
+    told = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+    return scrubbed(told)[:_LONGEST_ERROR]
+
+
+def is_cause(error: BaseException) -> bool:
+    """Whether an error is this process's own, and not that of another rank's end."""
+    return not is_peer_lost(error)

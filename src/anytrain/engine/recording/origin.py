@@ -26,7 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 from anytrain._version import __version__
-from anytrain.engine.recording.trackers.files import in_text
+from anytrain.engine.recording.disk import in_text
 
 _PACKAGES = {
     "torch": "torch",

@@ -21,8 +21,8 @@ from rich.table import Table
 from rich.text import Text
 
 from anytrain.core.text import safe_console
+from anytrain.engine.recording.chart import sparkline
 from anytrain.engine.recording.console import Course, Followed, put, tell_broken
-from anytrain.engine.recording.curve import sparkline
 from anytrain.engine.recording.formatting import Entry, Summary, duration, fitting, lines
 
 _NARROWEST_BAR = 8

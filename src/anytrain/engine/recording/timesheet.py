@@ -16,9 +16,8 @@ from typing import Any
 from anytrain.core.clock import Ledger
 from anytrain.core.notices import give_notice
 from anytrain.core.records import TIMESHEET, Life
-from anytrain.engine.recording.disk import reason
-from anytrain.engine.recording.last_error import in_words, is_cause, tell_of_errors
-from anytrain.engine.recording.trackers.files import append, to_json
+from anytrain.engine.recording.disk import append, reason, to_json
+from anytrain.engine.recording.events import in_words, is_cause, tell_of_errors
 
 # A line a second, and later one for each hundredth of the time so far: a day makes 700 lines.
 _LEAST_S = 1.0

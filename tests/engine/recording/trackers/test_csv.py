@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from anytrain.engine.recording.trackers.csv import CSVTracker
+from anytrain.engine.recording.trackers.files import CSVTracker
 
 
 def rows(tracker: CSVTracker) -> list[dict[str, str]]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from anytrain.engine.recording.trackers.files import append, to_json
+from anytrain.engine.recording.disk import append, to_json
 
 
 def test_a_line_torn_by_a_crash_stays_alone(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from anytrain.engine.recording.trackers.jsonl import JSONLTracker
+from anytrain.engine.recording.trackers.files import JSONLTracker
 
 
 def test_each_log_is_one_line(tmp_path: Path) -> None:

@@ -7,18 +7,24 @@ random numbers that the run draws.
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from anytrain.core import environment
+import numpy as np
+import torch
+
+from anytrain.core import documents, environment
+from anytrain.core.documents import as_file
 from anytrain.core.errors import AnytrainError, BadInput, BadType, Unsupported
 from anytrain.core.nearest import unknown
 from anytrain.core.notices import give_notice
-from anytrain.engine.recording.trackers import kept
-from anytrain.engine.recording.trackers.csv import CSVTracker
+from anytrain.engine.recording.disk import replace, to_json
+from anytrain.engine.recording.trackers.files import CSVTracker, JSONLTracker
 from anytrain.engine.recording.trackers.general import (
     GeneralTracker,
     check_config,
@@ -26,8 +32,6 @@ from anytrain.engine.recording.trackers.general import (
     is_installed,
     not_installed,
 )
-from anytrain.engine.recording.trackers.generators import untouched
-from anytrain.engine.recording.trackers.jsonl import JSONLTracker
 from anytrain.engine.recording.trackers.mlflow import MLflowTracker
 from anytrain.engine.recording.trackers.tensorboard import TensorBoardTracker
 from anytrain.engine.recording.trackers.trackio import TrackioTracker
@@ -51,6 +55,8 @@ TABLE: dict[str, type[GeneralTracker]] = {
 }
 _LIBRARIES = ("tensorboard", "wandb", "mlflow", "trackio")
 _OURS = frozenset(TABLE.values())
+_REMEMBERED = "trackers.json"
+"""Which run of each tracker a training logged to, so that its resume goes on there."""
 
 
 def available() -> list[str]:
@@ -228,9 +234,9 @@ class Trackers:
         self.finish()
         known = {}
         if goes_on_at and self._logging_dir is not None:
-            known = kept.read(self._logging_dir, project_name)
+            known = _read_runs(self._logging_dir, project_name)
         self._has_started = bool(self._chosen)
-        with untouched():
+        with _generators_kept():
             for item in self._chosen:
                 self._start_one(item, project_name, config, options, (known, goes_on_at or 0))
             if goes_on_at is not None:
@@ -249,7 +255,7 @@ class Trackers:
         options = log_kwargs or {}
         # Read outside of the guard: an error of the device is the run's, not a tracker's.
         plain = read(values) if any(type(t) in _OURS for t in self) else {}
-        with untouched():
+        with _generators_kept():
             for running in self._running:
                 if running.off:
                     continue
@@ -281,7 +287,7 @@ class Trackers:
         """Close every tracker, those that were switched off too; failures are reported."""
         ending, self._running = self._running, []
         self._has_started, self._absent = False, set()
-        with untouched():
+        with _generators_kept():
             for running in ending:
                 self._attempt(running, running.tracker.finish)
 
@@ -340,7 +346,7 @@ class Trackers:
             found = {running.name: running.tracker.kept_as() for running in self._running}
             runs = {name: run for name, run in found.items() if run is not None}
             if runs:
-                kept.write(self._logging_dir, project_name, runs)
+                _write_runs(self._logging_dir, project_name, runs)
         except Exception as error:  # noqa: BLE001 - see above
             message = (
                 "Cannot remember which runs the trackers log to, so a resumed run begins new "
@@ -418,3 +424,37 @@ def _bad_option(name: str, error: TypeError) -> BadInput:
         why=f"{type(error).__name__}: {error}",
         fix=f"pass in init_kwargs[{name!r}] only what {name} itself takes.",
     )
+
+
+def _read_runs(folder: str | os.PathLike[str], project: str) -> dict[str, str]:
+    """Return the trackers' runs by name; none where nothing readable is kept for the project."""
+    try:
+        kept = documents.from_json(as_file(Path(folder) / _REMEMBERED).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    runs = kept.get("runs") if isinstance(kept, dict) and kept.get("project") == project else None
+    known = runs.items() if isinstance(runs, dict) else ()
+    return {name: run for name, run in known if isinstance(run, str)}
+
+
+def _write_runs(folder: str | os.PathLike[str], project: str, runs: Mapping[str, str]) -> None:
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    replace(
+        Path(folder) / _REMEMBERED, to_json({"project": project, "runs": runs}, indent=2) + "\n"
+    )
+
+
+@contextmanager
+def _generators_kept() -> Iterator[None]:
+    """Leave the random generators of python, numpy and torch as they were before.
+
+    A library that draws a name for its run from the generator that the training draws from would
+    give another training. A device's generators are nothing that trackers draw from.
+    """
+    python, numpys, torchs = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpys)
+        torch.set_rng_state(torchs)

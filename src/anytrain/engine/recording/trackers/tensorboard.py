@@ -11,7 +11,7 @@ import numpy as np
 import yaml
 
 from anytrain.core.notices import give_notice
-from anytrain.engine.recording.trackers.files import replace
+from anytrain.engine.recording.disk import replace
 from anytrain.engine.recording.trackers.general import GeneralTracker, library
 from anytrain.engine.recording.trackers.values import flatten, read, settings
 
