@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -111,3 +114,20 @@ def test_gradients_are_averaged_over_the_batches_of_an_update(steps: int) -> Non
             optimizer.step()
             optimizer.zero_grad()
     assert before - model.weight.item() == pytest.approx(sum(range(1, steps + 1)) / steps, rel=1e-5)
+
+
+def test_a_deep_copy_computes_with_its_own_weights() -> None:
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    model = accelerator.prepare(nn.Linear(2, 2))
+    average = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in average.parameters():
+            parameter.zero_()
+    assert not average(torch.ones(1, 2)).any()
+    assert model(torch.ones(1, 2)).any()
+    assert average(torch.ones(1, 2)).dtype == torch.float32
+
+
+def test_the_signature_of_forward_stays_to_be_read() -> None:
+    model = Accelerator(cpu=True, mixed_precision="bf16").prepare(nn.Linear(2, 2))
+    assert list(inspect.signature(model.forward).parameters) == ["input"]

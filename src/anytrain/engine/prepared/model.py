@@ -29,17 +29,20 @@ def cast_forward(model: nn.Module, precision: Precision) -> None:
     """Run the model's forward under autocast and return its outputs in float32."""
     if not precision.is_mixed or _ORIGINAL in model.__dict__:
         return
-    original = model.forward
+    original: Any = model.forward
+    is_method = getattr(original, "__self__", None) is model
+    plain = original.__func__ if is_method else original
 
-    @wraps(original)
+    @wraps(plain)
     def forward(*args: Any, **kwargs: Any) -> Any:
         with precision.autocast():
-            outputs = original(*args, **kwargs)
+            outputs = plain(*args, **kwargs)
         return to_float32(outputs)
 
     had_own = "forward" in model.__dict__
     model.__dict__[_ORIGINAL] = original if had_own else None
-    model.__dict__["forward"] = forward
+    # As a method it goes along with a deep copy, which computes with weights of its own.
+    model.__dict__["forward"] = types.MethodType(forward, model) if is_method else forward
 
 
 def restore_forward(model: nn.Module) -> None:
