@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from anytrain import Trainer, TrainerCallback, TrainingArguments
-from anytrain.recipes.bench import models, rows
+from anytrain.recipes.bench import rows, task
 from anytrain.recipes.bench.settings import SIZES, Settings
 from anytrain.recipes.glue.encode import Pad
 
@@ -62,7 +62,7 @@ def train(settings: Settings, folder: Path, what: str, steps: int, lengths: str)
         )
         clock = Clock()
         trainer = Trainer(
-            models.load(settings, folder),
+            task.load_model(settings, folder),
             args,
             train_dataset=rows.load(folder, "train"),
             data_collator=Pad(token=0, multiple=8),
@@ -98,7 +98,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows.write(settings, folder)
-        models.write(settings, folder)
+        task.write_model(settings, folder)
         for what, steps in (("warm-up", WARM_UP), ("first", 0), ("second", 0)):
             train(settings, folder, what, steps or asked.max_steps, asked.lengths)
             gc.collect()

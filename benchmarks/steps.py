@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 
-from anytrain.recipes.bench import child, figures, models
-from anytrain.recipes.bench.contenders import CONTENDERS
+from anytrain.recipes.bench import child, task
+from anytrain.recipes.bench.comparison import CONTENDERS
 from anytrain.recipes.bench.settings import SIZES, Settings, read_shapes
 
 BEFORE, TIMED, PROFILED = 12, 100, 15
@@ -81,8 +81,8 @@ def main() -> None:
         settings.save(folder / "settings.json")
         child.prepare(folder)
         ours = child.Child(folder, CONTENDERS["anytrain"], 1)
-        flops = ours.flops(models.load(settings, folder))
-        rate = figures.matmul_rate(ours.backend, ours.device)
+        flops = ours.flops(task.load_model(settings, folder))
+        rate = child.matmul_rate(ours.backend, ours.device)
         for number in range(asked.trainings):
             for shape in flops:
                 found = ours.steps(shape, flops, rate)

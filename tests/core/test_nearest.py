@@ -14,7 +14,7 @@ from anytrain.doors.training_args.choices import RUNNING
 from anytrain.engine.optim import build
 from anytrain.engine.recording import trackers
 from anytrain.machine.backends.probe import parse_device
-from anytrain.recipes.bench.contenders import choose
+from anytrain.recipes.bench.comparison import choose
 from anytrain.recipes.bench.settings import check_size
 
 

@@ -63,8 +63,8 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
     of its own, with the same rows, weights and settings. Peers that are not installed are named
     and left out. Options may stand in a file, which comes first, as in `bench glue run.yaml`.
     """
-    from anytrain.recipes.bench import report, side_by_side
-    from anytrain.recipes.bench.contenders import CONTENDERS, choose
+    from anytrain.recipes.bench import comparison, report
+    from anytrain.recipes.bench.comparison import CONTENDERS, choose
     from anytrain.recipes.bench.settings import Settings, check_size, read_shapes, read_steps
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
@@ -91,14 +91,14 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
     settings.check()
     wanted = choose(contenders, even=settings.is_even)
 
-    def keep(found: side_by_side.Outcome) -> None:
+    def keep(found: comparison.Outcome) -> None:
         for path, text in ((output, report.markdown(found)), (as_json, json.dumps(asdict(found)))):
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(text, encoding="utf-8")
 
     with tempfile.TemporaryDirectory(prefix="anytrain-bench-") as folder:
-        found = side_by_side.compare(settings, wanted, seeds, Path(folder), console.print, keep)
+        found = comparison.compare(settings, wanted, seeds, Path(folder), console.print, keep)
     report.show(console, found)
     for path in filter(None, (output, as_json)):
         console.print(f"Written: {path}")

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from anytrain.recipes.bench import child, models, rows, task
-from anytrain.recipes.bench.contenders import CONTENDERS
+from anytrain.recipes.bench import child, rows, task
+from anytrain.recipes.bench.comparison import CONTENDERS
 from recipes.bench.test_settings import given
 
 pytest.importorskip("transformers")
@@ -67,7 +67,7 @@ def test_a_contender_trains_is_judged_and_measured(name: str, folder: Path) -> N
 
 def test_all_begin_with_the_same_weights_and_rows(folder: Path) -> None:
     settings = given()
-    one, two = (models.load(settings, folder).state_dict() for _ in range(2))
+    one, two = (task.load_model(settings, folder).state_dict() for _ in range(2))
     assert all(torch.equal(one[name], two[name]) for name in one)
     train, held_out = rows.load(folder, "train"), rows.load(folder, "eval")
     assert len(train) == 192
@@ -112,7 +112,7 @@ def test_operations_of_a_step_are_counted_by_hand() -> None:
     model = transformers.BertForSequenceClassification(config)
     embedded = (50 + 32 + 2) * 8
     weights = sum(p.numel() for p in model.parameters()) - embedded
-    assert models.flops_per_step(model, 4, 16) == 64 * (6 * weights + 12 * 2 * 8 * 16)
+    assert task.flops_per_step(model, 4, 16) == 64 * (6 * weights + 12 * 2 * 8 * 16)
 
 
 def test_batches_of_like_length_hold_each_row_once(folder: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from anytrain.machine.backends import probe
-from anytrain.recipes.bench.figures import FirstStep, StepClock, matmul_rate, summarise
+from anytrain.recipes.bench.child import FirstStep, StepClock, matmul_rate, summarise
 
 
 def event(cat: str, name: str, ts: float, dur: float = 1.0) -> dict[str, object]:

@@ -8,7 +8,7 @@ import pytest
 
 from anytrain.core.errors import BadInput
 from anytrain.recipes.bench import settings
-from anytrain.recipes.bench.contenders import CONTENDERS, choose
+from anytrain.recipes.bench.comparison import CONTENDERS, choose
 from anytrain.recipes.bench.settings import Settings
 
 

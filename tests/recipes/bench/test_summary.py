@@ -7,8 +7,7 @@ import math
 import pytest
 
 from anytrain.recipes.bench import report
-from anytrain.recipes.bench.side_by_side import Outcome
-from anytrain.recipes.bench.summary import summarise
+from anytrain.recipes.bench.comparison import Outcome, summarise
 
 
 def ran(name: str, seconds: float, precision: str = "bf16", **more: object) -> dict[str, object]:

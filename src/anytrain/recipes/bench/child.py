@@ -1,4 +1,4 @@
-"""The child process of one contender: train, evaluate, measure steps, write what came of it.
+"""The child process of one contender: train, evaluate, measure single steps, write the answer.
 
     python -m anytrain.recipes.bench.child FOLDER prepare
     python -m anytrain.recipes.bench.child FOLDER NAME SEED BORN
@@ -13,7 +13,10 @@ import gc
 import json
 import platform
 import sys
-from collections.abc import Sequence
+import tempfile
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
@@ -21,10 +24,159 @@ from typing import Any
 import torch
 
 from anytrain.core import environment
-from anytrain.recipes.bench import figures, models, rows
-from anytrain.recipes.bench.contenders import CONTENDERS, Contender
+from anytrain.machine.backends.base import Backend
+from anytrain.recipes.bench import rows
+from anytrain.recipes.bench.comparison import CONTENDERS, Contender
 from anytrain.recipes.bench.settings import Settings, load
-from anytrain.recipes.bench.task import Stopwatch, Task, Trained, evaluate, place
+from anytrain.recipes.bench.task import (
+    Stopwatch,
+    Task,
+    Trained,
+    evaluate,
+    flops_per_step,
+    load_model,
+    place,
+    write_model,
+)
+
+_DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
+_CALLS = ("cuda_runtime", "cuda_driver")
+_WAITS = (
+    "cudaDeviceSynchronize",
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cudaMemcpy",
+    "cuStreamSynchronize",
+    "cuEventSynchronize",
+    "cuCtxSynchronize",
+)
+_MADE_UP = 20e9
+"""Operations a second: a processor that computes in bfloat16 does far more."""
+_LAUNCHES = ("launch", "memcpyasync", "memsetasync")
+
+
+@dataclass
+class FirstStep:
+    """Note when the process has done its first step; the clock began with its parent."""
+
+    born_s: float
+    backend: Backend
+    device: torch.device
+    after_s: float | None = None
+
+    def __call__(self) -> None:
+        """Wait for the first step and note the time."""
+        if self.after_s is None:
+            self.backend.synchronize(self.device)
+            self.after_s = time.time() - self.born_s
+
+
+@dataclass
+class StepClock:
+    """Time some steps in the middle of a run, then look at some more with the profiler."""
+
+    plan: Sequence[int]
+    """Steps before, steps timed, steps under the profiler."""
+    backend: Backend
+    device: torch.device
+    done: int = 0
+    began: tuple[float, float] = (0.0, 0.0)
+    step_s: float = 0.0
+    cpu_s: float = 0.0
+    profiled: dict[str, float] = field(default_factory=dict)
+    _profiler: Any = None
+
+    def __call__(self) -> None:
+        """Count a step; at the borders, wait for the device and look at the clocks."""
+        before, timed, looked_at = self.plan
+        self.done += 1
+        if self.done == before:
+            self.backend.synchronize(self.device)
+            self.began = time.perf_counter(), time.process_time()
+        elif self.done == before + timed:
+            self.backend.synchronize(self.device)
+            self.step_s = (time.perf_counter() - self.began[0]) / timed
+            self.cpu_s = (time.process_time() - self.began[1]) / timed
+            if self.device.type == "cuda" and looked_at:
+                activities = [torch.profiler.ProfilerActivity.CUDA]
+                self._profiler = torch.profiler.profile(activities=activities)
+                self._profiler.start()
+        elif self.done == before + timed + looked_at and self._profiler is not None:
+            self._profiler.stop()
+            self.profiled = _read(self._profiler, looked_at)
+            self._profiler = None
+
+
+def _read(profiler: Any, num_steps: int) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "trace.json")
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    return summarise(events, num_steps)
+
+
+def summarise(events: Iterable[Mapping[str, Any]], num_steps: int) -> dict[str, float]:
+    """Return busy time, idle share and host waits of a profiler's events; none without work.
+
+    Waits after the last launch belong to the end of the profile, not to a step.
+    """
+    whole = [event for event in events if event.get("ph") == "X"]
+    work = sorted(
+        (float(e["ts"]), float(e["ts"]) + float(e["dur"]))
+        for e in whole
+        if e.get("cat") in _DEVICE_WORK
+    )
+    if not work:
+        return {}
+    calls = [(float(e["ts"]), str(e["name"])) for e in whole if e.get("cat") in _CALLS]
+    launches = [at for at, name in calls if any(word in name.lower() for word in _LAUNCHES)]
+    last = max(launches, default=float("inf"))
+    waits = sum(at <= last and name.split("_v")[0] in _WAITS for at, name in calls)
+    busy, wall = covered(work), max(end for _, end in work) - work[0][0]
+    return {
+        "busy_s": busy / 1e6 / num_steps,
+        "profiled_step_s": wall / 1e6 / num_steps,
+        "profiled_idle": 1 - busy / wall if wall else 0.0,
+        "kernels": len(work) / num_steps,
+        "host_waits": float(waits),
+        "profiled_steps": float(num_steps),
+    }
+
+
+def covered(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return how much of the line is covered by intervals that are sorted by their begin.
+
+    >>> covered([(0, 2), (1, 3), (5, 6)])
+    4.0
+    """
+    total, reached = 0.0, float("-inf")
+    for begin, end in intervals:
+        total += max(0.0, end - max(begin, reached))
+        reached = max(reached, end)
+    return total
+
+
+def matmul_rate(backend: Backend, device: torch.device) -> float:
+    """Return the best rate of a large bfloat16 product here, in operations a second."""
+    if device.type == "cuda":
+        return _rate(8192, 10, backend, device)
+    small = _rate(256, 1, backend, device)  # a processor that makes bfloat16 up takes seconds
+    return small if small < _MADE_UP else _rate(1024, 1, backend, device)
+
+
+def _rate(side: int, often: int, backend: Backend, device: torch.device) -> float:
+    left = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    right = torch.randn(side, side, device=device, dtype=torch.bfloat16)
+    best = float("inf")
+    for _ in range(6):
+        backend.synchronize(device)
+        began = time.perf_counter()
+        for _ in range(often):
+            torch.mm(left, right)
+        backend.synchronize(device)
+        best = min(best, (time.perf_counter() - began) / often)
+    return 2 * side**3 / best
+
 
 _PACKAGES = ("anytrain", "transformers", "accelerate", "lightning", "numpy")
 
@@ -59,7 +211,7 @@ class Child:
 
     def measure(self, born_s: float) -> dict[str, Any]:
         """Warm up, train all of it, evaluate, and measure single steps."""
-        first = figures.FirstStep(born_s, self.backend, self.device)
+        first = FirstStep(born_s, self.backend, self.device)
         if self.settings.warm_up_steps:
             self.run(self.task(self.settings.warm_up_steps, first))
             self._forget()
@@ -80,7 +232,7 @@ class Child:
         flops = self.flops(trained.model)
         del trained
         if flops:
-            rate = figures.matmul_rate(self.backend, self.device)
+            rate = matmul_rate(self.backend, self.device)
             told |= {"matmul_rate": rate, "shapes": [self.steps(s, flops, rate) for s in flops]}
         return told
 
@@ -96,14 +248,14 @@ class Child:
     def flops(self, model: torch.nn.Module) -> dict[tuple[int, int], float]:
         """Return what a step of each shape that is asked for computes."""
         shapes = self.settings.shapes or ()
-        return {shape: models.flops_per_step(model, *shape) for shape in shapes}
+        return {shape: flops_per_step(model, *shape) for shape in shapes}
 
     def steps(
         self, shape: tuple[int, int], flops: dict[tuple[int, int], float], rate: float
     ) -> dict[str, Any]:
         """Measure steps whose batches all have one shape."""
         self._forget()
-        clock = figures.StepClock(self.settings.shape_steps, self.backend, self.device)
+        clock = StepClock(self.settings.shape_steps, self.backend, self.device)
         task = self.task(sum(self.settings.shape_steps), clock)
         task.batch_size, task.length = shape
         task.padding = "max"
@@ -133,7 +285,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     """Write rows and weights for all, and return what is known of the machine."""
     settings = load(folder / "settings.json")
     rows.write(settings, folder)
-    models.write(settings, folder)
+    write_model(settings, folder)
     backend, device = place(settings)
     found = backend.capabilities(device)
     return {
@@ -151,7 +303,7 @@ def prepare(folder: Path) -> dict[str, Any]:
 
 
 def _num_parameters(settings: Settings, folder: Path) -> int:
-    return sum(parameter.numel() for parameter in models.load(settings, folder).parameters())
+    return sum(parameter.numel() for parameter in load_model(settings, folder).parameters())
 
 
 def _version(name: str) -> str:

@@ -12,7 +12,7 @@ from anytrain.doors.accelerator import Accelerator
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
-from anytrain.recipes.bench import trainers
+from anytrain.recipes.bench import peers
 from anytrain.recipes.bench.task import MAX_GRAD_NORM, Task, Trained
 from anytrain.recipes.glue import quick
 
@@ -22,7 +22,7 @@ def trainer(task: Task) -> Trained:
     more: dict[str, Any] = {}
     if task.padding == "buckets":
         more = {"length_buckets": "auto", "around": _quick}
-    made, loss = trainers.train(
+    made, loss = peers.train(
         task, Trainer, TrainingArguments, TrainerCallback, precision=_spelt(task), **more
     )
     return Trained(made.model, loss, *_decided(made.accelerator))

@@ -10,8 +10,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from anytrain.recipes.bench.side_by_side import Outcome
-from anytrain.recipes.bench.summary import LOSS_TOLERANCE, SCORE_TOLERANCE, Row, summarise
+from anytrain.recipes.bench.comparison import (
+    LOSS_TOLERANCE,
+    SCORE_TOLERANCE,
+    Outcome,
+    Row,
+    summarise,
+)
 
 _GIB = 2**30
 Grid = tuple[Sequence[str], Sequence[Sequence[str]]]

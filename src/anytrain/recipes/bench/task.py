@@ -16,9 +16,65 @@ from torch.utils.data import DataLoader
 
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
-from anytrain.recipes.bench import models
-from anytrain.recipes.bench.settings import Settings
+from anytrain.recipes.bench.settings import SIZES, Settings
 from anytrain.recipes.glue.encode import Encoded, Pad
+
+_WEIGHTS = "weights.pt"
+
+
+def write_model(settings: Settings, folder: Path) -> None:
+    """Write the configuration and the weights to begin with."""
+    import transformers
+
+    torch.manual_seed(0)
+    if settings.model:
+        kind = transformers.AutoModelForSequenceClassification
+        model = kind.from_pretrained(settings.model, num_labels=2, dtype=torch.float32)
+    else:
+        model = _new_model(settings)
+    model.config.save_pretrained(folder)
+    torch.save(model.state_dict(), folder / _WEIGHTS)
+
+
+def _new_model(settings: Settings) -> Any:
+    import transformers
+
+    size = SIZES[settings.size]
+    if size.head == "causal":
+        places = {"n_positions": settings.length, "bos_token_id": 1, "eos_token_id": 1}
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**{**places, **size.config}))
+    places = {"max_position_embeddings": max(512, settings.length)}
+    config = transformers.BertConfig(**{**places, **size.config}, num_labels=2)
+    return transformers.BertForSequenceClassification(config)
+
+
+def load_model(settings: Settings, folder: Path) -> nn.Module:
+    """Return the model with the weights to begin with."""
+    import transformers
+
+    causal = settings.head == "causal"
+    name = "AutoModelForCausalLM" if causal else "AutoModelForSequenceClassification"
+    config = transformers.AutoConfig.from_pretrained(folder)
+    model: nn.Module = getattr(transformers, name).from_config(config).float()
+    model.load_state_dict(torch.load(folder / _WEIGHTS, weights_only=True))
+    return model.train()
+
+
+def flops_per_step(model: nn.Module, rows: int, length: int) -> float:
+    """Return the floating point operations that one training step needs at least.
+
+    Six for each weight that multiplies and each token (forward once, backward twice), and the
+    attention's two products; what a causal mask hides is not counted.
+    """
+    config: Any = model.config
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    weights = sum(p.numel() for p in model.parameters() if id(p) not in looked_up)
+    causal = config.model_type == "gpt2"
+    if causal:  # the head multiplies with the weights that the embedding looks up
+        weights += config.vocab_size * config.hidden_size
+    attention = 12 * config.num_hidden_layers * config.hidden_size * length
+    return float(rows * length * (6 * weights + (attention / 2 if causal else attention)))
+
 
 MAX_GRAD_NORM = 1.0
 _EVAL_BATCH = 64
@@ -64,7 +120,7 @@ class Task:
 
     def model(self) -> nn.Module:
         """Return the model with the weights that all begin with, on the CPU."""
-        return models.load(self.settings, self.folder)
+        return load_model(self.settings, self.folder)
 
     def collator(self, multiple: int = 1) -> Pad:
         """Return what makes a batch of rows; peers are given the same one."""
