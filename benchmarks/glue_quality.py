@@ -54,8 +54,7 @@ def theirs(args: argparse.Namespace, rate: str, seed: int) -> dict[str, float]:
     from sklearn.metrics import accuracy_score, f1_score
 
     from anytrain.recipes.glue.arguments import parse
-    from anytrain.recipes.glue.job import check
-    from anytrain.recipes.glue.work import Work
+    from anytrain.recipes.glue.job import Work, check
 
     with tempfile.TemporaryDirectory() as folder:
         work = Work(check(parse(options(args, rate, seed, folder))))  # the same rows and padding

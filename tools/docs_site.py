@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from anytrain.cli import main
-from anytrain.recipes.glue import options
+from anytrain.recipes.glue.command import help_text
 
 ROOT = Path(__file__).parents[1]
 COMMANDS = "<!-- every command, put in when the site is built -->"
@@ -128,7 +128,7 @@ def _told(command: Any, name: str) -> list[str]:
     parts += [f"```text\n{usage}\n```", _prose(command.help or "")]
     rows = [row for each in command.get_params(context) if (row := _row(each, context))]
     if name == "anytrain glue":  # it reads its options by itself
-        parts.append(f"```text\n{options.text(name)}```")
+        parts.append(f"```text\n{help_text(name)}```")
     if rows:
         parts.append("| option | what it does |\n|---|---|\n" + "\n".join(rows))
     return parts

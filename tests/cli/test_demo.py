@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 from anytrain.cli.main import app
-from anytrain.recipes.demo.model import SameMeaning
+from anytrain.recipes.demo.job import SameMeaning
 from launching import child_environment, run_command
 
 SHORT = ["--epochs", "1", "--pairs", "640"]

@@ -58,7 +58,7 @@ def demo(
     import torch
 
     from anytrain.recipes.demo.job import Settings, train
-    from anytrain.recipes.words import notices_as_lines, told_how_to_go_on
+    from anytrain.recipes.messages import notices_as_lines, told_how_to_go_on
 
     # Tensors this small gain little from more threads, and lose fivefold on busy cores.
     torch.set_num_threads(1)

@@ -7,13 +7,11 @@ import typer
 
 def glue(ctx: typer.Context) -> None:
     """Train on a GLUE task or on files of your own; the options are those of run_glue."""
-    from anytrain.recipes.glue import options
-
-    if options.wants_help(ctx.args):
-        typer.echo(options.text("anytrain glue"), nl=False)
-        return
     from anytrain.recipes.glue import command
 
+    if command.wants_help(ctx.args):
+        typer.echo(command.help_text("anytrain glue"), nl=False)
+        return
     command.run(ctx.args)
 
 

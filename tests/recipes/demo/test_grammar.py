@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from anytrain.recipes.demo.data import LONGEST, PADDING, PairSet
-from anytrain.recipes.demo.grammar import make_pairs, vocabulary
+from anytrain.recipes.demo.data import LONGEST, PADDING, PairSet, make_pairs, vocabulary
 
 PAIRS = make_pairs(4000, seed=3)
 

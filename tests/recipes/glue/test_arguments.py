@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from anytrain.core.errors import AnytrainError, BadInput, Notice
-from anytrain.recipes.glue import options
+from anytrain.recipes.glue import command
 from anytrain.recipes.glue.arguments import Job, parse
 
 MODEL = ["--model_name_or_path", "bert"]
@@ -166,7 +166,7 @@ def test_the_help_names_every_option_once() -> None:
     from anytrain.doors.training_args import TrainingArguments
     from anytrain.recipes.glue.arguments import DataTrainingArguments, ModelArguments
 
-    text = options.text("anytrain glue")
+    text = command.help_text("anytrain glue")
     for kind in (ModelArguments, DataTrainingArguments):
         for field in fields(kind):
             assert f"  --{field.name}" in text

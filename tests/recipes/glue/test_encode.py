@@ -15,9 +15,7 @@ from anytrain.core.errors import BadInput, Notice
 from anytrain.engine.data.workers import unlike
 from anytrain.engine.recording.fingerprint import describe
 from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length, token_cache
-from anytrain.recipes.glue.labels import Labels
-from anytrain.recipes.glue.table import Table
-from anytrain.recipes.glue.tasks import TASKS
+from anytrain.recipes.glue.tasks import TASKS, Labels, Table
 from tiny_bert import model_folder, pairs
 
 

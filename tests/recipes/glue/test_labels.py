@@ -7,9 +7,15 @@ from typing import Any
 import pytest
 
 from anytrain.core.errors import BadInput
-from anytrain.recipes.glue.labels import Columns, Labels, adopt, columns_of, find_labels
-from anytrain.recipes.glue.table import Table
-from anytrain.recipes.glue.tasks import TASKS
+from anytrain.recipes.glue.tasks import (
+    TASKS,
+    Columns,
+    Labels,
+    Table,
+    adopt,
+    columns_of,
+    find_labels,
+)
 
 
 def _table(**columns: Any) -> Table:

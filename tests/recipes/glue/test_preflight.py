@@ -9,7 +9,7 @@ import pytest
 
 from anytrain.core.errors import BadInput
 from anytrain.insight.preflight.report import foretold
-from anytrain.recipes.glue import command, options
+from anytrain.recipes.glue import command
 from tiny_bert import OVERRIDES, model_folder, pairs, write_rows
 
 SHORT = ["--max_steps", "3", "--precision", "no", "--per_device_train_batch_size", "8"]
@@ -41,4 +41,4 @@ def test_what_is_wrong_with_the_options_is_said_at_once(tmp_path: Path) -> None:
 
 
 def test_help_tells_of_it() -> None:
-    assert "--preflight [TARGET ...]" in options.text("anytrain glue")
+    assert "--preflight [TARGET ...]" in command.help_text("anytrain glue")

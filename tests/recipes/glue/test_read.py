@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from anytrain.core.errors import BadInput, Notice
-from anytrain.recipes.glue.read import read
+from anytrain.recipes.glue.sources import read
 
 REAL = Path(__file__).parents[3].parent / "shared/data/glue"
 ROWS = [

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from anytrain.recipes.glue import predict
-from anytrain.recipes.glue.labels import Labels
+from anytrain.recipes.glue import job
 from anytrain.recipes.glue.scores import Scorer, metrics_of, reducer
-from anytrain.recipes.glue.tasks import TASKS
+from anytrain.recipes.glue.tasks import TASKS, Labels
 
 TRUE = np.array([1, 1, 1, 0, 0, 1])
 SAID = np.array([1, 0, 1, 1, 0, 1])
@@ -63,9 +62,12 @@ def test_one_number_a_row_is_kept_of_the_logits() -> None:
 
 def test_predictions_are_written_as_glue_takes_them() -> None:
     labels = Labels(TASKS["mrpc"].labels)
-    assert predict.lines(np.array([1, 0]), labels) == [
+    assert job.prediction_lines(np.array([1, 0]), labels) == [
         "index\tprediction",
         "0\tequivalent",
         "1\tnot_equivalent",
     ]
-    assert predict.lines(np.array([2.0, 3.14159]), Labels(()))[1:] == ["0\t2.000", "1\t3.142"]
+    assert job.prediction_lines(np.array([2.0, 3.14159]), Labels(()))[1:] == [
+        "0\t2.000",
+        "1\t3.142",
+    ]

@@ -14,7 +14,7 @@ from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.recipes.bench import peers
 from anytrain.recipes.bench.task import MAX_GRAD_NORM, Task, Trained
-from anytrain.recipes.glue import quick
+from anytrain.recipes.glue import job
 
 
 def trainer(task: Task) -> Trained:
@@ -29,8 +29,8 @@ def trainer(task: Task) -> Trained:
 
 
 def _quick(made: Trainer) -> AbstractContextManager[Any]:
-    quick.take(made)
-    return quick.in_use(made)
+    job.take_quick_draws(made)
+    return job.with_quick_draws(made)
 
 
 def own_loop(task: Task) -> Trained:

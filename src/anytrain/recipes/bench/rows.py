@@ -100,9 +100,8 @@ def _texts(random: Any, count: int, length: int, vocabulary: int) -> tuple[Colum
 def _real(settings: Settings, part: str) -> tuple[Columns, Array]:
     from transformers import AutoTokenizer
 
-    from anytrain.recipes.glue.labels import find_labels
-    from anytrain.recipes.glue.read import read
-    from anytrain.recipes.glue.tasks import TASKS
+    from anytrain.recipes.glue.sources import read
+    from anytrain.recipes.glue.tasks import TASKS, find_labels
 
     table = read(Path(str(settings.data), f"{'train' if part == 'train' else 'dev'}.tsv.gz"))
     labels = find_labels(table, TASKS["mrpc"], trained=True)

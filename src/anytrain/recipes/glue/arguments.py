@@ -12,7 +12,7 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.nearest import unknown
 from anytrain.doors.training_args import HfArgumentParser, TrainingArguments
-from anytrain.recipes.glue.read import kind_of
+from anytrain.recipes.glue.sources import kind_of
 from anytrain.recipes.glue.tasks import TASKS, Task
 
 _LONGEST = 1_000_000  # no model reads more; a typing mistake would otherwise end in memory

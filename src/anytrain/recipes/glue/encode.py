@@ -20,9 +20,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.engine.data.cache import ArrayCache, Arrays, Kept
 from anytrain.engine.data.columns import Rows
-from anytrain.recipes.glue.labels import Labels, columns_of, texts_of
-from anytrain.recipes.glue.table import Table
-from anytrain.recipes.glue.tasks import Task
+from anytrain.recipes.glue.tasks import Labels, Table, Task, columns_of, texts_of
 
 if TYPE_CHECKING:
     import torch

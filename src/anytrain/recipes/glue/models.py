@@ -11,8 +11,8 @@ from typing import Any
 from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.recipes.glue.arguments import ModelArguments, overrides
-from anytrain.recipes.glue.labels import Labels, adopt
 from anytrain.recipes.glue.network import cached_if_unreachable
+from anytrain.recipes.glue.tasks import Labels, adopt
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from anytrain.core.errors import BadInput
-from anytrain.recipes.glue.labels import Labels
-from anytrain.recipes.glue.tasks import Task
+from anytrain.recipes.glue.tasks import Labels, Task
 
 Scores = dict[str, float]
 _FROM_SCIPY = ("pearson", "spearmanr")
