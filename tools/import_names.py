@@ -16,6 +16,8 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
+from anytrain.compat.transformers import MODULES
+
 HERE = Path(__file__).parents[1] / "src" / "anytrain" / "compat" / "transformers"
 TABLE = HERE / "import_names.json"
 _ROOM = "anytrain.compat.transformers"
@@ -29,12 +31,8 @@ def table() -> dict[str, dict[str, Origin]]:
     spec = find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations
     theirs = Path(spec.submodule_search_locations[0])
-    homes = sorted(path.stem for path in HERE.glob("*.py"))
-    sources = {home: theirs / f"{home}.py" for home in homes}
-    sources.pop("__init__")
-    return {
-        home: imports(path.read_text("utf-8")) for home, path in sources.items() if path.exists()
-    }
+    sources = {home: theirs / f"{home}.py" for home in sorted(MODULES)}
+    return {home: imports(path.read_text("utf-8")) for home, path in sources.items()}
 
 
 def imports(source: str) -> dict[str, Origin]:

@@ -24,7 +24,7 @@ import transformers
 from torch import nn
 
 from anytrain.compat import transformers as ours_room
-from anytrain.compat.refusal import Refusal
+from anytrain.compat.modules import Refusal
 from anytrain.compat.transformers import other_names
 from anytrain.core.errors import Notice, Unsupported
 from anytrain.doors.trainer.refused import NEVER_CALLED

@@ -4,6 +4,7 @@
 What anytrain does not do is there by name, and says why when it is used.
 """
 
+from anytrain.compat import modules
 from anytrain.compat.accelerate import refused
 from anytrain.compat.accelerate.accelerator import Accelerator
 from anytrain.compat.accelerate.big_modeling import (
@@ -63,3 +64,5 @@ __getattr__ = refused.of(
     "utils.dataclasses",
     "utils.modeling",
 )
+
+modules.serve(__name__, refused.WITHOUT_FILE, refused.of)

@@ -30,12 +30,7 @@ from anytrain.engine.prepared.optimizer import PreparedOptimizer, PreparedSchedu
 
 __all__ = ["Accelerator", "DataLoaderConfiguration", "GradientAccumulationPlugin"]
 
-__getattr__ = refused.of(
-    __name__,
-    "checkpointing",
-    "parallelism_config",
-    neighbours=("logging", "state", "utils", "data_loader", "tracking", "hooks", "big_modeling"),
-)
+__getattr__ = refused.of(__name__, "checkpointing", "parallelism_config")
 
 _JOINABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 

@@ -17,7 +17,7 @@ from anytrain.compat.accelerate.utils.modeling import load_checkpoint_in_model
 
 __all__ = ["init_empty_weights", "init_on_device", "load_checkpoint_and_dispatch"]
 
-__getattr__ = refused.of(__name__, "big_modeling")
+__getattr__ = refused.of(__name__)
 
 
 @contextmanager

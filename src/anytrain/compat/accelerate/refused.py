@@ -1,6 +1,6 @@
 """Names of HF Accelerate for things that anytrain does not do, each with why and what instead.
 
-A script that only imports such a name, or asks `isinstance` of it, runs. Using it is refused.
+Beside them stand the modules that a module of HF's takes names from, and those that have no file.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from anytrain.compat.refusal import Family, Refusal, placeholder, refusal
+from anytrain.compat import modules
+from anytrain.compat.modules import Family, Refusal, placeholder, refusal
 
 __all__ = ["FAMILIES", "Family", "Refusal", "names", "of", "refusal"]
 
@@ -158,25 +159,71 @@ FAMILIES = (
 )
 
 
+TAKES = {
+    "accelerator": "logging state utils data_loader tracking hooks big_modeling",
+    "checkpointing": "logging state utils",
+    "data_loader": "logging state utils",
+    "hooks": "utils utils.modeling state",
+    "launchers": "state utils",
+    "memory_utils": "utils.memory",
+    "optimizer": "state utils",
+    "state": "utils",
+    "tracking": "logging state utils",
+    "utils.ao": "utils.modeling",
+    "utils.bnb": "utils.modeling",
+    "utils.imports": "utils.environment utils.versions",
+    "utils.launch": "utils",
+    "utils.memory": "utils.imports",
+    "utils.modeling": "state utils",
+    "utils.operations": "state utils",
+    "utils.other": "state utils",
+    "utils.random": "state utils",
+    "utils.transformer_engine": "utils.modeling",
+}
+"""The modules that one of HF's imports its tools from: people import them from either."""
+
+WITHOUT_FILE = frozenset(
+    {
+        "checkpointing",
+        "inference",
+        "memory_utils",
+        "parallelism_config",
+        "utils.ao",
+        "utils.bnb",
+        "utils.deepspeed",
+        "utils.fsdp_utils",
+        "utils.megatron_lm",
+        "utils.offload",
+        "utils.torch_xla",
+        "utils.transformer_engine",
+    }
+)
+"""Modules of HF's in which there is nothing but names of these tables."""
+
+
 def names(home: str) -> dict[str, Family]:
     """Return what is refused in one of HF's modules."""
-    return {
-        name: family for family in FAMILIES for name in family.names.get(home, "").split() if name
-    }
+    return modules.refused(FAMILIES, home)
 
 
-def of(module: str, *homes: str, neighbours: tuple[str, ...] = ()) -> Callable[[str], Any]:
-    """Return a module's `__getattr__`: it hands out the names that are refused there.
+def homes_below(package: str) -> list[str]:
+    """Return the modules of one of HF's packages in which something is refused."""
+    homes = {home for family in FAMILIES for home in family.names}
+    return sorted(home for home in homes if home.startswith(f"{package}."))
 
-    `homes` are the modules of HF's that they are kept in. `neighbours` are those that HF's module
-    imports its tools from: people import them from either.
+
+def of(module: str, *others: str) -> Callable[[str], Any]:
+    """Return a module's `__getattr__`: what is refused there, and what HF's module imports.
+
+    `others` are modules of HF's whose refused names are there too.
     """
-    known = {name: home for home in homes for name in names(home)}
+    own = module.removeprefix(f"{__package__}.")
+    known = {name: home for home in (own, *others) for name in names(home)}
 
     def lookup(name: str) -> Any:
         if name in known:
             return _placeholder(name, known[name])
-        for neighbour in () if name.startswith("_") else neighbours:
+        for neighbour in () if name.startswith("_") else TAKES.get(own, "").split():
             found = import_module(f"{__package__}.{neighbour}")
             if name == "logger" and neighbour == "logging":
                 return found.get_logger(module)
@@ -190,4 +237,4 @@ def of(module: str, *homes: str, neighbours: tuple[str, ...] = ()) -> Callable[[
 @cache
 def _placeholder(name: str, home: str) -> Refusal:
     """Return the class without instances that stands for a refused name; always the same."""
-    return placeholder(name, __name__.removesuffix("refused") + home, names(home)[name])
+    return placeholder(name, f"{__package__}.{home}", names(home)[name])

@@ -24,7 +24,7 @@ __all__ = [
     "is_initialized",
 ]
 
-__getattr__ = refused.of(__name__, neighbours=("utils",))
+__getattr__ = refused.of(__name__)
 
 _FACTS = (
     "backend",

@@ -12,7 +12,8 @@ import sys
 from importlib import import_module
 from typing import Any
 
-from anytrain.compat.transformers import borrowed
+from anytrain.compat import modules
+from anytrain.compat.transformers import other_names
 
 _HOMES = {
     "trainer": "Trainer",
@@ -26,14 +27,14 @@ _HOMES = {
     "training_args_seq2seq": "Seq2SeqTrainingArguments",
 }
 _OURS = {name: home for home, names in _HOMES.items() for name in names.split()}
-_ROOMS = (*_HOMES, "hyperparameter_search", "trainer_jit_checkpoint", "trainer_optimizer")
+MODULES = (*_HOMES, "hyperparameter_search", *other_names.WITHOUT_FILE)
 
-borrowed.lend(__name__, "transformers")
+modules.serve(__name__, other_names.WITHOUT_FILE, other_names.of, lends="transformers")
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":  # what `from ... import *` brings: all that transformers' own brings
-        return sorted({*_OURS, *_ROOMS, *import_module("transformers").__all__})
+        return sorted({*_OURS, *MODULES, *import_module("transformers").__all__})
     if name.startswith("__") and name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = _find(name)
@@ -42,11 +43,11 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OURS, *_ROOMS, *dir(import_module("transformers"))})
+    return sorted({*globals(), *_OURS, *MODULES, *dir(import_module("transformers"))})
 
 
 def _find(name: str) -> Any:
-    if name in _ROOMS:
+    if name in MODULES:
         return import_module(f"{__name__}.{name}")
     if name in _OURS:
         return getattr(import_module(f"{__name__}.{_OURS[name]}"), name)

@@ -16,7 +16,8 @@ from importlib import import_module, resources
 from types import ModuleType
 from typing import Any
 
-from anytrain.compat.refusal import Family, Refusal, placeholder
+from anytrain.compat import modules
+from anytrain.compat.modules import Family, Refusal, placeholder
 
 _ROOM = __name__.rpartition(".")[0]
 
@@ -80,6 +81,9 @@ FAMILIES = (
     ),
 )
 
+WITHOUT_FILE = frozenset({"trainer_jit_checkpoint", "trainer_optimizer"})
+"""Modules of HF's in which there is nothing but names of these tables."""
+
 
 def passed(home: str) -> frozenset[str]:
     """Return the names of one of HF's modules that are passed on to it."""
@@ -88,7 +92,7 @@ def passed(home: str) -> frozenset[str]:
 
 def refused(home: str) -> dict[str, Family]:
     """Return the names of one of HF's modules that are refused."""
-    return {name: family for family in FAMILIES for name in family.names.get(home, "").split()}
+    return modules.refused(FAMILIES, home)
 
 
 def of(module: str) -> Callable[[str], Any]:

@@ -1,8 +1,6 @@
 """HF's `accelerate.utils`: everything in the modules below, under one name."""
 
 from anytrain.compat.accelerate import refused
-from anytrain.compat.accelerate.utils.ao import *
-from anytrain.compat.accelerate.utils.bnb import *
 from anytrain.compat.accelerate.utils.constants import *
 from anytrain.compat.accelerate.utils.dataclasses import *
 from anytrain.compat.accelerate.utils.environment import *
@@ -14,23 +12,6 @@ from anytrain.compat.accelerate.utils.operations import *
 from anytrain.compat.accelerate.utils.other import *
 from anytrain.compat.accelerate.utils.random import *
 from anytrain.compat.accelerate.utils.tqdm import *
-from anytrain.compat.accelerate.utils.transformer_engine import *
 from anytrain.compat.accelerate.utils.versions import *
 
-__getattr__ = refused.of(
-    __name__,
-    "parallelism_config",
-    "utils.ao",
-    "utils.bnb",
-    "utils.dataclasses",
-    "utils.deepspeed",
-    "utils.environment",
-    "utils.fsdp_utils",
-    "utils.launch",
-    "utils.megatron_lm",
-    "utils.modeling",
-    "utils.offload",
-    "utils.other",
-    "utils.torch_xla",
-    "utils.transformer_engine",
-)
+__getattr__ = refused.of(__name__, "parallelism_config", *refused.homes_below("utils"))

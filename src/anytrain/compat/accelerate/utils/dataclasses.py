@@ -66,7 +66,7 @@ __all__ = [
     "TorchDynamoPlugin",
 ]
 
-__getattr__ = refused.of(__name__, "utils.dataclasses")
+__getattr__ = refused.of(__name__)
 
 
 class ComputeEnvironment(BaseEnum):

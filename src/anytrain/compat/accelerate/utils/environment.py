@@ -35,7 +35,7 @@ __all__ = [
     "str_to_bool",
 ]
 
-__getattr__ = refused.of(__name__, "utils.environment")
+__getattr__ = refused.of(__name__)
 
 logger = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from anytrain.compat.accelerate import refused
 
-__getattr__ = refused.of(__name__, "utils.launch", neighbours=("utils",))
+__getattr__ = refused.of(__name__)
 
 
 def _filter_args(

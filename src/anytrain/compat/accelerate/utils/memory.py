@@ -15,7 +15,7 @@ __all__ = [
     "should_reduce_batch_size",
 ]
 
-__getattr__ = refused.of(__name__, neighbours=("utils.imports",))
+__getattr__ = refused.of(__name__)
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:

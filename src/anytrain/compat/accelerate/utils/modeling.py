@@ -37,7 +37,10 @@ __all__ = [
     "find_tied_parameters",
     "get_grad_scaler",
     "get_mixed_precision_context_manager",
+    "has_4bit_bnb_layers",
+    "has_ao_layers",
     "has_offloaded_params",
+    "has_transformer_engine_layers",
     "id_tensor_storage",
     "is_peft_model",
     "load_checkpoint_in_model",
@@ -47,7 +50,7 @@ __all__ = [
     "set_module_tensor_to_device",
 ]
 
-__getattr__ = refused.of(__name__, "utils.modeling", neighbours=("state", "utils"))
+__getattr__ = refused.of(__name__)
 
 logger = get_logger(__name__)
 
@@ -384,6 +387,24 @@ def _index(path: Path) -> dict[str, Any]:
         why=f"it is not an index of shards: {found}.",
         fix="pass a file of weights, an index of shards, or a folder with either.",
     )
+
+
+def has_ao_layers(model: nn.Module) -> bool:
+    """Whether the model has layers of torchao's fp8 training."""
+    return any(type(part).__module__.startswith("torchao.float8") for part in model.modules())
+
+
+def has_4bit_bnb_layers(model: nn.Module) -> bool:
+    """Whether the model has 4-bit layers of bitsandbytes."""
+    return any(
+        type(part).__name__ == "Linear4bit" and type(part).__module__.startswith("bitsandbytes")
+        for part in model.modules()
+    )
+
+
+def has_transformer_engine_layers(model: nn.Module) -> bool:
+    """Whether the model has layers of Transformer Engine."""
+    return any(type(part).__module__.startswith("transformer_engine") for part in model.modules())
 
 
 def get_mixed_precision_context_manager(

@@ -49,7 +49,7 @@ __all__ = [
     "slice_tensors",
 ]
 
-__getattr__ = refused.of(__name__, neighbours=("state", "utils"))
+__getattr__ = refused.of(__name__)
 
 DistributedOperationException = ShapesDiffer
 

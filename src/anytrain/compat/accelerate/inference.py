@@ -1,5 +1,0 @@
-"""Pipelines of stages: refused by name."""
-
-from anytrain.compat.accelerate import refused
-
-__getattr__ = refused.of(__name__, "inference")

@@ -1,5 +1,0 @@
-"""Weights in host memory or on disk: refused by name."""
-
-from anytrain.compat.accelerate import refused
-
-__getattr__ = refused.of(__name__, "utils.offload")
