@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from anytrain.cli.from_file import FromFile
+from anytrain.cli.options import FromFile
 
 app = typer.Typer(
     help="Train the same job with anytrain and its peers, and compare.",

@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from anytrain.cli import newest
+from anytrain.cli import options
 from anytrain.core import records
 from anytrain.core.text import amount, one_line, safe_console
 from anytrain.engine.checkpoint import layout, locks
@@ -170,7 +170,7 @@ def _is_run(path: Path) -> bool:
 
 def _chosen(path: Path | None, command: str) -> Path:
     return (
-        newest.run(f"checkpoint {command}", lambda run: bool(all_in(run)), "checkpoints")
+        options.newest_run(f"checkpoint {command}", lambda run: bool(all_in(run)), "checkpoints")
         if path is None
         else path
     )

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from anytrain.cli.from_file import FromFile
+from anytrain.cli.options import FromFile
 from anytrain.core import environment
 
 if TYPE_CHECKING:

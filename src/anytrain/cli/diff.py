@@ -9,7 +9,7 @@ from typing import Any
 
 import typer
 
-from anytrain.cli import newest
+from anytrain.cli import options
 
 RUNS = typer.Argument(
     None,
@@ -31,7 +31,7 @@ def diff(
     from anytrain.insight.report import diff as comparison, diff_text, trials
 
     named = [folder for run in runs or () for folder in trials.each(run)]
-    opened = comparison.open_runs(named or newest.runs("diff", 2))
+    opened = comparison.open_runs(named or options.newest_runs("diff", 2))
     found = comparison.compare(opened)
     if as_json:
         typer.echo(json.dumps(_spelt(found), indent=2, default=str))

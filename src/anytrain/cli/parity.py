@@ -8,8 +8,7 @@ import traceback
 
 import typer
 
-from anytrain.cli import launched
-from anytrain.cli.preflight import check_command
+from anytrain.cli.preflight import check_command, read_command
 from anytrain.core.errors import AnytrainError, BadInput
 from anytrain.machine.processes.faults import is_library
 
@@ -33,7 +32,7 @@ def parity(
 
     Exits with 0 where none departs, with 1 where one does, and with 2 where the script fails.
     """
-    started = launched.read(command)
+    started = read_command(command)
     if len(started.command) < len(command):
         raise BadInput(
             "Parity compares one process.",

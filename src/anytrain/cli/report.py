@@ -6,12 +6,9 @@ from pathlib import Path
 
 import typer
 
-from anytrain.cli import newest
+from anytrain.cli.options import RUN, newest_run
 from anytrain.core.text import one_line
 
-RUN = typer.Argument(
-    None, help="A run's output_dir; an Accelerator's project_dir. Default: the newest run below."
-)
 OUTPUT = typer.Option(
     None, "-o", "--output", help="The file to write. Default: report.html in the run's folder."
 )
@@ -26,7 +23,7 @@ def report(run: Path | None = RUN, output: Path | None = OUTPUT, opens: bool = O
     """
     from anytrain.doors.reading import write
 
-    pages = write(newest.run("report") if run is None else run, output)
+    pages = write(newest_run("report") if run is None else run, output)
     for path in pages:
         typer.echo(one_line(typer.format_filename(path)))  # a name of a file need not be text
     if opens:

@@ -14,16 +14,13 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from anytrain.cli import newest
+from anytrain.cli.options import RUN, newest_run, say
 from anytrain.core.errors import BadInput
 from anytrain.core.records import no_record
 
 if TYPE_CHECKING:
     from anytrain.insight.report.watch import Clock, View, Wait
 
-RUN = typer.Argument(
-    None, help="A run's output_dir; an Accelerator's project_dir. Default: the newest run below."
-)
 ONCE = typer.Option(False, "--once", help="Print how the run stands now, and exit.")
 WAIT = typer.Option(
     60.0, "--wait", min=0, help="Seconds to wait for a run that died to be started again."
@@ -51,7 +48,7 @@ def watch(
     _check_options(once, web, opens or port is not None)
     from anytrain.insight.report import trials
 
-    run = newest.run("watch") if run is None else trials.newest(run, newest.say, "watch")
+    run = newest_run("watch") if run is None else trials.newest(run, say, "watch")
     if run.is_file():  # no run will ever be written there
         raise no_record(run, "")
     if once:

@@ -7,11 +7,8 @@ from pathlib import Path
 
 import typer
 
-from anytrain.cli import newest
+from anytrain.cli.options import RUN, newest_run, say
 
-RUN = typer.Argument(
-    None, help="A run's output_dir; an Accelerator's project_dir. Default: the newest run below."
-)
 JSON = typer.Option(False, "--json", help="Print one JSON object instead of a table.")
 
 
@@ -27,8 +24,8 @@ def why(run: Path | None = RUN, as_json: bool = JSON) -> None:
     from anytrain.insight.report import trials
     from anytrain.insight.report.newest import has_times
 
-    run = newest.run("why", has_times) if run is None else run
-    found = reading.why(trials.newest(run, newest.say, "why"))
+    run = newest_run("why", has_times) if run is None else run
+    found = reading.why(trials.newest(run, say, "why"))
     if as_json:
         typer.echo(json.dumps(found.told, indent=2))
     else:

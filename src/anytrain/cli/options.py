@@ -1,8 +1,8 @@
-"""A command whose options may stand in a file, which comes first: `anytrain demo run.yaml`."""
+"""What several commands share: options that stand in a file, and the run where none is named."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,12 @@ from typer.core import TyperCommand
 from anytrain.core import documents
 from anytrain.core.errors import BadInput
 from anytrain.core.nearest import nearest
+from anytrain.core.text import one_line
+from anytrain.insight.report.newest import named, newest
 
+RUN = typer.Argument(
+    None, help="A run's output_dir; an Accelerator's project_dir. Default: the newest run below."
+)
 _FILES = (".json", ".yaml", ".yml")
 
 
@@ -68,3 +73,28 @@ def options_in(path: Path, known: Mapping[str, str]) -> dict[str, Any]:
                 fix=f"did you mean {near}?" if near else "leave it out.",
             )
     return {known[str(name).replace("-", "_")]: value for name, value in found.items()}
+
+
+def newest_run(
+    command: str, holds: Callable[[Path], bool] = lambda run: True, what: str = "a record"
+) -> Path:
+    """Return the newest run below the current folder that `holds` what is read, and say which."""
+    return newest_runs(command, 1, holds, what)[0]
+
+
+def newest_runs(
+    command: str,
+    count: int,
+    holds: Callable[[Path], bool] = lambda run: True,
+    what: str = "a record",
+) -> list[Path]:
+    """Return the newest runs below the current folder, the newest last, and say which."""
+    found = newest(count, f"anytrain {command}{' PATH' * count}", holds, what)
+    taken = "the newest run" if count == 1 else "the two newest runs"
+    say(f"anytrain: taking {named(found)}: {taken} below {one_line(Path.cwd())}.")
+    return found
+
+
+def say(text: str) -> None:
+    """Say on stderr what was taken."""
+    typer.echo(text, err=True)
