@@ -16,7 +16,6 @@ from rich.table import Table
 from anytrain.core import environment
 from anytrain.core.errors import AnytrainError
 from anytrain.doors.training_args import TrainingArguments
-from anytrain.engine.assemble import session as sessions
 from anytrain.recipes.glue import job
 from anytrain.recipes.glue.arguments import DataTrainingArguments, Job, ModelArguments, parse
 from anytrain.recipes.glue.job import Outcome
@@ -60,6 +59,8 @@ def _preflight(argv: list[str]) -> None:
 
 def _apart(asked: Job) -> Job:
     """Let a job that is only watched write where it leaves nothing behind."""
+    from anytrain.engine.assemble import session as sessions  # torch: not before the options hold
+
     observer = sessions.observer()
     if observer.is_watching:
         observer.tell(output_dir=str(asked.folder))
