@@ -30,7 +30,7 @@ from anytrain.doors.trainer import num_steps
 from anytrain.engine.assemble.feeds import build_feed
 from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
 from anytrain.engine.assemble.session import Session, session
-from anytrain.engine.checkpoint.expected import check_loader
+from anytrain.engine.checkpoint.state_schema import check_loader
 from anytrain.engine.data.buckets import Bucketed
 from anytrain.engine.data.grouped import GroupedByLength, Rebalanced
 from anytrain.engine.loop import fit

@@ -23,7 +23,7 @@ from rich.table import Table
 from anytrain.cli import options
 from anytrain.core import records
 from anytrain.core.text import amount, one_line, safe_console
-from anytrain.engine.checkpoint import layout, locks
+from anytrain.engine.checkpoint import locks, safetensors_format
 from anytrain.engine.checkpoint.catalog import Entry, Problem, entries, unlisted, verify, wrong_size
 from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest, read
@@ -227,9 +227,11 @@ def _file_rows(path: Path, manifest: Manifest) -> Iterable[dict[str, Any]]:
         row: dict[str, Any] = {"file": name, "bytes": file.num_bytes, "blake2b": file.blake2b}
         if name.endswith(".safetensors"):
             try:
-                held = layout.read_entries(path, name)
+                held = safetensors_format.read_entries(path, name)
                 row["tensors"] = len(held)
-                row["values"] = sum(e.num_bytes // layout.DTYPE_BYTES[e.dtype] for e in held)
+                row["values"] = sum(
+                    e.num_bytes // safetensors_format.DTYPE_BYTES[e.dtype] for e in held
+                )
             except Damaged as damage:
                 row["problem"] = damage.why
         yield row

@@ -20,12 +20,12 @@ from anytrain.core.errors import BadInput, BadType, CheckpointError, NotFinite
 from anytrain.core.notices import give_notice
 from anytrain.doors.accelerator.options import DataLoaderConfiguration, ProjectConfiguration
 from anytrain.engine import checkpoint
-from anytrain.engine.assemble import snapshot, timing
+from anytrain.engine.assemble import run_state, timing
 from anytrain.engine.assemble.run import Run, num_skipped
 from anytrain.engine.assemble.step_boundary import BetweenSteps, stop_on_signals
-from anytrain.engine.checkpoint import foreign
+from anytrain.engine.checkpoint import huggingface
 from anytrain.engine.checkpoint.export import export_model, export_object
-from anytrain.engine.checkpoint.foreign import looks_foreign
+from anytrain.engine.checkpoint.huggingface import is_hf_folder
 from anytrain.engine.recording import origin
 from anytrain.engine.recording.losses import Losses
 from anytrain.engine.recording.record import Record
@@ -130,7 +130,7 @@ class Saving:
         return os.fspath(store.root / name)
 
     def _take(self, folder: Path) -> checkpoint.Snapshot:
-        return snapshot.take(self._run, self._registered, list(self._save_hooks.values()), folder)
+        return run_state.take(self._run, self._registered, list(self._save_hooks.values()), folder)
 
     def finish_saving(self) -> None:
         """Wait until a save behind the loop is committed, and tell if it failed."""
@@ -226,15 +226,15 @@ class Saving:
                 )
             loaded = store.load(newest, world=world)
             self._count_on_from(newest.path)
-        elif looks_foreign(Path(input_dir)):
-            snapshot.restore_foreign(self._run, self._registered, foreign.read(input_dir))
+        elif is_hf_folder(Path(input_dir)):
+            run_state.restore_foreign(self._run, self._registered, huggingface.read(input_dir))
             self._restored = self._run.session.cursor.updates
             return
         else:
             loaded = checkpoint.load(input_dir, world=world)
             self._count_on_from(Path(input_dir))
         hooks = list(self._load_hooks.values())
-        snapshot.restore(self._run, self._registered, loaded, hooks, strict=strict)
+        run_state.restore(self._run, self._registered, loaded, hooks, strict=strict)
         self._restored = self._run.session.cursor.updates
         if self._run.session.end_step is not None:
             self._run.session.end_step()  # what was restored is an input of the next step's graph
@@ -392,7 +392,7 @@ class Saving:
         Args:
             *objects: The objects, in the same order in each start.
         """
-        snapshot.check_registered(objects)
+        run_state.check_registered(objects)
         self._registered.extend(objects)
 
     def register_save_state_pre_hook(self, hook: Callable[..., None]) -> RemovableHandle:

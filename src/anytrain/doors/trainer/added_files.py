@@ -9,7 +9,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from anytrain.engine.checkpoint import foreign
+from anytrain.engine.checkpoint import huggingface
 from anytrain.engine.checkpoint.manifest import MANIFEST
 
 
@@ -20,7 +20,7 @@ def set_aside(target: Path) -> Path | None:
     """
     if target.is_symlink() or not target.is_dir() or not any(target.iterdir()):
         return None
-    if (target / MANIFEST).exists() or foreign.looks_foreign(target):
+    if (target / MANIFEST).exists() or huggingface.is_hf_folder(target):
         return None
     aside = target.with_name(f".{target.name}.given")
     if aside.exists():

@@ -17,7 +17,7 @@ from anytrain.core.errors import NotFinite
 from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.saving import Saving
 from anytrain.engine import checkpoint
-from anytrain.engine.assemble import snapshot
+from anytrain.engine.assemble import run_state
 from anytrain.engine.assemble.steps import keep_rng
 from anytrain.engine.recording.meter import Reading
 from anytrain.engine.step.diagnose import find
@@ -139,7 +139,7 @@ class NonFinite(Saving):
                 fix="save more often (save_steps), lower learning_rate, or clip the gradients.",
             )
         loaded = store.load(newest, world=self._session.world)
-        snapshot.rewind(self._run, loaded, self._load_hooks())
+        run_state.rewind(self._run, loaded, self._load_hooks())
         self._meter.forget_bad()  # a later save must not answer this step once more
         if self._engine_step.judge is not None:
             self._engine_step.judge.release()

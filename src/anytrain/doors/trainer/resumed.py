@@ -9,7 +9,6 @@ from anytrain.doors.callbacks import Callbacks
 from anytrain.doors.callbacks.state import FIELDS, TrainerState
 from anytrain.engine.assemble.checkpoint_checks import check_loader
 from anytrain.engine.checkpoint import Loaded
-from anytrain.engine.checkpoint.expected import Tensors, like
 from anytrain.engine.checkpoint.schema import (
     MOST,
     Maybe,
@@ -20,6 +19,7 @@ from anytrain.engine.checkpoint.schema import (
     check,
     within,
 )
+from anytrain.engine.checkpoint.state_schema import Tensors, like
 
 _STANDING = {
     "progress": {

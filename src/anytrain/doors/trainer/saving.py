@@ -29,9 +29,9 @@ from anytrain.doors.trainer.reports import TRAINER_STATE_NAME, write_text
 from anytrain.doors.trainer.resumed import check_standing, position_of
 from anytrain.doors.trainer.saving_hooks import Pieces
 from anytrain.engine import checkpoint
-from anytrain.engine.assemble import snapshot
+from anytrain.engine.assemble import run_state
 from anytrain.engine.assemble.step_boundary import BetweenSteps, stop_on_signals
-from anytrain.engine.checkpoint import files, foreign
+from anytrain.engine.checkpoint import files, huggingface
 from anytrain.engine.checkpoint.export import export_model
 from anytrain.engine.checkpoint.manifest import MANIFEST
 from anytrain.engine.checkpoint.model import host_weights
@@ -250,8 +250,8 @@ class Saving(Pieces):
         """Return the run as it is now; files that others read go into the folder."""
         has_adapters = adapters.has_adapters(self.model)
         apart = has_adapters or self._has_own_model()
-        hooks: list[snapshot.SaveHook] = [_leave_out_models] if apart else []
-        taken = snapshot.take(self._run, [Standing(self)], hooks, folder)
+        hooks: list[run_state.SaveHook] = [_leave_out_models] if apart else []
+        taken = run_state.take(self._run, [Standing(self)], hooks, folder)
         # Files come last: a rank that cannot write one must not leave the others waiting above.
         with disk_errors():
             self._save_own_files(folder)
@@ -346,7 +346,7 @@ class Saving(Pieces):
 
     def _open_checkpoint(self, path: Path | None) -> checkpoint.Loaded | None:
         """Return the checkpoint, found to be whole; None where there is none of ours."""
-        if path is None or foreign.looks_foreign(path):
+        if path is None or huggingface.is_hf_folder(path):
             return None
         loaded = checkpoint.load(path, world=self._session.world)
         if not loaded.part_names:
@@ -371,13 +371,15 @@ class Saving(Pieces):
         """Put a saved run back; another library's as far as it goes."""
         run, own = self._run, self._own_ways(path)
         if loaded is None:
-            snapshot.restore_foreign(run, [], foreign.read(path), tells_position=False, own=own)
+            run_state.restore_foreign(
+                run, [], huggingface.read(path), tells_position=False, own=own
+            )
             if (path / TRAINER_STATE_NAME).exists():
                 self._take_state(TrainerState.load_from_json(path / TRAINER_STATE_NAME))
                 self._seek(self.state.global_step)
         else:
             standing = Standing(self)
-            snapshot.restore(run, [standing], loaded, self._load_hooks(), own=own)
+            run_state.restore(run, [standing], loaded, self._load_hooks(), own=own)
             arguments = changed.arguments_of(path / ARGUMENTS_NAME)
             position, loader = position_of(loaded, run.loaders[0]), run.loaders[0]
             loader.load_state_dict(changed.begun_with(position, loader, arguments))

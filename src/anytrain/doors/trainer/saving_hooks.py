@@ -20,9 +20,9 @@ from anytrain.doors.callbacks import Callbacks
 from anytrain.doors.trainer import adapters
 from anytrain.doors.trainer.best import Best
 from anytrain.engine import checkpoint
-from anytrain.engine.assemble import snapshot
+from anytrain.engine.assemble import run_state
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.checkpoint import foreign
+from anytrain.engine.checkpoint import huggingface
 
 _OPTIMIZING = ("optimizer", "scheduler")
 
@@ -53,12 +53,12 @@ class Pieces(Best):
         elif isinstance(saved, checkpoint.Loaded) and saved.num_models:
             saved.load_model(target)
         else:
-            checkpoint.load_weights(target, foreign.read_model(folder), source=str(folder))
+            checkpoint.load_weights(target, huggingface.read_model(folder), source=str(folder))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | os.PathLike[str] | None) -> None:
         """Put the optimizer and its schedule back, once both are made."""
         if checkpoint is not None:
-            snapshot.restore_optimizers(self._run, self._opened(Path(checkpoint)))
+            run_state.restore_optimizers(self._run, self._opened(Path(checkpoint)))
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Let the optimizer and its schedule go into the checkpoint that is being written."""
@@ -101,10 +101,10 @@ class Pieces(Best):
         else:
             Pieces._load_from_checkpoint(self, path)
 
-    def _own_ways(self, path: Path) -> snapshot.OwnWays:
+    def _own_ways(self, path: Path) -> run_state.OwnWays:
         """Return what of a resumed run is left to a user's own code."""
         load = partial(self._load_optimizer_and_scheduler, str(path))
-        return snapshot.OwnWays(
+        return run_state.OwnWays(
             has_model=self._is_own("_load_from_checkpoint"),
             optimizers=load if self._is_own("_load_optimizer_and_scheduler") else None,
         )
@@ -124,7 +124,7 @@ class Pieces(Best):
         parts = {k: v for k, v in taken.parts.items() if k.split("_")[0] not in _OPTIMIZING}
         return replace(taken, parts=parts)
 
-    def _load_hooks(self) -> list[snapshot.LoadHook]:
+    def _load_hooks(self) -> list[run_state.LoadHook]:
         """Return what loads models besides anytrain's own way."""
         own = self._is_own("_load_from_checkpoint") or adapters.has_adapters(self.model)
         return [self._load_itself] if own else []
@@ -133,7 +133,7 @@ class Pieces(Best):
         self._load_from_checkpoint(folder)
         models.clear()
 
-    def _opened(self, path: Path) -> checkpoint.Loaded | foreign.ForeignCheckpoint:
-        if foreign.looks_foreign(path):
-            return foreign.read(path)
+    def _opened(self, path: Path) -> checkpoint.Loaded | huggingface.HFCheckpoint:
+        if huggingface.is_hf_folder(path):
+            return huggingface.read(path)
         return checkpoint.load(path, world=self._session.world)

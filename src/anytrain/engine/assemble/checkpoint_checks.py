@@ -20,8 +20,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from anytrain.core.errors import AnytrainError, CheckpointError
 from anytrain.engine.assemble import optimizer_kind
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.checkpoint import Loaded, check_fit, expected, schema
-from anytrain.engine.checkpoint.foreign import ForeignCheckpoint
+from anytrain.engine.checkpoint import Loaded, check_fit, schema, state_schema
+from anytrain.engine.checkpoint.huggingface import HFCheckpoint
 from anytrain.engine.checkpoint.loaded import blaming
 from anytrain.engine.checkpoint.manifest import MANIFEST
 from anytrain.engine.prepared.optimizer import PreparedScheduler
@@ -35,7 +35,7 @@ def name_of(kind: str, position: int) -> str:
 def check_meta(loaded: Loaded) -> None:
     """Raise CheckpointError where what the manifest says of the run has no meaning."""
     with blaming(loaded.path, MANIFEST):
-        schema.check(loaded.meta, expected.META, "meta")
+        schema.check(loaded.meta, state_schema.META, "meta")
 
 
 def check_models(models: Sequence[nn.Module], loaded: Loaded, *, strict: bool) -> None:
@@ -58,13 +58,13 @@ def check_optimizers(run: Run, loaded: Loaded) -> None:
     for number, optimizer in enumerate(run.optimizers):
         name, kind = name_of("optimizer", number), noted and noted[number]
         needed = optimizer_kind.check(optimizer, loaded.outline(name), kind, loaded.path)
-        wanted = partial(expected.check_optimizer, optimizer.optimizer, needed=needed)
+        wanted = partial(state_schema.check_optimizer, optimizer.optimizer, needed=needed)
         loaded.check(name, wanted)
     check_saved("scheduler", len(run.schedulers), loaded)
     for number, scheduler in enumerate(run.schedulers):
         name = name_of("scheduler", number)
         state = loaded.part(name)
-        loaded.check(name, partial(expected.check_schedule, _inner(scheduler)))
+        loaded.check(name, partial(state_schema.check_schedule, _inner(scheduler)))
         file = str(loaded.manifest.parts[name])
         _try_schedule(_inner(scheduler), state, loaded.path, file)
 
@@ -72,7 +72,7 @@ def check_optimizers(run: Run, loaded: Loaded) -> None:
 def check_values(optimizer: Any, state: Any, name: str, loaded: Loaded) -> None:
     """Raise CheckpointError where a large tensor, of which an outline tells nothing, is no good."""
     with blaming(loaded.path, str(loaded.manifest.parts[name])):
-        expected.check_optimizer(optimizer.optimizer, state)
+        state_schema.check_optimizer(optimizer.optimizer, state)
 
 
 def _inner(scheduler: Any) -> Any:
@@ -80,28 +80,28 @@ def _inner(scheduler: Any) -> Any:
     return scheduler.scheduler if isinstance(scheduler, PreparedScheduler) else scheduler
 
 
-def check_foreign_optimizers(run: Run, found: ForeignCheckpoint) -> None:
+def check_foreign_optimizers(run: Run, found: HFCheckpoint) -> None:
     """Raise CheckpointError where another library's optimizers and schedules do not fit."""
     for number, optimizer in enumerate(run.optimizers):
         state = found.optimizers.get(number)
         optimizer_kind.check(optimizer, state, None, found.path)
         with blaming(found.path, name_of("optimizer", number)):
-            expected.check_optimizer(optimizer.optimizer, state)
+            state_schema.check_optimizer(optimizer.optimizer, state)
     for number, scheduler in enumerate(run.schedulers):
         state = found.schedulers.get(number)
         name = name_of("scheduler", number)
         with blaming(found.path, name):
-            expected.check_schedule(_inner(scheduler), state)
+            state_schema.check_schedule(_inner(scheduler), state)
         _try_schedule(_inner(scheduler), state, found.path, name)
 
 
-def check_foreign_states(run: Run, found: ForeignCheckpoint) -> None:
+def check_foreign_states(run: Run, found: HFCheckpoint) -> None:
     """Raise CheckpointError where another library's scaler or random generators do not fit."""
     session = run.session
     if session.precision.scale is not None and found.scalers:
         with blaming(found.path, "scaler.pt"):
-            schema.check(found.scalers.get(0), expected.SCALER)
-    generators = {f"{name}?": kind for name, kind in expected.GENERATORS.items()}
+            schema.check(found.scalers.get(0), state_schema.SCALER)
+    generators = {f"{name}?": kind for name, kind in state_schema.GENERATORS.items()}
     with blaming(found.path, f"the random states of rank {session.world.rank}"):
         schema.check(found.rng.get(session.world.rank, {}), generators)
 
@@ -111,16 +111,16 @@ def check_standing(run: Run, loaded: Loaded, registered: Sequence[Any]) -> None:
     check_saved("loader", len(run.loaders), loaded)
     for number, loader in enumerate(run.loaders):
         check_loader(loader, loaded, number)
-    loaded.check("cursor", expected.CURSOR)
+    loaded.check("cursor", state_schema.CURSOR)
     if run.session.precision.scale is not None:
-        loaded.check("scaler", expected.SCALER)
+        loaded.check("scaler", state_schema.SCALER)
     check_saved("registered", len(registered), loaded)
     for number, obj in enumerate(registered):
         name = name_of("registered", number)
         if isinstance(obj, LRScheduler):
-            loaded.check(name, partial(expected.check_schedule, obj))
+            loaded.check(name, partial(state_schema.check_schedule, obj))
         elif isinstance(obj, Optimizer):
-            loaded.check(name, partial(expected.check_optimizer, obj))
+            loaded.check(name, partial(state_schema.check_optimizer, obj))
         else:
             loaded.outline(name)  # its fields are its owner's: see that the file can be read
 
@@ -128,7 +128,7 @@ def check_standing(run: Run, loaded: Loaded, registered: Sequence[Any]) -> None:
 def check_loader(loader: Any, loaded: Loaded, number: int = 0) -> None:
     """Raise CheckpointError where a loader's position in the data cannot be taken."""
     wanted = partial(
-        expected.check_loader,
+        state_schema.check_loader,
         generator=loader.walk.generator,
         layout=loader.layout_names,
         num_samples=loader.num_samples(),
@@ -152,7 +152,7 @@ def check_own(run: Run, loaded: Loaded) -> None:
     words = f"a state of the random generator of {session.device}"
     device: schema.Description = schema.Taken(words, take)
     kind = {"device_kind": schema.Text()}
-    loaded.check_rank("rng", rank, {**expected.GENERATORS, **kind, "device": schema.Anything()})
+    loaded.check_rank("rng", rank, {**state_schema.GENERATORS, **kind, "device": schema.Anything()})
     if loaded.rank_part("rng", rank)["device_kind"] == session.backend.name:
         loaded.check_rank("rng", rank, {"device": schema.Maybe(device)})
     if "losses" in loaded.rank_part_names:
@@ -167,7 +167,7 @@ def check_gradients(run: Run, loaded: Loaded, rank: int) -> None:
         for position, model in enumerate(run.models)
         for name, parameter in model.named_parameters()
     }
-    loaded.check_rank("gradients", rank, partial(expected.check_gradients, own))
+    loaded.check_rank("gradients", rank, partial(state_schema.check_gradients, own))
 
 
 def check_saved(kind: str, wanted: int, loaded: Loaded) -> None:

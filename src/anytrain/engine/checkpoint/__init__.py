@@ -49,7 +49,7 @@ What each call promises:
   name starts with "optimizer"); weights always must, and buffers must hold no NaN.
 - `Writer(store, world=world, synchronize=...)` saves behind the loop: `begin(name, snapshot)`,
   `poll() -> Saved | SaveFailed | None` at each step, `finish() -> list of outcomes` at the end.
-- `foreign.read(folder)` takes what it safely can of a Trainer's or an Accelerate folder.
+- `huggingface.read(folder)` takes what it safely can of a Trainer's or an Accelerate folder.
 - `loaded.part(name)` raises CheckpointError naming the parts there are, never returns a default.
 
 Names are loaded when first used: listing and verifying need no torch.

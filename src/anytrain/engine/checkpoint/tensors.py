@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from anytrain.engine.checkpoint import layout
+from anytrain.engine.checkpoint import safetensors_format
 from anytrain.engine.checkpoint.files import Buffer, Damaged, read_piece
 
 DTYPES = {
@@ -52,10 +52,10 @@ class TensorFile:
     def chunks(self) -> Iterator[Buffer]:
         """Yield the file's bytes; a tensor on a device is fetched when its turn comes."""
         entries = [
-            layout.Entry(name, CODES[tensor.dtype], tuple(tensor.shape))
+            safetensors_format.Entry(name, CODES[tensor.dtype], tuple(tensor.shape))
             for name, tensor in self.tensors.items()
         ]
-        head, placed = layout.header(entries, self.metadata)
+        head, placed = safetensors_format.header(entries, self.metadata)
         yield head
         for entry in placed:
             if entry.num_bytes:
@@ -75,9 +75,9 @@ def read(data: bytearray, name: str) -> dict[str, torch.Tensor]:
     with another last bit, for data that starts at an odd address.
     """
     try:
-        entries, _ = layout.parse(data)
+        entries, _ = safetensors_format.parse(data)
         return {entry.name: _tensor(data, entry) for entry in entries}
-    except (*layout.ODD, RuntimeError, OverflowError) as error:  # torch refuses a shape
+    except (*safetensors_format.ODD, RuntimeError, OverflowError) as error:  # torch refuses a shape
         raise Damaged(name, f"it is not a safetensors file: {error}") from error
 
 
@@ -85,14 +85,14 @@ def outline(folder: Path, name: str) -> dict[str, torch.Tensor]:
     """Return the tensors of a file, large ones with their type and shape alone."""
     held: dict[str, torch.Tensor] = {}
     try:
-        for entry in layout.read_entries(folder, name):
+        for entry in safetensors_format.read_entries(folder, name):
             if entry.num_bytes > _SMALL_BYTES:
                 held[entry.name] = torch.empty(
                     entry.shape, dtype=DTYPES[entry.dtype], device="meta"
                 )
                 continue
             data = bytearray(read_piece(folder, name, entry.start, entry.num_bytes))
-            here = layout.Entry(entry.name, entry.dtype, entry.shape)
+            here = safetensors_format.Entry(entry.name, entry.dtype, entry.shape)
             held[entry.name] = _tensor(data, here)
     except (ValueError, RuntimeError, OverflowError) as error:
         raise Damaged(name, f"it is not a safetensors file: {error}") from error
@@ -123,7 +123,7 @@ def shards(
     return [TensorFile(n, g, metadata or {}) for n, g in zip(names, groups, strict=True)]
 
 
-def _tensor(data: bytearray, entry: layout.Entry) -> torch.Tensor:
+def _tensor(data: bytearray, entry: safetensors_format.Entry) -> torch.Tensor:
     dtype = DTYPES[entry.dtype]
     if not entry.num_bytes:
         return torch.empty(entry.shape, dtype=dtype)

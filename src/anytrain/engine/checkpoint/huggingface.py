@@ -84,7 +84,7 @@ class NotTaken:
 
 
 @dataclass
-class ForeignCheckpoint:
+class HFCheckpoint:
     """What was taken of a folder, by the number in each file's name; and what was not.
 
     `rng` is by rank, with the names python, numpy, torch, cuda and so on. `counters` holds
@@ -104,17 +104,17 @@ class ForeignCheckpoint:
     not_taken: list[NotTaken] = field(default_factory=list)
 
 
-def looks_foreign(folder: Path) -> bool:
+def is_hf_folder(folder: Path) -> bool:
     """Whether the folder holds weights or states as HF's libraries name them, and no manifest."""
     if not folder.is_dir() or (folder / MANIFEST).exists():
         return False
     return any(_kind_of(entry.name) or _WEIGHTS.fullmatch(entry.name) for entry in folder.iterdir())
 
 
-def read(folder: str | Path) -> ForeignCheckpoint:
+def read(folder: str | Path) -> HFCheckpoint:
     """Return what can be taken of a Trainer's `checkpoint-*` or an Accelerate folder."""
     path = Path(folder)
-    if not looks_foreign(path):
+    if not is_hf_folder(path):
         ours = (path / MANIFEST).exists()
         raise CheckpointError(
             f"Cannot read {path} as a checkpoint of another library.",
@@ -123,7 +123,7 @@ def read(folder: str | Path) -> ForeignCheckpoint:
             if ours
             else "pass a Trainer's checkpoint-* folder, or one that Accelerate's save_state wrote.",
         )
-    found = ForeignCheckpoint(path)
+    found = HFCheckpoint(path)
     _take_models(found)
     for entry in sorted(path.iterdir()):
         _take(found, entry)
@@ -132,7 +132,7 @@ def read(folder: str | Path) -> ForeignCheckpoint:
 
 def read_model(folder: str | Path) -> dict[str, torch.Tensor]:
     """Return the weights of a model that lies in a folder as HF's libraries save one."""
-    found = ForeignCheckpoint(Path(folder))
+    found = HFCheckpoint(Path(folder))
     _take_models(found)
     if 0 not in found.models:
         raise CheckpointError(
@@ -143,7 +143,7 @@ def read_model(folder: str | Path) -> dict[str, torch.Tensor]:
     return found.models[0]
 
 
-def _take(found: ForeignCheckpoint, entry: Path) -> None:
+def _take(found: HFCheckpoint, entry: Path) -> None:
     name = entry.name
     if _WEIGHTS.fullmatch(name) or _SHARD.fullmatch(name):
         return
@@ -161,7 +161,7 @@ def _take(found: ForeignCheckpoint, entry: Path) -> None:
         found.not_taken.append(NotTaken(name, known))
 
 
-def _file_under(found: ForeignCheckpoint, kind: str, index: int, state: Any) -> None:
+def _file_under(found: HFCheckpoint, kind: str, index: int, state: Any) -> None:
     if kind == "rng" and isinstance(state, dict):
         state = {_RNG_NAMES.get(name, name): value for name, value in state.items()}
         step = state.pop("step", None)
@@ -170,7 +170,7 @@ def _file_under(found: ForeignCheckpoint, kind: str, index: int, state: Any) -> 
     getattr(found, kind)[index] = state
 
 
-def _take_models(found: ForeignCheckpoint) -> None:
+def _take_models(found: HFCheckpoint) -> None:
     """Take each model from its index, its safetensors or its pickle, the first there is."""
     by_index: dict[int, list[str]] = {}
     for entry in sorted(found.path.iterdir()):
@@ -211,7 +211,7 @@ def _json_object(path: Path) -> dict[str, Any]:
     return found
 
 
-def _attempt(found: ForeignCheckpoint, name: str, take: Callable[[], Any]) -> Any:
+def _attempt(found: HFCheckpoint, name: str, take: Callable[[], Any]) -> Any:
     try:
         return take()
     except Damaged as damage:

@@ -9,7 +9,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from anytrain.engine.checkpoint import files, layout, tensors
+from anytrain.engine.checkpoint import files, safetensors_format, tensors
 from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.tensors import TensorFile, shards
 
@@ -49,8 +49,8 @@ def test_we_read_what_the_library_writes() -> None:
 
 
 def test_each_tensor_starts_where_its_type_may_start() -> None:
-    entries, _ = layout.parse(_bytes(SAMPLE))
-    assert all(e.start % layout.DTYPE_BYTES[e.dtype] == 0 for e in entries)
+    entries, _ = safetensors_format.parse(_bytes(SAMPLE))
+    assert all(e.start % safetensors_format.DTYPE_BYTES[e.dtype] == 0 for e in entries)
 
 
 def test_a_loaded_tensor_lies_where_torch_would_have_put_it() -> None:
@@ -109,7 +109,7 @@ def test_shards_hold_everything_once_and_stay_below_the_limit() -> None:
 
 def test_a_header_is_read_without_the_tensors(tmp_path: Path) -> None:
     files.write_file(tmp_path / "x.safetensors", TensorFile("x", SAMPLE).chunks())
-    entries = layout.read_entries(tmp_path, "x.safetensors")
+    entries = safetensors_format.read_entries(tmp_path, "x.safetensors")
     assert {entry.name: entry.shape for entry in entries} == {
         name: tuple(tensor.shape) for name, tensor in SAMPLE.items()
     }

@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from anytrain.core.errors import CheckpointError
-from anytrain.engine.checkpoint import Snapshot, foreign, load_weights, save
+from anytrain.engine.checkpoint import Snapshot, huggingface, load_weights, save
 from checkpoints import same_bits
 
 
@@ -58,7 +58,7 @@ def accelerated(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 def test_an_accelerate_folder_is_taken_whole(accelerated: Any) -> None:
     folder, models, optimizer, scheduler, next_python, next_numpy = accelerated
-    found = foreign.read(folder)
+    found = huggingface.read(folder)
     assert found.not_taken == []
     for index, model in enumerate(models):
         other = nn.Linear(model.in_features, model.out_features)
@@ -96,7 +96,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_trainers_folder_is_taken_but_for_its_pickled_arguments(trained: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification
 
-    found = foreign.read(trained)
+    found = huggingface.read(trained)
     assert [left.file for left in found.not_taken] == ["training_args.bin"]
     assert "pickled" in found.not_taken[0].why
     model = BertForSequenceClassification(BertConfig.from_pretrained(trained))
@@ -114,10 +114,10 @@ def test_weights_in_shards_are_joined(tmp_path: Path, trained: Path) -> None:
     model = BertForSequenceClassification.from_pretrained(trained)
     model.save_pretrained(tmp_path / "sharded", max_shard_size="2KB")
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 1
-    found = foreign.read(tmp_path / "sharded")
+    found = huggingface.read(tmp_path / "sharded")
     assert load_weights(model, found.models[0]) == ([], [])
     next((tmp_path / "sharded").glob("model-00002*")).unlink()
-    again = foreign.read(tmp_path / "sharded")
+    again = huggingface.read(tmp_path / "sharded")
     assert again.models == {}
     assert again.not_taken[0].file == "model.safetensors.index.json"
 
@@ -126,7 +126,7 @@ def test_weights_in_shards_are_joined(tmp_path: Path, trained: Path) -> None:
 def test_an_index_cannot_name_a_file_elsewhere(tmp_path: Path, name: str) -> None:
     index = {"weight_map": {"weight": name}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    found = foreign.read(tmp_path)
+    found = huggingface.read(tmp_path)
     assert found.models == {}
     assert "not" in found.not_taken[0].why
 
@@ -142,7 +142,7 @@ def test_what_would_have_to_be_run_is_left_and_said(tmp_path: Path) -> None:
     (tmp_path / "optimizer_0").mkdir()
     (tmp_path / "extra_state.pt").write_bytes(b"")
     (tmp_path / "scaler.pt").write_bytes(b"not a file of torch's")
-    found = foreign.read(tmp_path)
+    found = huggingface.read(tmp_path)
     why = {left.file: left.why for left in found.not_taken}
     assert "Sampler, which would have to be run" in why["sampler.bin"]
     assert "print" in why["scheduler.bin"]
@@ -157,9 +157,9 @@ def test_a_folder_of_ours_or_of_nobody_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "ours", Snapshot(step=1, models=[nn.Linear(1, 1)]))
     (tmp_path / "nobody").mkdir()
     for name, why in (("ours", "anytrain's own"), ("nobody", "no file that they write")):
-        assert not foreign.looks_foreign(tmp_path / name)
+        assert not huggingface.is_hf_folder(tmp_path / name)
         with pytest.raises(CheckpointError, match=why):
-            foreign.read(tmp_path / name)
+            huggingface.read(tmp_path / name)
 
 
 # Payloads.
@@ -201,7 +201,7 @@ def test_no_payload_in_any_file_of_such_folders_runs(
             folder = tmp_path / "copy"
             shutil.copytree(source, folder)
             _plant(folder / file, marker, how)
-            found = foreign.read(folder)
+            found = huggingface.read(folder)
             assert not marker.exists(), file
             left = {left.file for left in found.not_taken}
             assert file in left or file == "config.json", file
@@ -215,7 +215,7 @@ def test_arrays_of_plain_numbers_are_taken_and_no_others(tmp_path: Path) -> None
     torch.save({"a": np.arange(3), "b": np.float32(2)}, tmp_path / "custom_checkpoint_0.pkl")
     torch.save({"a": np.array([None])}, tmp_path / "custom_checkpoint_1.pkl")
     torch.save({"a": np.array(["text"])}, tmp_path / "custom_checkpoint_2.pkl")
-    found = foreign.read(tmp_path)
+    found = huggingface.read(tmp_path)
     assert np.array_equal(found.custom[0]["a"], np.arange(3))
     assert found.custom[0]["b"] == np.float32(2)
     assert sorted(left.file for left in found.not_taken) == [

@@ -23,7 +23,7 @@ from anytrain.engine.assemble.checkpoint_checks import name_of
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.checkpoint import Loaded, Snapshot, check, check_fit, load_weights, model_state
-from anytrain.engine.checkpoint.foreign import ForeignCheckpoint
+from anytrain.engine.checkpoint.huggingface import HFCheckpoint
 from anytrain.engine.data.seeded import mix
 
 SaveHook = Callable[[list[Any], list[Any], str], None]
@@ -174,7 +174,7 @@ def _is_same_world(run: Run, loaded: Loaded) -> bool:
     return run.session.world.size == loaded.world_size == _num_processes(loaded)
 
 
-def restore_optimizers(run: Run, saved: Loaded | ForeignCheckpoint) -> None:
+def restore_optimizers(run: Run, saved: Loaded | HFCheckpoint) -> None:
     """Put the optimizers and their schedules back."""
     if isinstance(saved, Loaded):
         checkpoint_checks.check_meta(saved)
@@ -316,7 +316,7 @@ def _left(run: Run, hooks: Sequence[LoadHook], loaded: Loaded) -> list[nn.Module
 def restore_foreign(
     run: Run,
     registered: list[Any],
-    found: ForeignCheckpoint,
+    found: HFCheckpoint,
     *,
     tells_position: bool = True,
     own: OwnWays | None = None,
@@ -350,7 +350,7 @@ def _check_foreign(
     run: Run,
     models: Sequence[Any],
     registered: Sequence[Any],
-    found: ForeignCheckpoint,
+    found: HFCheckpoint,
     own: OwnWays,
 ) -> None:
     """Refuse what lacks a part that nobody else puts back."""
@@ -370,7 +370,7 @@ def _check_foreign(
             )
 
 
-def _tell_untaken(found: ForeignCheckpoint, tells_position: bool) -> None:
+def _tell_untaken(found: HFCheckpoint, tells_position: bool) -> None:
     untaken = [str(each) for each in found.not_taken]
     if tells_position:
         untaken.append("the position in the data was not saved: use skip_first_batches")
