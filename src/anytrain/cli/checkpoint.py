@@ -24,10 +24,18 @@ from anytrain.cli import options
 from anytrain.core import records
 from anytrain.core.text import amount, one_line, safe_console
 from anytrain.engine.checkpoint import locks, safetensors_format
-from anytrain.engine.checkpoint.catalog import Entry, Problem, entries, unlisted, verify, wrong_size
+from anytrain.engine.checkpoint.catalog import (
+    Entry,
+    Problem,
+    Retention,
+    entries,
+    prunable,
+    unlisted,
+    verify,
+    wrong_size,
+)
 from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest, read
-from anytrain.engine.checkpoint.retention import Retention, prunable
 
 app = typer.Typer(
     help="List, show, verify and prune checkpoints.", add_completion=False, no_args_is_help=True

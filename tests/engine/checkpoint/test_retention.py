@@ -9,7 +9,7 @@ import pytest
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.checkpoint import Retention, Saved, Snapshot, Store, files
-from anytrain.engine.checkpoint.retention import doomed, prunable
+from anytrain.engine.checkpoint.catalog import doomed, prunable
 from checkpoints import hidden
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from anytrain.core.errors import CheckpointError, PeerLost
 from anytrain.engine.checkpoint import Saved, SaveFailed, Snapshot, Store, Writer, files, load
-from anytrain.engine.checkpoint.writer import over_board
+from anytrain.engine.checkpoint.store import over_board
 from anytrain.machine.parallel.world import LocalBoard, Solo
 from checkpoints import fingerprint, hidden, small_run
 

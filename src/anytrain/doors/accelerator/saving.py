@@ -24,8 +24,8 @@ from anytrain.engine.assemble import run_state, timing
 from anytrain.engine.assemble.run import Run, num_skipped
 from anytrain.engine.assemble.step_boundary import BetweenSteps, stop_on_signals
 from anytrain.engine.checkpoint import huggingface
-from anytrain.engine.checkpoint.export import export_model, export_object
 from anytrain.engine.checkpoint.huggingface import is_hf_folder
+from anytrain.engine.checkpoint.model import export_model, export_object
 from anytrain.engine.recording import origin
 from anytrain.engine.recording.losses import Losses
 from anytrain.engine.recording.record import Record

@@ -24,8 +24,8 @@ from anytrain.doors.trainer.search import Search
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.checkpoint import locks
+from anytrain.engine.checkpoint.catalog import is_runs_own
 from anytrain.engine.checkpoint.manifest import MANIFEST
-from anytrain.engine.checkpoint.retention import is_runs_own
 
 _STEP = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 

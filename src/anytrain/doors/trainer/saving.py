@@ -32,9 +32,8 @@ from anytrain.engine import checkpoint
 from anytrain.engine.assemble import run_state
 from anytrain.engine.assemble.step_boundary import BetweenSteps, stop_on_signals
 from anytrain.engine.checkpoint import files, huggingface
-from anytrain.engine.checkpoint.export import export_model
 from anytrain.engine.checkpoint.manifest import MANIFEST
-from anytrain.engine.checkpoint.model import host_weights
+from anytrain.engine.checkpoint.model import export_model, host_weights
 from anytrain.engine.loop import Progress
 from anytrain.engine.recording.meter import Meter
 

@@ -22,9 +22,9 @@ from anytrain.engine.assemble import optimizer_kind
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint import Loaded, check_fit, schema, state_schema
 from anytrain.engine.checkpoint.huggingface import HFCheckpoint
-from anytrain.engine.checkpoint.loaded import blaming
 from anytrain.engine.checkpoint.manifest import MANIFEST
 from anytrain.engine.prepared.optimizer import PreparedScheduler
+from anytrain.engine.checkpoint.store import blaming
 
 
 def name_of(kind: str, position: int) -> str:

@@ -62,15 +62,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 _HOMES = {
-    "Loaded": "loaded",
+    "Loaded": "store",
     "Newest": "catalog",
     "PassedOver": "catalog",
-    "Retention": "retention",
-    "SaveFailed": "outcome",
-    "Saved": "outcome",
+    "Retention": "catalog",
+    "SaveFailed": "saving",
+    "Saved": "saving",
     "Snapshot": "snapshot",
     "Store": "store",
-    "Writer": "writer",
+    "Writer": "store",
     "check": "encode",
     "check_fit": "model",
     "load": "store",
@@ -100,15 +100,12 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from anytrain.engine.checkpoint.catalog import Newest, PassedOver, verify
+    from anytrain.engine.checkpoint.catalog import Newest, PassedOver, Retention, verify
     from anytrain.engine.checkpoint.encode import check
-    from anytrain.engine.checkpoint.loaded import Loaded
     from anytrain.engine.checkpoint.model import check_fit, load_weights, model_state
-    from anytrain.engine.checkpoint.outcome import Saved, SaveFailed
-    from anytrain.engine.checkpoint.retention import Retention
+    from anytrain.engine.checkpoint.saving import Saved, SaveFailed
     from anytrain.engine.checkpoint.snapshot import Snapshot
-    from anytrain.engine.checkpoint.store import Store, load, save
-    from anytrain.engine.checkpoint.writer import Writer
+    from anytrain.engine.checkpoint.store import Loaded, Store, Writer, load, save
 
 
 def __getattr__(name: str) -> Any:

@@ -16,25 +16,57 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 
 from anytrain._version import __version__
 from anytrain.core.errors import CheckpointError
 from anytrain.engine.checkpoint import catalog, files, locks, manifest
+from anytrain.engine.checkpoint.catalog import Retention, doomed
 from anytrain.engine.checkpoint.files import Damaged, Fingerprint
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest, PartFiles
-from anytrain.engine.checkpoint.outcome import FailureKind, Saved, SaveFailed
-from anytrain.engine.checkpoint.retention import Retention, doomed
 from anytrain.engine.checkpoint.snapshot import Contents, Snapshot, SnapshotSource, lay_out
 
 Exchange: TypeAlias = Callable[[str, Any], list[Any]]
 """Give a step's name and a JSON-able value, get every rank's value in rank order."""
 
+FailureKind = Literal["space", "disk", "nonfinite", "occupied", "not-shared", "peer"]
 _Report: TypeAlias = dict[str, Any]
 _SPARE_BYTES = 1 << 20
 _SEEN_WITHIN_S = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint is committed; whatever happens now, it is whole."""
+
+    path: Path
+    step: int
+    num_bytes: int
+    seconds: float
+    removed: tuple[Path, ...] = ()
+    """What retention removed after the commit."""
+    notes: tuple[str, ...] = ()
+    """What went wrong after the commit, such as an old checkpoint that can't be removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveFailed:
+    """No checkpoint was committed; the earlier ones are as they were."""
+
+    path: Path
+    kind: FailureKind
+    what: str
+    why: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.what}\n  why: {self.why}\n  fix: {self.fix}"
+
+    def error(self) -> CheckpointError:
+        """Return the failure as an error, for a caller that must stop on it."""
+        return CheckpointError(self.what, why=self.why, fix=self.fix)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,9 @@ from torch import nn
 from anytrain.core.errors import BadInput
 from anytrain.engine.checkpoint.encode import encode, to_json
 from anytrain.engine.checkpoint.files import Buffer
-from anytrain.engine.checkpoint.finite import nonfinite
 from anytrain.engine.checkpoint.manifest import MANIFEST, ModelFiles, PartFiles
 from anytrain.engine.checkpoint.model import ModelState, model_state, split
-from anytrain.engine.checkpoint.tensors import TensorFile, shards
+from anytrain.engine.checkpoint.tensors import TensorFile, nonfinite, shards
 
 MOST_SHARD_BYTES = 5 * 10**9
 _SMALL_PART_BYTES = 1 << 20

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 
 from anytrain.core.plan import PRECISIONS
-from anytrain.engine.checkpoint.finite import nonfinite
 from anytrain.engine.checkpoint.schema import (
     MOST,
     Anything,
@@ -36,6 +35,7 @@ from anytrain.engine.checkpoint.schema import (
     check,
     within,
 )
+from anytrain.engine.checkpoint.tensors import nonfinite
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from anytrain.core.errors import BadInput, CheckpointError
 from anytrain.doors.accelerator.logging import get_logger
 from anytrain.doors.accelerator.options import changed
 from anytrain.doors.accelerator.states import live_session
-from anytrain.engine.checkpoint.export import size_in_bytes
+from anytrain.engine.checkpoint.model import size_in_bytes
 
 __all__ = [
     "align_module_device",

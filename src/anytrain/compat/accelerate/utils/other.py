@@ -19,7 +19,7 @@ from anytrain.compat.accelerate.utils.versions import compare_versions
 from anytrain.core.errors import BadInput
 from anytrain.doors.accelerator.logging import get_logger
 from anytrain.doors.accelerator.states import live_session
-from anytrain.engine.checkpoint.export import export_object
+from anytrain.engine.checkpoint.model import export_object
 from anytrain.engine.prepared import model as models
 
 __all__ = [
