@@ -15,7 +15,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from anytrain import Accelerator, TrainerCallback
 from anytrain.core import patches
-from anytrain.engine.assemble import replacements
+from anytrain.engine.assemble import session as sessions
 from anytrain.fast import room
 from equivalence import twins
 from fast.recorded.test_recorded_trainer import Again, again, train
@@ -98,8 +98,8 @@ def _attends(monkeypatch: pytest.MonkeyPatch) -> None:
     class Session:
         device, end_step = Device(), None
 
-    monkeypatch.setattr(replacements, "fast_room", lambda: Attention())
-    own = replacements.replacements
+    monkeypatch.setattr(sessions, "fast_room", lambda: Attention())
+    own = sessions.replacements
     for user in ("anytrain.doors.trainer.preparing", "anytrain.engine.assemble.run"):
         monkeypatch.setattr(f"{user}.replacements", lambda session: own(Session()))  # type: ignore[arg-type]
 

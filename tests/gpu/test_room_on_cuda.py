@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from anytrain.engine.assemble import replacements, steps
+from anytrain.engine.assemble import session, steps
 from equivalence import twins
 
 pytestmark = pytest.mark.gpu
@@ -26,7 +26,7 @@ def test_without_the_room_a_gpu_trains_op_by_op(
         trainer = twins.build(twins.OURS, tmp_path / name, model=twins.bert(), **settings)
         trainer.train()
         both.append([told["loss"] for told in trainer.state.log_history if "loss" in told])
-        for asking in (replacements, steps):
+        for asking in (session, steps):
             monkeypatch.setattr(asking, "fast_room", lambda: None)
     assert both[1] == pytest.approx(both[0], rel=1e-2)
     told = trainer._session.plan.step

@@ -27,8 +27,7 @@ from torch.utils.data import (
 from anytrain.core.errors import Notice
 from anytrain.core.plan import Wish, Wishes
 from anytrain.doors.trainer import num_steps
-from anytrain.engine.assemble.feeds import build_feed
-from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
+from anytrain.engine.assemble.loaders import LoaderOptions, build_feed, prepare_loader
 from anytrain.engine.assemble.session import Session, session
 from anytrain.engine.checkpoint.state_schema import check_loader
 from anytrain.engine.data.buckets import Bucketed
@@ -298,7 +297,7 @@ def trainer(chain: Chain, life: Life, own: Session, saved: Any) -> Seen:
         where, place = saved["progress"], loader.place_of(saved["loader"])
         restore(loader, saved, own)
     progress = num_steps.plan(args, num_batches, samples, where, place)
-    feed = build_feed(SimpleNamespace(session=own), loader, life.accumulation, lambda micro: None)
+    feed = build_feed(own, loader, life.accumulation, lambda micro: None)
 
     def step(batch: Any) -> StepOutput:
         for number, micro in enumerate(batch.micro):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 from anytrain.core.errors import AnytrainError
-from anytrain.engine.assemble.inputs import (
+from anytrain.engine.assemble.input_errors import (
     Fed,
     explain,
     is_lost,

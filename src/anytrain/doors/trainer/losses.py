@@ -16,7 +16,7 @@ from anytrain.doors.trainer import preparing, signatures
 from anytrain.doors.trainer.adapters import inner as inner_model
 from anytrain.doors.trainer.reports import Reports
 from anytrain.engine import objective
-from anytrain.engine.assemble.feeds import Recount
+from anytrain.engine.assemble.loaders import Recount
 from anytrain.engine.prepared.model import meets_other_ranks
 from anytrain.engine.step.step import Micro, let_train
 

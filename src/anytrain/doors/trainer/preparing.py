@@ -17,8 +17,7 @@ from anytrain.doors.trainer import rehearsal
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine import objective, rng
 from anytrain.engine.assemble import session as sessions
-from anytrain.engine.assemble.replacements import replacements
-from anytrain.engine.assemble.session import Session
+from anytrain.engine.assemble.session import Session, replacements
 from anytrain.engine.prepared import model as models
 from anytrain.engine.step.activations import Activations
 

@@ -49,7 +49,7 @@ from anytrain.doors.training_args import TrainingArguments
 from anytrain.doors.training_args.session import run_options
 from anytrain.engine import objective
 from anytrain.engine.assemble import current
-from anytrain.engine.assemble.feeds import Recount, build_feed, count_items
+from anytrain.engine.assemble.loaders import Recount, build_feed, count_items
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.steps import StepOptions, build_step
 from anytrain.engine.checkpoint import Loaded
@@ -365,18 +365,18 @@ class Trainer(
         handler = self.callback_handler
         handler.model, handler.optimizer = self.model, self.optimizer
         handler.lr_scheduler, handler.train_dataloader = self.lr_scheduler, loader
-        count = count_items(run, inner_model(self.model))
+        count = count_items(self._session, inner_model(self.model))
         is_one = self._session.world.size * args.gradient_accumulation_steps == 1
         alone = is_one and not self._reads_items()
         self._feed = build_feed(
-            run,
+            self._session,
             loader,
             args.gradient_accumulation_steps,
             lambda micro: None if alone else count(micro),
             keeps_repeats=self._keeps_repeats(),
         )
         makes_others = self._makes_batches() and (not alone or args.auto_find_batch_size)
-        self._counted = Recount(run, self.model) if makes_others else None
+        self._counted = Recount(self._session, self.model) if makes_others else None
         self._engine_step = build_step(
             run,
             self.model_wrapped,

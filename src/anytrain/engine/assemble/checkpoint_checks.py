@@ -7,7 +7,7 @@ ranges of all fields, names and shapes of tensors, whose values need not be read
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,13 +18,18 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from anytrain.core.errors import AnytrainError, CheckpointError
-from anytrain.engine.assemble import optimizer_kind
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.checkpoint import Loaded, check_fit, schema, state_schema
 from anytrain.engine.checkpoint.huggingface import HFCheckpoint
 from anytrain.engine.checkpoint.manifest import MANIFEST
-from anytrain.engine.prepared.optimizer import PreparedScheduler
 from anytrain.engine.checkpoint.store import blaming
+from anytrain.engine.prepared.optimizer import PreparedOptimizer, PreparedScheduler
+
+_HARMLESS = frozenset(
+    {"foreach", "fused", "capturable", "differentiable", "maximize", "decoupled_weight_decay"}
+    | {"params", "param_names", "initial_lr"}
+)
+"""What says how an update runs, what a version of torch added, and what is no option at all."""
 
 
 def name_of(kind: str, position: int) -> str:
@@ -57,7 +62,7 @@ def check_optimizers(run: Run, loaded: Loaded) -> None:
             )
     for number, optimizer in enumerate(run.optimizers):
         name, kind = name_of("optimizer", number), noted and noted[number]
-        needed = optimizer_kind.check(optimizer, loaded.outline(name), kind, loaded.path)
+        needed = check_optimizer_kind(optimizer, loaded.outline(name), kind, loaded.path)
         wanted = partial(state_schema.check_optimizer, optimizer.optimizer, needed=needed)
         loaded.check(name, wanted)
     check_saved("scheduler", len(run.schedulers), loaded)
@@ -84,7 +89,7 @@ def check_foreign_optimizers(run: Run, found: HFCheckpoint) -> None:
     """Raise CheckpointError where another library's optimizers and schedules do not fit."""
     for number, optimizer in enumerate(run.optimizers):
         state = found.optimizers.get(number)
-        optimizer_kind.check(optimizer, state, None, found.path)
+        check_optimizer_kind(optimizer, state, None, found.path)
         with blaming(found.path, name_of("optimizer", number)):
             state_schema.check_optimizer(optimizer.optimizer, state)
     for number, scheduler in enumerate(run.schedulers):
@@ -238,3 +243,83 @@ def _told(error: Exception) -> str:
 
 def _is_nth(name: str, kind: str) -> bool:
     return name.startswith(f"{kind}_") and name[len(kind) + 1 :].isdigit()
+
+
+def describe_optimizer(optimizer: PreparedOptimizer) -> dict[str, Any]:
+    """Return what a checkpoint notes of an optimizer's kind: its class, its options' names."""
+    kind = type(optimizer.optimizer)
+    return {
+        "class": f"{kind.__module__}.{kind.__qualname__}",
+        "options": sorted(map(str, _defaults(optimizer))),
+    }
+
+
+def check_optimizer_kind(
+    optimizer: PreparedOptimizer, state: Any, noted: Mapping[str, Any] | None, path: Path
+) -> frozenset[str]:
+    """Refuse the state of another kind of optimizer; return the options that it must have.
+
+    `noted` is what `describe_optimizer` gave when it was saved. Kinds with the same options, as
+    Adam and AdamW are, take each other's state. Where nothing was noted, the options in the state
+    tell.
+    """
+    if noted is not None:
+        _compare(optimizer, noted, path)
+        return frozenset(map(str, noted["options"])) - _HARMLESS
+    saved_groups = state.get("param_groups") if isinstance(state, Mapping) else None
+    groups = saved_groups if isinstance(saved_groups, list) else []
+    for own, saved in zip(optimizer.param_groups, groups, strict=False):
+        wanted, given = set(own), set(saved) if isinstance(saved, Mapping) else set()
+        # An older version of the same optimizer lacks some, and knows none besides.
+        lacking = (wanted & set(_defaults(optimizer))) - given - _HARMLESS
+        unknown = given - wanted - _HARMLESS
+        if lacking and unknown:
+            raise _of_another_kind(optimizer, None, lacking, unknown, path)
+    return frozenset()
+
+
+def _compare(optimizer: PreparedOptimizer, noted: Mapping[str, Any], path: Path) -> None:
+    own = describe_optimizer(optimizer)
+    if own["class"] == noted["class"] or not (own["options"] and noted["options"]):
+        return
+    wanted, saved = (set(each["options"]) - _HARMLESS for each in (own, noted))
+    if wanted != saved:
+        raise _of_another_kind(optimizer, noted["class"], wanted - saved, saved - wanted, path)
+
+
+def _of_another_kind(
+    optimizer: PreparedOptimizer,
+    saved: str | None,
+    lacking: set[str],
+    unknown: set[str],
+    path: Path,
+) -> CheckpointError:
+    own = str(describe_optimizer(optimizer)["class"])
+    theirs, ours = _told_apart(saved, own)
+    reasons = [f"{ours} needs what was not saved ({_listed(lacking)})"] if lacking else []
+    if unknown:
+        reasons.append(f"{ours} does not know what was saved ({_listed(unknown)})")
+    return CheckpointError(
+        f"Cannot load {path}: its optimizer is {theirs}, this run's is {ours}.",
+        why="; ".join(reasons) + ".",
+        fix="go on with the optimizer that was saved. To train on with another, begin a new run "
+        "from the saved model.",
+    )
+
+
+def _told_apart(saved: str | None, own: str) -> tuple[str, str]:
+    """Return both classes' names, with their modules where they are called the same."""
+    short = own.rpartition(".")[2]
+    if saved is None:
+        return "of another kind", short
+    theirs = saved.rpartition(".")[2]
+    return (saved, own) if theirs == short else (theirs, short)
+
+
+def _defaults(optimizer: PreparedOptimizer) -> Mapping[str, Any]:
+    """Return an optimizer's options; one that only looks like torch's may have none."""
+    return getattr(optimizer.optimizer, "defaults", None) or {}
+
+
+def _listed(names: set[str]) -> str:
+    return ", ".join(sorted(names))

@@ -25,8 +25,7 @@ from anytrain.engine.assemble.loaders import (
     prepare_loader,
     tell_if_empty,
 )
-from anytrain.engine.assemble.replacements import replacements
-from anytrain.engine.assemble.session import Session
+from anytrain.engine.assemble.session import Session, replacements
 from anytrain.engine.data.prefetch import Placement
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.prepared import model as models

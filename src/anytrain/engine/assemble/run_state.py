@@ -18,7 +18,7 @@ from torch import nn
 from anytrain.core.errors import BadInput, CheckpointError
 from anytrain.core.notices import give_notice
 from anytrain.engine import rng
-from anytrain.engine.assemble import checkpoint_checks, optimizer_kind
+from anytrain.engine.assemble import checkpoint_checks
 from anytrain.engine.assemble.checkpoint_checks import name_of
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
@@ -78,7 +78,7 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
             "plan": {name: choice.value for name, choice in session.plan.reasons().items()},
             "num_models": len(kept),
             "parameters": _parameters(models, run),
-            "optimizers": [optimizer_kind.describe(each) for each in run.optimizers],
+            "optimizers": [checkpoint_checks.describe_optimizer(each) for each in run.optimizers],
             "seed": torch.initial_seed(),
             "processes": session.world.size,
         },

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,9 +27,11 @@ from anytrain.core.plan import (
     whole_number,
 )
 from anytrain.engine import precision as precisions
-from anytrain.engine.assemble.uncaught import explain_uncaught
+from anytrain.engine.assemble.fast_room import fast_room
+from anytrain.engine.assemble.input_errors import explain_uncaught
 from anytrain.engine.data.compiled_shapes import Graphs
 from anytrain.engine.precision import Precision
+from anytrain.engine.prepared.model import values_unread
 from anytrain.engine.prepared.walk import Accumulation, Cursor
 from anytrain.machine.backends import probe, speed
 from anytrain.machine.backends.base import Backend
@@ -201,3 +203,15 @@ def _stall_s(wishes: Wishes) -> float:
             why="it is a number of seconds; 0 waits forever.",
             fix="set ANYTRAIN_STALL_S=60, or pass --stall_timeout 60.",
         ) from None
+
+
+@contextmanager
+def replacements(session: Session) -> Iterator[None]:
+    """Replace in the block what models compute better otherwise on the session's device."""
+    room = fast_room() if session.device.type == "cuda" else None
+    with ExitStack() as put_back:
+        if session.end_step is not None:
+            put_back.enter_context(values_unread(session.device.type))
+        if room is not None:
+            put_back.enter_context(room.attend_quickly(session.device))
+        yield

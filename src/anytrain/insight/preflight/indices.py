@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from anytrain.engine.assemble.inputs import Fed, out_of_range
+from anytrain.engine.assemble.input_errors import Fed, out_of_range
 from anytrain.engine.data.prefetch import ReadBatch
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.step import ranges

@@ -22,7 +22,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from anytrain.engine.assemble import session as sessions
-from anytrain.engine.assemble.uncaught import explain_inputs
+from anytrain.engine.assemble.input_errors import explain_inputs
 from anytrain.engine.data.grouped import quick_lengths
 from anytrain.engine.data.packing import Packed
 from anytrain.engine.data.seeded import load
