@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import diffed_runs
-from anytrain.insight.report import diff_page
+from anytrain.insight.report import diff_views
 from anytrain.insight.report.diff import compare, curves, open_runs
 from browsing import screenshot, scrolls_sideways, visit
 
@@ -28,7 +28,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def page_of(place: Path, *folders: Path) -> Path:
     opened = open_runs(folders)
     path = place / "diff.html"
-    diff_page.write(path, compare(opened), [curves(run) for run in opened])
+    diff_views.write(path, compare(opened), [curves(run) for run in opened])
     return path
 
 

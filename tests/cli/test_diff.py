@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import diffed_runs
 from anytrain.cli.main import app
-from anytrain.insight.report.diff_text import fitted
+from anytrain.insight.report.diff_views import fitted
 from launching import run_command
 
 DIFF = [sys.executable, "-m", "anytrain", "diff"]

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 
 from anytrain.cli.main import app
 from anytrain.engine.checkpoint import Saved, Store
-from anytrain.insight.report import newest
+from anytrain.insight.report import run_folders
 from checkpoints import small_run
 from written_runs import write_run
 
@@ -90,6 +90,6 @@ def test_one_run_is_not_compared_with_itself(
 def test_too_many_folders_are_refused_and_not_half_looked_at(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(newest, "_MOST_FOLDERS", 3)
+    monkeypatch.setattr(run_folders, "_MOST_FOLDERS", 3)
     done = asked("why")
     assert done.exit_code == 2 and "there are more than 3 folders" in done.stderr

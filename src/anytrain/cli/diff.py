@@ -28,19 +28,18 @@ def diff(
     The first run is what the others are held against. Three runs or more are a table. The folder
     of a search stands for its trials, the best first.
     """
-    from anytrain.insight.report import diff as comparison, diff_text, trials
+    from anytrain.insight.report import diff as comparison, diff_views
+    from anytrain.insight.report.run_folders import trials_of
 
-    named = [folder for run in runs or () for folder in trials.each(run)]
+    named = [folder for run in runs or () for folder in trials_of(run)]
     opened = comparison.open_runs(named or options.newest_runs("diff", 2))
     found = comparison.compare(opened)
     if as_json:
         typer.echo(json.dumps(_spelt(found), indent=2, default=str))
     elif output is None:
-        diff_text.show(found)
+        diff_views.show(found)
     if output is not None:
-        from anytrain.insight.report import diff_page
-
-        diff_page.write(output, found, [comparison.curves(run) for run in opened])
+        diff_views.write(output, found, [comparison.curves(run) for run in opened])
         typer.echo(f"Wrote {output}", err=as_json)
 
 

@@ -13,7 +13,7 @@ from anytrain.core import documents
 from anytrain.core.errors import BadInput
 from anytrain.core.nearest import nearest
 from anytrain.core.text import one_line
-from anytrain.insight.report.newest import named, newest
+from anytrain.insight.report.run_folders import named, newest
 
 RUN = typer.Argument(
     None, help="A run's output_dir; an Accelerator's project_dir. Default: the newest run below."

@@ -46,9 +46,9 @@ def watch(
     on or you leave, and 1 when it failed or was killed.
     """
     _check_options(once, web, opens or port is not None)
-    from anytrain.insight.report import trials
+    from anytrain.insight.report.run_folders import newest_trial
 
-    run = newest_run("watch") if run is None else trials.newest(run, say, "watch")
+    run = newest_run("watch") if run is None else newest_trial(run, say, "watch")
     if run.is_file():  # no run will ever be written there
         raise no_record(run, "")
     if once:

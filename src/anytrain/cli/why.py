@@ -21,11 +21,10 @@ def why(run: Path | None = RUN, as_json: bool = JSON) -> None:
     """
     from anytrain.core.text import safe_console
     from anytrain.doors import reading
-    from anytrain.insight.report import trials
-    from anytrain.insight.report.newest import has_times
+    from anytrain.insight.report.run_folders import has_times, newest_trial
 
     run = newest_run("why", has_times) if run is None else run
-    found = reading.why(trials.newest(run, say, "why"))
+    found = reading.why(newest_trial(run, say, "why"))
     if as_json:
         typer.echo(json.dumps(found.told, indent=2))
     else:

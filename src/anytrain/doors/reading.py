@@ -14,11 +14,10 @@ from anytrain.core.documents import as_file
 from anytrain.core.errors import BadInput
 from anytrain.core.records import Sweep, open_run
 from anytrain.insight.pages.page import tag
-from anytrain.insight.report import sweep_page, trials
-from anytrain.insight.report.newest import has_times, named, newest
+from anytrain.insight.report import sweep_page
 from anytrain.insight.report.page import page
-from anytrain.insight.report.why import tell
-from anytrain.insight.report.why_shown import Why
+from anytrain.insight.report.run_folders import has_times, named, newest, newest_trial, search_in
+from anytrain.insight.report.why import Why, tell
 
 Folder = str | os.PathLike[str]
 
@@ -82,7 +81,7 @@ def why(run: Folder | None = None) -> Why:
             the current folder.
     """
     folder = newest(1, 'anytrain.why("PATH")', has_times)[0] if run is None else Path(run)
-    folder = trials.newest(folder, _say_nothing, "why")
+    folder = newest_trial(folder, _say_nothing, "why")
     return Why({"run": str(folder), **tell(records.counted(records.read(folder)))})
 
 
@@ -108,7 +107,7 @@ def _write(run: Path, output: Path | None) -> Path:
     """Write a page in one piece; return where it is."""
     # A pipe is written to where somebody names one.
     path = as_file(run / "report.html") if output is None else output
-    sweep = trials.of(run)
+    sweep = search_in(run)
     text = page(open_run(run), _defaults()) if sweep is None else _of_trials(sweep, path)
     if _is_of_the_run(path, run):
         raise BadInput(

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from anytrain import Accelerator, set_seed
 from anytrain.core import records
-from anytrain.insight.report.page_summary import how_it_stands
+from anytrain.insight.report.page import how_it_stands
 from anytrain.insight.report.watch import ending
 from launching import run_command, script_file
 

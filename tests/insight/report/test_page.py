@@ -20,8 +20,8 @@ from typer.testing import CliRunner
 from anytrain.cli.main import app
 from anytrain.core.errors import BadInput
 from anytrain.core.records import open_run
-from anytrain.insight.pages import curves
-from anytrain.insight.pages.curves import Chart, Series, thin, told
+from anytrain.insight.pages import charts
+from anytrain.insight.pages.charts import Chart, Series, chart_data, thin
 from anytrain.insight.report.page import page
 from anytrain.insight.report.page_curves import charts_of, history
 from written_runs import write_run
@@ -144,7 +144,7 @@ def test_times_that_a_training_notes_have_no_chart_but_a_users_own_have(tmp_path
 
 def test_a_value_that_is_no_number_is_a_gap_and_is_told(run_folder: Path) -> None:
     norm = by_name(charts_of(open_run(run_folder)))["figure grad_norm"]
-    (series,) = told([norm])["charts"][0]["series"]
+    (series,) = chart_data([norm])["charts"][0]["series"]
     assert series["y"][series["x"].index(5)] is None
     assert "Not finite: 1 of 390." in norm.summary
 
@@ -160,7 +160,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_extremes() -> None:
     points = [(float(n), float(random.Random(n).random())) for n in range(100_000)]
     points[54_321], points[77_777] = (54_321.0, 9.0), (77_777.0, -9.0)
     kept = thin(points)
-    assert len(kept) <= curves.MOST_POINTS
+    assert len(kept) <= charts.MOST_POINTS
     assert {points[0], points[-1], points[54_321], points[77_777]} <= set(kept)
     assert kept == sorted(kept)
 

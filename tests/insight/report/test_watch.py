@@ -16,7 +16,7 @@ import pytest
 from anytrain.core.records import open_run
 from anytrain.engine.recording.console import Plain
 from anytrain.engine.recording.terminal import Terminal
-from anytrain.insight.report.page_summary import how_it_stands
+from anytrain.insight.report.page import how_it_stands
 from anytrain.insight.report.watch import RunView, Silent, follow, present, summary
 from anytrain.insight.report.why import tell
 from made_records import Record

@@ -10,10 +10,14 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Collection, Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from typing import Any
+
+from anytrain.core.documents import finite
 
 
 class Markup(str):
@@ -150,6 +154,57 @@ def _plain(text: str) -> str:
 
 def _hash(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Something that the report tells about."""
+
+    name: str
+    """What links lead to."""
+    title: str
+    content: Markup
+
+    def __str__(self) -> str:
+        heading = tag("h2", self.title, id=f"{self.name}-title")
+        return tag(
+            "section", heading, self.content, id=self.name, aria_labelledby=f"{self.name}-title"
+        )
+
+
+def section(name: str, title: str, content: Iterable[Content]) -> Section | None:
+    """Return a section; None where there is nothing to say."""
+    found = joined(*content)
+    return Section(name, title, found) if found else None
+
+
+def facts(values: Mapping[str, Any], caption: str) -> Markup:
+    """Return names and values as a table of two columns; what has no value is left out."""
+    known = {name: value for name, value in values.items() if value is not None}
+    rows = [(name, tag("code", text(value))) for name, value in known.items()]
+    if not rows:
+        return Markup("")
+    return tag("div", table(("name", "value"), rows, caption=caption), class_="facts")
+
+
+def text(value: Any, longest: int = 300) -> str:
+    """Return any value as text, cut where it is very long."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    found = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+    return found if len(found) <= longest else f"{found[:longest]}…"
+
+
+def moment(seconds: Any) -> str:
+    """Return a time since 1970 as date and time here; nothing where there is none."""
+    found = finite(seconds)
+    try:
+        # With its zone: a report is read elsewhere, too.
+        return "" if found is None else time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(found))
+    except (ValueError, OverflowError, OSError):
+        return ""
 
 
 def _parts(content: Content) -> Iterable[str]:

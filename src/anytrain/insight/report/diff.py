@@ -11,12 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from anytrain.core import records
+from anytrain.core.documents import mapping, real
 from anytrain.core.errors import BadInput
 from anytrain.core.records import Life, counted, together
 from anytrain.insight.report import diff_curves, starts
 from anytrain.insight.report.diff_curves import Curve, Parting
 from anytrain.insight.report.page_curves import is_clocked
 from anytrain.insight.report.starts import flat
+from anytrain.insight.report.why import training_seconds
 
 if TYPE_CHECKING:
     from anytrain.core.records import RunRecord
@@ -79,16 +81,10 @@ def curves(run: RunRecord) -> dict[str, dict[int, float]]:
         if not isinstance(step, int):
             continue
         for name, value in entry.items():
-            number = as_number(value)
+            number = real(value)
             if name not in _NOT_CURVES and not is_clocked(name) and number is not None:
                 found.setdefault(name, {})[step] = number
     return found
-
-
-def as_number(value: object) -> float | None:
-    """Return a logged value as a number; None where it is none."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]
 
 
 # -- what was chosen, and where -------------------------------------------------------------------
@@ -98,40 +94,34 @@ def _facts(run: RunRecord) -> dict[str, dict[str, Any] | None]:
     """Return what a run says of itself, by group; None for a group that it says nothing of."""
     start = run.starts[-1] if run.starts else {}
     began = run.lives[-1].began if run.lives else {}
-    arguments = starts.arguments(start) or _mapping(began.get("settings"))
-    git = _mapping(start.get("git"))
+    arguments = starts.arguments(start) or mapping(began.get("settings"))
+    git = mapping(start.get("git"))
     code = {f"git {key}": value for key, value in git.items()}
-    versions = _mapping(start.get("versions")) or _mapping(began.get("versions"))
+    versions = mapping(start.get("versions")) or mapping(began.get("versions"))
     python: dict[str, Any] = {key: start[key] for key in ("python", "platform") if key in start}
     place = {key: value for key, value in arguments.items() if key in _PLACES}
     place |= {key: start[key] for key in ("command", "cwd", "host") if key in start}
     chosen = {key: value for key, value in arguments.items() if key not in _PLACES}
     found: dict[str, dict[str, Any]] = {
         "arguments": flat(chosen),
-        "model": flat(_mapping(start.get("model"))),
-        "data": flat(_mapping(start.get("data"))),
+        "model": flat(mapping(start.get("model"))),
+        "data": flat(mapping(start.get("data"))),
         "code": code,
         "plan": _plan(run, start),
         "versions": {**flat(versions), **python},
-        "hardware": flat(_mapping(start.get("hardware"))),
+        "hardware": flat(mapping(start.get("hardware"))),
         "place": flat(place),
     }
     return {group: told or None for group, told in found.items()}
 
 
-def _mapping(value: object) -> dict[str, Any]:
-    return dict(value) if isinstance(value, Mapping) else {}
-
-
 def _plan(run: RunRecord, start: Mapping[str, Any]) -> dict[str, Any]:
     """Return each choice as (value, reason), as it stood at the end."""
-    plan = _mapping(start.get("plan"))
-    found = {
-        name: (_mapping(c).get("value"), _mapping(c).get("because")) for name, c in plan.items()
-    }
+    plan = mapping(start.get("plan"))
+    found = {name: (mapping(c).get("value"), mapping(c).get("because")) for name, c in plan.items()}
     if run.lives:
         life = run.lives[-1]
-        found |= {name: life.choice(name) for name in _mapping(life.began.get("plan"))}
+        found |= {name: life.choice(name) for name in mapping(life.began.get("plan"))}
     return found
 
 
@@ -253,7 +243,7 @@ def _figures(
 
 def _asked_for(run: RunRecord) -> tuple[str, bool] | None:
     """Return the figure that the run chose its best model by, and whether more is better."""
-    arguments = _mapping(run.starts[-1].get("arguments")) if run.starts else {}
+    arguments = mapping(run.starts[-1].get("arguments")) if run.starts else {}
     name, greater = arguments.get("metric_for_best_model"), arguments.get("greater_is_better")
     return (name, greater) if isinstance(name, str) and isinstance(greater, bool) else None
 
@@ -309,13 +299,13 @@ def _times(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
 def _spent(run: RunRecord) -> dict[str, float | None]:
     life = together(counted(run.lives)) if run.lives else Life({})
     seconds, steps = life.seconds, life.num_steps
-    going = sum(seconds.get(name, 0.0) for name in ("data", "transfer", "other", "step", "wait"))
-    per_step = as_number(life.began.get("samples_per_step"))
+    going = training_seconds(life)
+    per_step = real(life.began.get("samples_per_step"))
     return {
         "seconds": sum(seconds.values()) or None,
         "seconds per step": going / steps if steps else None,
         "samples per second": steps * per_step / going if per_step and going else None,
-        "peak bytes": as_number(life.last.get("peak_bytes")) or None,
+        "peak bytes": real(life.last.get("peak_bytes")) or None,
         **{f"seconds: {name}": spent for name, spent in seconds.items()},
     }
 

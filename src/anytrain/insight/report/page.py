@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from anytrain._version import __version__
-from anytrain.core.records import RunRecord
-from anytrain.insight.pages import curves
-from anytrain.insight.pages.curves import Chart
-from anytrain.insight.pages.page import Markup, beside, tag
-from anytrain.insight.report import page_evaluated, page_facts, page_summary, page_time
-from anytrain.insight.report.page_curves import Figures, charts_of, figures
-from anytrain.insight.report.page_section import Section, section
+from anytrain.core.documents import finite, mapping, whole
+from anytrain.core.records import Life, RunRecord, together
+from anytrain.insight.pages.charts import Chart, Point, chart_grid, chart_page, number
+from anytrain.insight.pages.page import (
+    Content,
+    Markup,
+    Section,
+    beside,
+    joined,
+    moment,
+    section,
+    table,
+    tag,
+    text,
+)
+from anytrain.insight.report import page_evaluated, page_facts, page_time
+from anytrain.insight.report.page_curves import (
+    Figures,
+    charts_of,
+    counted,
+    figures,
+    is_clocked,
+    starts,
+)
+from anytrain.insight.report.starts import changes, not_used, own_count, position
+from anytrain.insight.report.why import training_seconds
+
+_LOOKS = {"finished": "good", "running": "note", "failed": "error", "killed": "error"}
+_NAMED = 4
 
 
 def page(run: RunRecord, defaults: Mapping[str, Any] | None = None) -> str:
@@ -23,12 +46,10 @@ def page(run: RunRecord, defaults: Mapping[str, Any] | None = None) -> str:
     links = [tag("li", tag("a", each.title, href=f"#{each.name}")) for each in sections]
     before = (
         tag("a", "Skip to the report", href="#main", class_="skip"),
-        tag(
-            "header", page_summary.heading(run), tag("nav", tag("ul", links), aria_label="Contents")
-        ),
+        tag("header", heading(run), tag("nav", tag("ul", links), aria_label="Contents")),
     )
     made = f"Made by anytrain {__version__} from the record in {run.folder}."
-    return curves.page(
+    return chart_page(
         f"{run.name}: report",
         *(Markup(str(each)) for each in sections),
         tag("footer", tag("p", made, class_="dim")),
@@ -42,14 +63,14 @@ def _sections(
     run: RunRecord, known: Figures, charts: list[Chart], defaults: Mapping[str, Any]
 ) -> Iterator[Section]:
     found = (
-        page_summary.summary(run, known),
+        summary(run, known),
         _curves(charts),
         page_evaluated.evaluations(run),
         page_time.time_ledger(run),
         page_time.shapes(run),
         page_time.checkpoints(run),
         page_time.warnings(run),
-        page_summary.every_figure(known),
+        every_figure(known),
         page_time.plan(run),
         page_facts.arguments(run, defaults),
         page_facts.surroundings(run),
@@ -67,4 +88,187 @@ def _curves(charts: list[Chart]) -> Section | None:
         "Drag over a chart to zoom, double-click to see all. "
         "With the keyboard: arrow keys, + and -, 0 for all."
     )
-    return section("curves", "Curves", [tag("p", hint, class_="dim hint"), curves.figures(charts)])
+    return section("curves", "Curves", [tag("p", hint, class_="dim hint"), chart_grid(charts)])
+
+
+# -- the summary: how the run stands, and its figures ---------------------------------------------
+
+
+def summary(run: RunRecord, known: Figures) -> Section | None:
+    """Return how the run stands, and what matters most about it."""
+    tiles = [
+        tag("div", tag("dt", name), tag("dd", value, tag("small", more) if more else ""))
+        for name, value, more in _tiles(run, known)
+    ]
+    return section(
+        "summary",
+        "Summary",
+        (tag("p", how_it_stands(run)), tag("dl", tiles, class_="tiles")),
+    )
+
+
+def badge(run: RunRecord) -> Markup:
+    """Return the run's state, in a word."""
+    return tag("span", run.state, class_=f"badge {_LOOKS.get(run.state, 'warning')}")
+
+
+def how_it_stands(run: RunRecord) -> str:
+    """Return how the run ended, or up to where it is known, in a sentence or two."""
+    life = run.lives[-1] if run.lives else None
+    told = _last_words(run, life)
+    if (num_starts := len(counted(run))) > 1:
+        told += (
+            f" It was started {'twice' if num_starts == 2 else f'{num_starts} times'}{_where(run)}."
+        )
+    names = list(dict.fromkeys(each.name for each in changes(run)))
+    if names:
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        told += f" The starts differ in {', '.join(names[:_NAMED])}{more} (see Arguments)."
+    if unused := [name for name, _, _ in not_used(run.starts[-1] if run.starts else {})]:
+        told += f" Its checkpoint's {', '.join(unused)} counted, not what was given."
+    return told
+
+
+def _where(run: RunRecord) -> str:
+    """Return where it was started again: a curve has no mark before its first point."""
+    again = [step for step, _ in starts(run)]
+    logged = [step for entry in run.metrics if (step := finite(entry.get("step"))) is not None]
+    if logged and again and min(logged) <= min(again) and max(again) <= max(logged):
+        return "; the curves mark where"
+    known = ", ".join(map(number, again[-5:]))
+    return f", again after step {known}" if known else ""
+
+
+def every_figure(known: Figures) -> Section | None:
+    """Return all that was logged, a line each."""
+    rows = []
+    for name, points in [*known.curves.items(), *known.ends.items(), *known.apart.items()]:
+        values = _finite(points)
+        ends = (values[0], values[-1], min(values), max(values)) if values else ()
+        rows.append((name, f"{len(points):,}", *(map(number, ends) if ends else "––––")))
+    if not rows:
+        return None
+    head = ("name", "values", "first", "last", "lowest", "highest")
+    caption = "Everything that was logged; the charts above show the figures of the model."
+    return section(
+        "figures",
+        "All figures",
+        [table(head, rows, caption=caption, numbers=range(1, 6))],
+    )
+
+
+def _last_words(run: RunRecord, life: Life | None) -> str:
+    heard = None if life is None else life.heard
+    upto = f"step {number(position(run))}"
+    when = f" ({moment(heard)})" if heard is not None else ""
+    if run.state == "finished":
+        return f"The run finished at {upto}{when}."
+    if run.state == "running":
+        return f"The run is still going; this is how it stood at {upto}{when}."
+    if run.state == "killed":
+        return (
+            f"The run was killed. It is known up to {upto}{when}; what happened after that is not "
+            "known."
+        )
+    if run.state == "failed":
+        return f"The run failed after {upto}{when}. {_error(life)}".rstrip()
+    if run.state == "stopped":
+        return f"The run was stopped after {upto}{when}, by a signal or a key."
+    if run.state == "ended":
+        ended = f"The process ended after {upto}{when}"
+        return f"{ended} without saying whether the training was complete."
+    host = "" if life is None else text(life.began.get("host", "another host"))
+    where = f" It ran on {host}, and only that host knows whether it still does." if host else ""
+    return f"How the run ended is not known; it was last heard of at {upto}{when}.{where}"
+
+
+def _error(life: Life | None) -> str:
+    error = None if life is None else life.error
+    return f"The error was: {text(error)}" if error else ""
+
+
+def _tiles(run: RunRecord, known: Figures) -> Iterator[tuple[str, Content, str]]:
+    life = run.lives[-1] if run.lives else None
+    if life is not None:
+        yield from _progress(run, life)
+    yield from _losses(known)
+    for name, points in known.curves.items():
+        is_figure = name.startswith(("eval_", "eval/")) and not is_clocked(name)
+        if is_figure and (values := _finite(points)):
+            yield name, number(values[-1]), _range(values)
+    for name, points in known.apart.items():
+        if not is_clocked(name.partition(" ")[0]) and (values := _finite(points)):
+            yield name, number(values[-1]), "no point of the curve"
+    yield from _best(run)
+    if life is not None:
+        yield from _machine(together([each for each, _ in counted(run)]))
+
+
+def _losses(known: Figures) -> Iterator[tuple[str, Content, str]]:
+    if values := _finite(known.curves.get("loss") or known.curves.get("train_loss") or []):
+        first = f"first {number(values[0])}" if len(values) > 1 else ""
+        yield "last loss", number(values[-1]), first
+    elif values := _finite(known.ends.get("train_loss", [])):
+        yield "training loss", number(values[-1]), "mean of the run"
+
+
+def _progress(run: RunRecord, life: Life) -> Iterator[tuple[str, Content, str]]:
+    most, epoch = whole(life.began.get("max_steps")), finite(life.last.get("epoch"))
+    of = f" of {most:,}" if most else ""
+    logged = own_count(run)
+    more = [f"epoch {epoch:.4g}"] if epoch is not None else []
+    more += [f"last logged at step {number(logged)}"] if logged is not None else []
+    yield "steps", f"{number(position(run))}{of}", ", ".join(more)
+    lives = [each for each, _ in counted(run)]
+    seconds = together(lives).seconds
+    if spent := sum(seconds.values()):
+        start = number(seconds.get("start", 0.0), "seconds")
+        told = f"{len(lives)} starts, {start} before their first batches"
+        yield "time", number(spent, "seconds"), told if len(lives) > 1 else f"start {start}"
+
+
+def _machine(life: Life) -> Iterator[tuple[str, Content, str]]:
+    precision = life.choice("precision")[0]
+    world = whole(life.began.get("world_size")) or 1
+    yield "device", text(life.began.get("device", "?")), f"{world} processes" if world > 1 else ""
+    if precision:
+        yield "precision", "float32" if precision == "no" else precision, ""
+    samples = finite(life.began.get("samples_per_step"))
+    training = training_seconds(life)
+    if samples and training > 0:
+        rate = life.num_steps * samples / training
+        yield "throughput", f"{number(round(rate, 1))} samples/s", "between batches"
+    peak = finite(life.last.get("peak_bytes"))
+    if peak:
+        yield "highest memory", number(peak, "bytes"), ""
+
+
+def _best(run: RunRecord) -> Iterator[tuple[str, Content, str]]:
+    best = [event for event in run.events if event.get("kind") == "best"]
+    if best and (value := finite(best[-1].get("value"))) is not None:
+        step = whole(best[-1].get("step"))
+        at = "" if step is None else f"at step {step:,}"
+        yield f"best {text(best[-1].get('metric'), 40)}", number(value), at
+
+
+def _range(values: list[float]) -> str:
+    low, high = min(values), max(values)
+    return "" if low == high else f"{number(low)} to {number(high)}"
+
+
+def _finite(points: list[Point]) -> list[float]:
+    return [y for _, y in points if y is not None and math.isfinite(y)]
+
+
+def heading(run: RunRecord) -> Markup:
+    """Return the report's title, with where the run is from."""
+    start = run.starts[-1] if run.starts else {}
+    life = run.lives[-1].began if run.lives else {}
+    began = moment(start.get("time", life.get("time")))
+    host = text(start.get("host", life.get("host", "")))
+    model = text(mapping(start.get("model")).get("name") or "")
+    said = [f"started {began}" if began else "", f"on {host}" if host else "", model]
+    return joined(
+        tag("h1", run.name, " ", badge(run)),
+        tag("p", " · ".join(filter(None, said)), class_="dim"),
+    )

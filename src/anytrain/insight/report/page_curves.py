@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 from anytrain.core import records
 from anytrain.core.documents import finite, real
 from anytrain.core.records import Life, RunRecord
-from anytrain.insight.pages.curves import Chart, Point, Series
-from anytrain.insight.report.page_values import text
+from anytrain.insight.pages.charts import Chart, Point, Series
+from anytrain.insight.pages.page import text
 
 _PLACES = frozenset(("step", "epoch", "time", "event"))
 _PHASES = ("train", "eval", "val", "valid", "validation", "test")

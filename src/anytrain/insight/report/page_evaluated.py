@@ -7,10 +7,8 @@ from typing import Any
 
 from anytrain.core.documents import finite, listed, mapping, mappings, whole
 from anytrain.core.records import RunRecord
-from anytrain.insight.pages.curves import Chart, Series, figures, number
-from anytrain.insight.pages.page import Content, Markup, joined, table, tag
-from anytrain.insight.report.page_section import Section, section
-from anytrain.insight.report.page_values import text
+from anytrain.insight.pages.charts import Chart, Series, chart_grid, number
+from anytrain.insight.pages.page import Content, Markup, Section, joined, section, table, tag, text
 
 _WARMTHS = 9
 _SHOWN = 8
@@ -52,7 +50,7 @@ def _evaluation(split: str, found: dict[str, Any]) -> Iterator[Content]:
         yield from _classes(found)
         yield _wrong(found, ("label", "predicted", "confidence"), _CONFIDENT)
     if found.get("kind") == "regression":
-        yield figures(residual_charts(split, found))
+        yield chart_grid(residual_charts(split, found))
         yield _wrong(found, ("label", "predicted", "error"), "The largest errors")
 
 

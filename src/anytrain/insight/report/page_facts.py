@@ -9,11 +9,9 @@ from typing import Any
 from anytrain.core.documents import finite, listed, mapping, whole
 from anytrain.core.records import RunRecord
 from anytrain.core.text import amount
-from anytrain.insight.pages.curves import number
-from anytrain.insight.pages.page import Markup, table, tag
+from anytrain.insight.pages.charts import number
+from anytrain.insight.pages.page import Markup, Section, facts, section, table, tag, text
 from anytrain.insight.report import starts
-from anytrain.insight.report.page_section import Section, facts, section
-from anytrain.insight.report.page_values import text
 
 
 def arguments(run: RunRecord, defaults: Mapping[str, Any]) -> Section | None:

@@ -9,36 +9,27 @@ from typing import Any
 from anytrain.core.documents import finite, listed, mapping, whole
 from anytrain.core.records import Life, RunRecord, counted, together
 from anytrain.core.text import amount
-from anytrain.insight.pages.curves import number
-from anytrain.insight.pages.page import Markup, joined, table, tag
-from anytrain.insight.report.page_section import Section, section
-from anytrain.insight.report.page_values import moment, text
-from anytrain.insight.report.why import MEANING, NOTHING, judge, over, shares
-
-_SHOWN = 0.0005
+from anytrain.insight.pages.charts import number
+from anytrain.insight.pages.page import Markup, Section, joined, moment, section, table, tag, text
+from anytrain.insight.report.why import MEANING, NOTHING, judge, ledger, over_starts, shares
 
 
 def time_ledger(run: RunRecord) -> Section | None:
     """Return where the time went, and one thing to do about it."""
     lives = counted(run.lives)
     life = together(lives) if lives else Life({})
-    seconds = life.seconds
-    whole_time = sum(seconds.values())
+    whole_time = sum(life.seconds.values())
     if whole_time <= 0:
         return None
-    shown = {name: share for name, share in shares(life).items() if share >= _SHOWN}
+    shown = ledger(life.seconds, shares(life))
     rows = [
-        (
-            joined(_colour(n), f" {name}"),
-            number(seconds[name], "seconds"),
-            f"{share:.1%}",
-            MEANING.get(name, ""),
-        )
-        for n, (name, share) in enumerate(shown.items())
+        (joined(_colour(n), f" {name}"), number(seconds, "seconds"), f"{share:.1%}", meaning)
+        for n, (name, seconds, share, meaning) in enumerate(shown)
     ]
-    caption = f"{number(whole_time, 'seconds')} in all{over(lives)}"
-    ledger = table(("time", "seconds", "share", "what"), rows, caption=caption, numbers=(1, 2))
-    return section("time", "Where the time went", (_bar(shown), ledger, _verdict(life)))
+    caption = f"{number(whole_time, 'seconds')} in all{over_starts(len(lives))}"
+    told = table(("time", "seconds", "share", "what"), rows, caption=caption, numbers=(1, 2))
+    bar = _bar({name: share for name, _, share, _ in shown})
+    return section("time", "Where the time went", (bar, told, _verdict(life)))
 
 
 def shapes(run: RunRecord) -> Section | None:

@@ -10,11 +10,18 @@ from typing import Any
 from anytrain._version import __version__
 from anytrain.core.documents import real
 from anytrain.core.records import Sweep, Trial
-from anytrain.insight.pages.charts import Dot, dots
-from anytrain.insight.pages.curves import number
-from anytrain.insight.pages.page import Content, Markup, beside, document, table, tag
-from anytrain.insight.report.page_section import Section, section
-from anytrain.insight.report.page_values import text
+from anytrain.insight.pages.charts import Dot, dots, number
+from anytrain.insight.pages.page import (
+    Content,
+    Markup,
+    Section,
+    beside,
+    document,
+    section,
+    table,
+    tag,
+    text,
+)
 
 _NEAR = 0.2  # of the axis: marks that stand nearer write over each other
 _WIDE_RANGE = 30.0

@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from anytrain.core.documents import real, whole
 from anytrain.core.errors import BadInput, Notice
 from anytrain.core.records import RunRecord, counted, is_unasked, open_run, together
 from anytrain.core.text import amount, one_line
 from anytrain.engine.recording.console import Course, Followed, Plain
-from anytrain.engine.recording.formatting import Entry, Summary, duration, entry
+from anytrain.engine.recording.formatting import Entry, Summary, duration, entry, number
 from anytrain.engine.recording.terminal import Terminal
-from anytrain.insight.report.steps import logs_at_updates, own_count, position
-from anytrain.insight.report.why import over, shares
+from anytrain.insight.report.starts import logs_at_updates, own_count, position
+from anytrain.insight.report.why import over_starts, shares
 
 _LOOK_S = 0.5
 _NEWEST = 1000
@@ -101,15 +102,15 @@ class RunView:
         """Begin the view of a life; return how many entries are in it already."""
         run, before = self.run, self._began
         self._began = first = began(run)
-        self.clock.at = _number(first.get("time")) or heard(run)
+        self.clock.at = real(first.get("time")) or heard(run)
         self.view.begin(
             Course(
-                total=_whole(first.get("max_steps")),
-                step=_whole(first.get("step")) or 0,
-                samples_per_step=_whole(first.get("samples_per_step")),
+                total=whole(first.get("max_steps")),
+                step=whole(first.get("step")) or 0,
+                samples_per_step=whole(first.get("samples_per_step")),
                 memory=lambda: memory(run),
                 shares=lambda: shares(together(counted(run.lives))) if run.lives else {},
-                spent_in=f"time{over(counted(run.lives))}",
+                spent_in=f"time{over_starts(len(counted(run.lives)))}",
                 is_here=False,
             )
         )
@@ -123,7 +124,7 @@ class RunView:
             self.view.say(f"started again at step {self.view.course.step}")
         self._num_times = 0
         for raw in _telling(run.metrics[:told]):
-            self.clock.at = _number(raw.get("time"))
+            self.clock.at = real(raw.get("time"))
             self._take(raw)
         return told
 
@@ -133,8 +134,8 @@ class RunView:
         if not seen or (seen <= len(metrics) and metrics[seen - 1] is self._last):
             return seen
         # A life that went on from an earlier step has taken entries back.
-        last = _number((self._last or {}).get("time")) or 0.0
-        later = [n for n, raw in enumerate(metrics) if (_number(raw.get("time")) or 0.0) > last]
+        last = real((self._last or {}).get("time")) or 0.0
+        later = [n for n, raw in enumerate(metrics) if (real(raw.get("time")) or 0.0) > last]
         return later[0] if later else len(metrics)
 
     def _moments(self, told: int) -> list[tuple[float, Callable[[], None]]]:
@@ -142,7 +143,7 @@ class RunView:
         run, found = self.run, []
         times = run.lives[-1].times if run.lives else []
         for line in times[self._num_times :]:
-            found.append((line, lambda line=line: self._move(_whole(line.get("step")))))
+            found.append((line, lambda line=line: self._move(whole(line.get("step")))))
         for raw in run.metrics[told:]:
             found.append((raw, lambda raw=raw: self._note(raw)))
         for event in run.events[min(self._num_events, len(run.events)) :]:
@@ -154,7 +155,7 @@ class RunView:
         self._num_entries = len(run.metrics)
         self._last = run.metrics[-1] if run.metrics else None
         now = time.time()
-        return [(_number(line.get("time")) or now, tell) for line, tell in found]
+        return [(real(line.get("time")) or now, tell) for line, tell in found]
 
     def _move(self, step: int | None) -> None:
         view = self.view
@@ -167,7 +168,7 @@ class RunView:
         if "train_runtime" in raw:  # it sums up a training, and is told at the end
             return None
         found = shown(raw)
-        spent = sum(_number(value) or 0.0 for n, value in raw.items() if n.endswith("_runtime"))
+        spent = sum(real(value) or 0.0 for n, value in raw.items() if n.endswith("_runtime"))
         pace, now = self.view.pace, self.clock()
         if pace is not None and spent and found.step >= self.view.course.step:
             pace.pause(now - spent)
@@ -346,27 +347,27 @@ def summary(watch: RunView) -> Summary:
     run, nothing = watch.run, dict[str, Any]()
     last = next((raw for raw in reversed(run.metrics) if "train_runtime" in raw), nothing)
     best = next((e for e in reversed(run.events) if e.get("kind") == "best"), nothing)
-    value = _number(best.get("value"))
+    value = real(best.get("value"))
     life = run.lives[-1] if run.lives else None
     spent = {} if life is None else life.seconds
     losses = _losses(run, watch.view.standing.loss)
     finite = [pair for pair in losses if math.isfinite(pair[0])]
     return Summary(
         steps=position(run),
-        max_steps=None if life is None else _whole(life.began.get("max_steps")),
-        epochs=_number((run.metrics[-1] if run.metrics else nothing).get("epoch")),
-        seconds=_number(last.get("train_runtime"))
+        max_steps=None if life is None else whole(life.began.get("max_steps")),
+        epochs=real((run.metrics[-1] if run.metrics else nothing).get("epoch")),
+        seconds=real(last.get("train_runtime"))
         or sum(s for name, s in spent.items() if name != "start"),
-        samples_per_second=_number(last.get("train_samples_per_second")),
+        samples_per_second=real(last.get("train_samples_per_second")),
         loss=losses[-1][0] if losses else None,
         lowest_loss=min(finite) if finite else None,
         metrics=watch.evaluated,
         best=None
         if value is None
-        else (one_line(best.get("metric", "")), value, _whole(best.get("step"))),
+        else (one_line(best.get("metric", "")), value, whole(best.get("step"))),
         best_checkpoint=one_line(best["path"]) if best.get("path") else None,
         results=str(run.folder),
-        since=0 if life is None else _whole(life.began.get("step")) or 0,
+        since=0 if life is None else whole(life.began.get("step")) or 0,
         heading=None if run.state == "finished" else ending(run),
     )
 
@@ -378,7 +379,7 @@ def shown(raw: dict[str, Any]) -> Entry:
         for name, value in raw.items()
         if name not in ("step", "time", "epoch", "event")
     }
-    return entry(_whole(raw.get("step")) or 0, _number(raw.get("epoch")), values)
+    return entry(whole(raw.get("step")) or 0, real(raw.get("epoch")), values)
 
 
 def began(run: RunRecord) -> dict[str, Any]:
@@ -389,7 +390,7 @@ def began(run: RunRecord) -> dict[str, Any]:
 def heard(run: RunRecord) -> float | None:
     """Return when the run last wrote anything, in seconds since the epoch."""
     times = [run.lives[-1].heard] if run.lives else []
-    times += [_number(lines[-1].get("time")) for lines in (run.metrics, run.starts) if lines]
+    times += [real(lines[-1].get("time")) for lines in (run.metrics, run.starts) if lines]
     return max((at for at in times if at is not None), default=None)
 
 
@@ -397,7 +398,7 @@ def memory(run: RunRecord) -> dict[str, int]:
     """Return the memory that the run last said it uses, by place."""
     last = run.lives[-1].last if run.lives else {}
     amounts = {"memory": last.get("used_bytes"), "peak": last.get("peak_bytes")}
-    found = {name: _whole(value) for name, value in amounts.items()}
+    found = {name: whole(value) for name, value in amounts.items()}
     return {name: value for name, value in found.items() if value}
 
 
@@ -418,7 +419,8 @@ def event_words(event: dict[str, Any]) -> str:
     if kind == "checkpoint":
         return f"saved {path}"
     if kind == "best":
-        return f"best so far: {one_line(event.get('metric', ''))} {_short(event.get('value'))}"
+        value = number(event.get("value"))
+        return f"best so far: {one_line(event.get('metric', ''))} {one_line(value)}"
     return ""
 
 
@@ -434,34 +436,20 @@ def _telling(history: list[dict[str, Any]]) -> list[dict[str, Any]]:
     older, newest = history[:-_NEWEST], history[-_NEWEST:]
     every = max(len(older) // _NEWEST, 1)
     return [
-        *(r for n, r in enumerate(older) if n % every == 0 or any(map(_is_runtime, r))),
+        *(
+            r
+            for i, r in enumerate(older)
+            if i % every == 0 or any(n.endswith("_runtime") for n in r)
+        ),
         *newest,
     ]
 
 
-def _is_runtime(name: str) -> bool:
-    return name.endswith("_runtime")
-
-
 def _losses(run: RunRecord, name: str) -> list[tuple[float, int]]:
     """Return the training losses under the name that they are logged by, with their steps."""
-    found = ((_number(r.get(name)), r) for r in run.metrics if "train_runtime" not in r)
-    return [(loss, _whole(r.get("step")) or 0) for loss, r in found if loss is not None]
-
-
-def _short(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else one_line(value)
+    found = ((real(r.get(name)), r) for r in run.metrics if "train_runtime" not in r)
+    return [(loss, whole(r.get("step")) or 0) for loss, r in found if loss is not None]
 
 
 def _ago(at: float) -> str:
     return f"{duration(max(time.time() - at, 0.0))} ago"
-
-
-def _number(value: Any) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None
-
-
-def _whole(value: Any) -> int | None:
-    found = _number(value)
-    return None if found is None or not math.isfinite(found) else int(found)

@@ -30,11 +30,11 @@ from anytrain.core.errors import BadInput
 from anytrain.core.records import RunRecord, counted, open_run, together
 from anytrain.core.text import one_line
 from anytrain.engine.recording.formatting import lines
-from anytrain.insight.pages import curves
+from anytrain.insight.pages.charts import Chart, chart_data, chart_grid, chart_page, library
 from anytrain.insight.pages.page import beside, embedded, tag
 from anytrain.insight.report import watch
 from anytrain.insight.report.page_curves import charts_of
-from anytrain.insight.report.why import MEANING, over, shares
+from anytrain.insight.report.why import ledger, over_starts, shares
 
 HOST = "127.0.0.1"
 STATE = "anytrain-watch"
@@ -46,7 +46,6 @@ _HOLD_S = 15.0
 _CLIENT_S = 30.0
 _ENTRIES, _EVENTS = 15, 15
 _MEMORY = {"memory": "Memory", "peak": "Peak memory"}
-_SHOWN_SHARE = 0.0005
 # Any port: a tunnel (`ssh -L`) may end at another than the server's.
 _OWN_NAME = re.compile(r"(127\.0\.0\.1|localhost|\[::1\])(:[0-9]{1,5})?")
 _METHODS = ("HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT")
@@ -68,7 +67,7 @@ class Source:
         self._version = self._charts_version = time.time_ns() // 1_000_000
         self._is_closed = False
         self._state: dict[str, Any] = {}
-        self._charts: list[curves.Chart] = []
+        self._charts: list[Chart] = []
         self.look()
 
     def look(self) -> None:
@@ -99,7 +98,7 @@ class Source:
             if self._version > since:
                 found["state"] = self._state
             charts = self._charts if self._charts_version > since else None
-        return found if charts is None else {**found, **curves.told(charts)}
+        return found if charts is None else {**found, **chart_data(charts)}
 
     def page(self) -> str:
         """Return the page as it is now; its script goes on from there."""
@@ -239,7 +238,7 @@ def serve(
     opens: bool = False,
 ) -> None:
     """Serve a run's page until somebody wants to leave."""
-    curves.library()  # where it is missing, say so before anybody opens the page
+    library()  # where it is missing, say so before anybody opens the page
     source = Source(folder)
     server = _listening(source, port)
     threading.Thread(target=partial(server.serve_forever, 0.2), daemon=True).start()
@@ -290,8 +289,9 @@ def told(followed: watch.RunView) -> dict[str, Any]:
     words = watch.standing(run)
     if view.standing.remark:
         kind, words = "silent", f"{words}; {view.standing.remark}"
+    rows, lives = _ledger(run), counted(run.lives)
     facts = [
-        ("Elapsed" if len(counted(run.lives)) < 2 else "Elapsed in this start", view.elapsed()),
+        ("Elapsed" if len(lives) < 2 else "Elapsed in this start", view.elapsed()),
         ("Left", view.left()),
         ("Speed", view.speed()),
         *((_MEMORY.get(name, name), value) for name, value in view.standing.memory),
@@ -305,16 +305,16 @@ def told(followed: watch.RunView) -> dict[str, Any]:
         "step": view.step,
         "total": view.course.total,
         "facts": [[name, value] for name, value in facts if value],
-        "spent": f"{sum(row[1] for row in _ledger(run)):.1f} s in all{over(counted(run.lives))}",
-        "ledger": _ledger(run),
+        "spent": f"{sum(row[1] for row in rows):.1f} s in all{over_starts(len(lives))}",
+        "ledger": rows,
         "entries": _entries(run),
         "events": _events(run),
     }
 
 
-def page(now: dict[str, Any], charts: list[curves.Chart]) -> str:
+def page(now: dict[str, Any], charts: list[Chart]) -> str:
     """Return the page with what is known now in it."""
-    return curves.page(
+    return chart_page(
         f"{now['state']['name']}: watching",
         tag("h1", now["state"]["name"]),
         tag("p", "", id="lost", role="alert", class_="finding error", hidden="hidden"),
@@ -323,7 +323,7 @@ def page(now: dict[str, Any], charts: list[curves.Chart]) -> str:
             id="progress", hidden="hidden"),
         tag("dl", "", id="facts"),
         tag("h2", "Curves"),
-        curves.figures(charts),
+        chart_grid(charts),
         tag("h2", "Where the time goes"),
         tag("div", "", id="ledger", class_="wide"),
         tag("h2", "Log"),
@@ -359,11 +359,10 @@ def _ledger(run: RunRecord) -> list[list[Any]]:
     if not run.lives:
         return []
     life = together(counted(run.lives))
-    seconds, found = life.seconds, shares(life)
+    found = sorted(ledger(life.seconds, shares(life)), key=lambda row: -row[2])
     return [
-        [one_line(name), round(seconds[name], 1), round(share, 4), MEANING.get(name, "")]
-        for name, share in sorted(found.items(), key=lambda pair: -pair[1])
-        if share >= _SHOWN_SHARE
+        [one_line(name), round(seconds, 1), round(share, 4), meaning]
+        for name, seconds, share, meaning in found
     ]
 
 

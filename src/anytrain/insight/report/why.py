@@ -6,13 +6,19 @@ that was killed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anytrain.core.clock import NAMES
 from anytrain.core.records import Life, together
-from anytrain.core.text import amount
+from anytrain.core.text import amount, one_line, safe_console
+from anytrain.insight.pages.page import Markup, joined, tag
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MEANING = {
     "start": "from the start of the process to the first batch",
@@ -26,6 +32,10 @@ MEANING = {
     "other": "the rest: callbacks, logging, trackers",
 }
 NOTHING = "Nothing takes too much of the time."
+_SHOWN = 0.0005
+_WIDTH = 100
+_HEAD = ("time", "seconds", "share", "what")
+_RIGHT = ("seconds", "share")
 # From which share of the time after the start on something other than the step takes too much.
 _TOO_MUCH = {
     "data": 0.1,
@@ -41,6 +51,8 @@ _WORTH, _WORTH_S = 0.05, 0.5
 """A smaller share of the whole time, or less time, is not worth a word."""
 # A process that computes all the time has a core at least, unless somebody takes it away.
 _STARVED, _TELLING_S = 0.8, 5.0
+_MANY_SHAPES = 3
+_BUCKETS = 'length_buckets="auto"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,13 +81,24 @@ def shares(life: Life) -> dict[str, float]:
     return {name: seconds[name] / whole if whole else 0.0 for name in order}
 
 
-def over(lives: Sequence[Life]) -> str:
-    """Return which starts the figures are of, where there are several."""
-    return over_starts(len(lives))
+def ledger(
+    seconds: Mapping[str, float], shares: Mapping[str, float]
+) -> list[tuple[str, float, float, str]]:
+    """Return name, seconds, share and meaning of all that took time worth showing."""
+    return [
+        (name, seconds[name], share, MEANING.get(name, ""))
+        for name, share in shares.items()
+        if share >= _SHOWN
+    ]
+
+
+def training_seconds(life: Life) -> float:
+    """Return the time between the first batch and the last, without evaluations and saves."""
+    return sum(life.seconds.get(name, 0.0) for name in ("data", "transfer", "other", *_STEP))
 
 
 def over_starts(count: int) -> str:
-    """Return the same of a number of starts."""
+    """Return which starts the figures are of, where there are several."""
     return "" if count < 2 else f", over {'both' if count == 2 else f'all {count}'} starts"
 
 
@@ -108,7 +131,7 @@ def tell(lives: Sequence[Life]) -> dict[str, Any]:
     """Return everything there is to tell of a run, over all its starts, as plain values."""
     newest, life = lives[-1], together(lives)
     seconds, finding = life.seconds, judge(life)
-    training = sum(seconds.get(name, 0.0) for name in ("data", "transfer", "other", *_STEP))
+    training = training_seconds(life)
     samples = life.began.get("samples_per_step")
     rate = life.num_steps * samples / training if samples and training else None
     return {
@@ -135,6 +158,116 @@ def tell(lives: Sequence[Life]) -> dict[str, Any]:
         if finding is None
         else {"name": finding.name, "share": finding.share, "remedy": finding.remedy},
     }
+
+
+class Why:
+    """Where a run's time went, and what to do about it."""
+
+    def __init__(self, told: dict[str, Any]) -> None:
+        self.told = told
+        """All that is known, as plain values."""
+
+    def print(self, console: Console) -> None:
+        """Print it as `anytrain why` does."""
+        from rich.table import Table
+        from rich.text import Text
+
+        told = self.told
+        console.print(Text(one_line(heading(told)), style="bold"), soft_wrap=True)
+        table = Table(*_HEAD)
+        for column in table.columns:
+            column.overflow = "fold"
+            column.justify = "right" if column.header in _RIGHT else "left"
+        for row in rows(told):
+            table.add_row(*map(Text, row))
+        console.print(table)
+        for line in facts(told):
+            console.print(Text(one_line(line)), soft_wrap=True)
+        finding, remedy = verdict(told)
+        console.print(Text(finding, style="bold" if remedy else ""))
+        if remedy:
+            console.print(Text(remedy), soft_wrap=True)
+
+    def __repr__(self) -> str:
+        file = io.StringIO()
+        self.print(safe_console(file=file, width=_WIDTH, color_system=None, force_jupyter=False))
+        return file.getvalue().rstrip()
+
+    def _repr_html_(self) -> str:
+        finding, remedy = verdict(self.told)
+        return tag(
+            "div",
+            tag("p", tag("strong", one_line(heading(self.told)))),
+            _table(self.told),
+            tag("ul", (tag("li", one_line(line)) for line in facts(self.told))),
+            tag("p", tag("strong", finding) if remedy else finding, " ", remedy),
+        )
+
+
+def _table(told: dict[str, Any]) -> Markup:
+    def cells(kind: str, row: tuple[str, ...]) -> Markup:
+        sides = ("right" if name in _RIGHT else "left" for name in _HEAD)
+        return joined(
+            tag(kind, cell, style=f"text-align:{side};padding:2px 12px 2px 0")
+            for cell, side in zip(row, sides, strict=True)
+        )
+
+    body = (tag("tr", cells("td", row)) for row in rows(told))
+    return tag("table", tag("thead", tag("tr", cells("th", _HEAD))), tag("tbody", body))
+
+
+def rows(told: dict[str, Any]) -> list[tuple[str, ...]]:
+    """Return a row for each name that took time worth showing."""
+    return [
+        (one_line(name), f"{seconds:.1f}", f"{share:.1%}", one_line(meaning))
+        for name, seconds, share, meaning in ledger(told["seconds"], told["shares"])
+    ]
+
+
+def verdict(told: dict[str, Any]) -> tuple[str, str]:
+    """Return what takes too much, and what to do about it; that nothing does has no remedy."""
+    finding = told["finding"]
+    if finding is None:
+        return NOTHING, ""
+    return f"{finding['share']:.0%} of the time: {MEANING[finding['name']]}.", finding["remedy"]
+
+
+def heading(told: dict[str, Any]) -> str:
+    """Return how the run stands, in a line."""
+    of = "" if told["max_steps"] is None else f" of {told['max_steps']}"
+    times = over_starts(told["starts"])
+    wall = f"{told['wall_seconds']:.1f} s"
+    state = _heard(told) if told["state"] == "unknown" else told["state"]
+    return f"{told['run']}: {state} at step {told['step']}{of} after {wall}{times}"
+
+
+def _heard(told: dict[str, Any]) -> str:
+    """Say where a run of another host is, and when it last wrote."""
+    when = "" if told["heard"] is None else time.strftime(" %F %T", time.localtime(told["heard"]))
+    return f"on {told['host']}, last heard of{when},"
+
+
+def facts(told: dict[str, Any]) -> list[str]:
+    """Return what else is known, a line each."""
+    found = [f"{name}: {value} ({because})" for name, (value, because) in told["plan"].items()]
+    if told["samples_per_second"]:
+        found.append(f"samples/s between batches: {told['samples_per_second']:.1f}")
+    if told["peak_bytes"]:
+        found.append(f"peak memory: {told['peak_bytes'] / 2**30:.2f} GiB")
+    if told["shapes"]:
+        found.append(f"shapes: {len(told['shapes'])} ({', '.join(told['shapes'][:8])})")
+    if told["hidden_seconds"] >= 0.05:
+        found.append(
+            f"{told['hidden_seconds']:.1f} s of waiting for data cost nothing: the device was busy"
+        )
+    learnt = (
+        f"at step {each['step']}: {each['choice']} became {each['value']} ({each['because']})"
+        for each in told["revisions"]
+    )
+    return [*found, *dict.fromkeys(learnt)]  # each start may learn the same
+
+
+# -- what to do about it --------------------------------------------------------------------------
 
 
 def _setting(life: Life, name: str, default: Any = None) -> Any:
@@ -276,8 +409,6 @@ def _cores_had(life: Life) -> float | None:
     return spent / seconds if seconds > _TELLING_S else None
 
 
-_MANY_SHAPES = 3
-_BUCKETS = 'length_buckets="auto"'
 _REMEDIES = {
     "data": _for_data,
     "transfer": _for_transfer,
