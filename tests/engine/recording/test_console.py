@@ -20,7 +20,7 @@ from anytrain.engine.recording import console as consoles
 from anytrain.engine.recording.chart import chart
 from anytrain.engine.recording.console import (
     Course,
-    Guarded,
+    GuardedConsole,
     Pace,
     Plain,
     Trail,
@@ -294,7 +294,7 @@ def test_a_display_that_fails_ends_and_the_run_goes_on() -> None:
         raise RuntimeError("no such device")
 
     with own_streams() as (out, err):
-        guarded = Guarded(Terminal(width=80))
+        guarded = GuardedConsole(Terminal(width=80))
         with pytest.warns(Notice, match="no longer shown: no such device") as told:
             guarded.begin(Course(total=10, memory=no_memory))
         guarded.advance(1)

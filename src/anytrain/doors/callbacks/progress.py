@@ -13,7 +13,7 @@ from typing import Any
 from anytrain.doors.callbacks.control import TrainerControl
 from anytrain.doors.callbacks.hf import TrainerCallback
 from anytrain.doors.callbacks.state import TrainerState
-from anytrain.engine.recording.console import Console, Course, Guarded, pick
+from anytrain.engine.recording.console import Console, Course, GuardedConsole, pick
 from anytrain.engine.recording.formatting import Entry, Summary, entry, is_time, rank
 
 Facts = Callable[[], Mapping[str, Any]]
@@ -155,7 +155,7 @@ class ProgressCallback(TrainerCallback):
 
     def _shown(self) -> Console:
         if self._console is None:
-            self._console = Guarded(self._pick())
+            self._console = GuardedConsole(self._pick())
         return self._console
 
     def _evaluated(self) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO, Any, Protocol, TextIO
 
-from anytrain.core.environment import in_notebook
+from anytrain.core.environment import in_notebook, variable
 from anytrain.core.notices import give_notice
 from anytrain.core.text import printable
 from anytrain.engine.recording.formatting import (
@@ -212,7 +212,6 @@ class Followed:
         self._due = 0.0
 
     def begin(self, course: Course) -> None:
-        """Start following a training."""
         self.course, self.step, self.standing = course, course.step, Standing()
         self.pace = Pace(self.clock(), course.step)
         self._due = 0.0
@@ -268,11 +267,9 @@ class Followed:
             self.draw()
 
     def end(self, summary: Summary) -> None:
-        """Stop following."""
         self.pace = self.evaluation = None
 
     def close(self) -> None:
-        """Stop following."""
         self.pace = self.evaluation = None
 
     def draw(self) -> None:
@@ -343,70 +340,58 @@ class Plain(Followed):
             parts.append(f"epoch {number(entry.epoch)}")
         parts.extend(f"{name} {value}" for name, value in entry.pairs())
         if not entry.is_evaluation:
-            parts.extend(self._course_parts())
-        self._write("  ".join(parts))
-
-    def say(self, text: str) -> None:
-        """Write a line."""
-        self._write(text)
+            left = self.left()
+            memory = [f"{name} {amount}" for name, amount in self.standing.memory]
+            figures = (self.speed(), f"ETA {left}" if left else "", *memory)
+            parts.extend(part for part in figures if part)
+        self.say("  ".join(parts))
 
     def end(self, summary: Summary) -> None:
         """Write the summary, aligned."""
         super().end(summary)
         rows = summary.rows()
         widest = max(len(name) for name, _ in rows)
-        self._write(summary.title)
+        self.say(summary.title)
         for name, value in rows:
-            self._write(f"  {name:<{widest}}  {value}")
+            self.say(f"  {name:<{widest}}  {value}")
 
-    def _course_parts(self) -> list[str]:
-        left = self.left()
-        memory = [f"{name} {amount}" for name, amount in self.standing.memory]
-        return [part for part in (self.speed(), f"ETA {left}" if left else "", *memory) if part]
-
-    def _write(self, line: str) -> None:
+    def say(self, text: str) -> None:
+        """Write a line."""
         stream = sys.stdout if self._stream is None else self._stream
         if self.is_broken:
             return
         try:
-            put(stream, printable(line) + "\n")
+            put(stream, printable(text) + "\n")
         except (OSError, ValueError) as error:  # nobody reads any more, or the file was closed
             self.is_broken = True
             tell_broken(error)
 
 
-class Guarded:
+class GuardedConsole:
     """A console whose failures end the showing, and never the run."""
 
     def __init__(self, console: Console) -> None:
         self._console: Console | None = console
 
     def begin(self, course: Course) -> None:
-        """Start showing a training."""
         self._try("begin", course)
 
     def advance(self, step: int) -> None:
-        """Note that `step` steps are done."""
         self._try("advance", step)
 
     def note(self, entry: Entry) -> None:
-        """Show an entry of the log."""
         self._try("note", entry)
 
     def evaluating(self, done: int, total: int | None) -> None:
-        """Note how many batches of an evaluation are done."""
         self._try("evaluating", done, total)
 
     def evaluated(self) -> None:
-        """Note that the evaluation is over."""
         self._try("evaluated")
 
     def end(self, summary: Summary) -> None:
-        """Stop showing, and say what came of it."""
         self._try("end", summary)
 
     def close(self) -> None:
-        """Stop showing, and leave the screen in order, whatever happened."""
         self._try("close")
 
     def _try(self, call: str, *args: Any) -> None:
@@ -457,8 +442,6 @@ def pick() -> Console:
 
 def is_terminal(stream: TextIO | None) -> bool:
     """Whether the stream goes to a terminal that can move its cursor."""
-    from anytrain.core.environment import variable
-
     try:
         is_tty = stream is not None and stream.isatty()
     except ValueError:  # closed

@@ -92,7 +92,7 @@ class _Sample:
     def _pairs(self, values: Mapping[Any, Any], depth: int) -> None:
         self._mark(f"{len(values)}")
         first = islice(values.items(), _MOST_VALUES)  # to sort a million takes its time
-        for name, inner in sorted(first, key=_name):
+        for name, inner in sorted(first, key=lambda pair: str(pair[0])):
             self._mark(str(name))
             self.add(inner, depth + 1)
 
@@ -162,10 +162,6 @@ class _Sample:
 
     def _mark(self, text: str) -> None:
         self._hash.update(f"<{text}>".encode(errors="backslashreplace"))
-
-
-def _name(pair: tuple[Any, Any]) -> str:
-    return str(pair[0])
 
 
 def _is_table(value: Any) -> bool:

@@ -78,7 +78,6 @@ class NotebookBar(Followed):
         self.draw()
 
     def draw(self) -> None:
-        """Put what there is on the page."""
         rendering = {"text/html": self._html(), "text/plain": self._text()}
         if self._page is None:
             self._page = self._show(rendering)

@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -260,7 +260,8 @@ class Git:
 
 
 def _said(lines: list[str]) -> dict[str, Any] | None:
-    about = dict(_pairs(line[2:] for line in lines if line.startswith("# ")))
+    found = (line[2:].partition(" ") for line in lines if line.startswith("# "))
+    about = {name: value for name, _, value in found}
     commit = about.get("branch.oid")
     if commit is None or not re.fullmatch(r"[0-9a-f]{7,64}", commit):
         return None
@@ -270,12 +271,6 @@ def _said(lines: list[str]) -> dict[str, Any] | None:
         "branch": None if branch == "(detached)" else branch,
         "is_dirty": any(not line.startswith("# ") for line in lines),
     }
-
-
-def _pairs(texts: Iterator[str]) -> Iterator[tuple[str, str]]:
-    for text in texts:
-        name, _, value = text.partition(" ")
-        yield name, value
 
 
 def _code() -> Path:

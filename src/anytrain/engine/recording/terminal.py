@@ -52,7 +52,6 @@ class Terminal(Followed):
         """Whether what it writes to has gone away."""
 
     def begin(self, course: Course) -> None:
-        """Start showing a training."""
         self._start()
         super().begin(course)
 
@@ -73,7 +72,7 @@ class Terminal(Followed):
         if console is None:
             return
         try:
-            bars = self.bars(console.width - 1, _is_ascii(console))
+            bars = self.bars(console.width - 1, not console.encoding.startswith("utf"))
             shown = _styled(console, *bars).rstrip("\n")
         except Exception as error:  # noqa: BLE001 - any print draws the bars anew, and would raise
             self._give_up(error)
@@ -226,7 +225,6 @@ class Above:
         return len(text)
 
     def writelines(self, many: Any) -> None:
-        """Write each."""
         for text in many:
             self.write(text)
 
@@ -245,10 +243,6 @@ class Above:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
-
-
-def _is_ascii(console: RichConsole) -> bool:
-    return not console.encoding.startswith("utf")
 
 
 def _styled(console: RichConsole, *things: Any) -> str:
