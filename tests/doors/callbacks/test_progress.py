@@ -25,7 +25,7 @@ from anytrain.doors.callbacks import (
 )
 from anytrain.doors.callbacks.progress import summarize
 from anytrain.engine.recording.console import Course
-from anytrain.engine.recording.formatting import Entry, Summary
+from anytrain.engine.recording.formatting import LogEntry, Summary
 from launching import child_environment, run_script, script_file
 
 ARGS = SimpleNamespace(
@@ -156,7 +156,7 @@ class Seen:
     def __init__(self) -> None:
         self.courses: list[Course] = []
         self.steps: list[int] = []
-        self.entries: list[Entry] = []
+        self.entries: list[LogEntry] = []
         self.evaluations: list[tuple[int, int | None]] = []
         self.summaries: list[Summary] = []
         self.num_evaluated = self.num_closed = 0
@@ -167,7 +167,7 @@ class Seen:
     def advance(self, step: int) -> None:
         self.steps.append(step)
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: LogEntry) -> None:
         self.entries.append(entry)
 
     def evaluating(self, done: int, total: int | None) -> None:

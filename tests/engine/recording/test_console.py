@@ -28,7 +28,7 @@ from anytrain.engine.recording.console import (
     is_terminal,
     pick,
 )
-from anytrain.engine.recording.formatting import Entry, Summary
+from anytrain.engine.recording.formatting import LogEntry, Summary
 from anytrain.engine.recording.notebook import NotebookBar
 from anytrain.engine.recording.terminal import Terminal
 
@@ -65,7 +65,7 @@ def trained(seen: Any, clock: Clock) -> None:
     for step in range(2, 11):
         clock.now += 1
         seen.advance(step)
-    seen.note(Entry(10, 0.5, {"loss": 0.693147, "lr": 2e-05, "grad_norm": 1.5}))
+    seen.note(LogEntry(10, 0.5, {"loss": 0.693147, "lr": 2e-05, "grad_norm": 1.5}))
 
 
 def test_the_first_step_counts_neither_for_the_speed_nor_for_the_time_left() -> None:
@@ -105,7 +105,7 @@ def test_plain_is_one_line_an_entry_and_no_control_characters() -> None:
     trained(plain, clock)
     plain.evaluating(1, 13)
     plain.evaluated()
-    plain.note(Entry(10, 0.5, {"eval_loss": 0.5}, is_evaluation=True))
+    plain.note(LogEntry(10, 0.5, {"eval_loss": 0.5}, is_evaluation=True))
     first, second = stream.getvalue().splitlines()
     assert re.fullmatch(
         r"step 10/60  epoch 0\.5  loss 0\.6931  lr 2e-05  grad_norm 1\.5  32\.0 samples/s  "
@@ -155,7 +155,7 @@ def test_a_stream_that_knows_only_ascii_gets_ascii() -> None:
     buffer = io.BytesIO()
     plain = Plain(io.TextIOWrapper(buffer, encoding="ascii"))
     plain.begin(Course(total=1))
-    plain.note(Entry(1, None, {"größe": 1.0}))
+    plain.note(LogEntry(1, None, {"größe": 1.0}))
     assert buffer.getvalue().startswith(b"step 1/1  gr??e 1")
 
 
@@ -181,7 +181,7 @@ def test_the_figures_hold_the_curve_of_the_loss_and_where_the_time_went() -> Non
     spent = {"start": 0.1, "data": 0.004, "step": 0.7, "evaluate": 0.196}
     terminal.begin(Course(total=60, shares=lambda: spent))
     for step, loss in enumerate([0.9, 0.6, float("nan"), 0.4, 0.3, 0.2], start=1):
-        terminal.note(Entry(step, None, {"loss": loss}))
+        terminal.note(LogEntry(step, None, {"loss": loss}))
     _, figures, times = [line.plain for line in terminal.bars(79, is_ascii=False)]
     assert figures.startswith("loss 0.2 █▅▃▂▁  ")
     assert times == "time  step 70%  evaluate 20%  start 10%"
@@ -260,7 +260,7 @@ def test_a_terminal_that_knows_only_ascii_shows_the_rest_as_question_marks() -> 
     buffer = io.BytesIO()
     terminal = Terminal(io.TextIOWrapper(buffer, encoding="ascii"), width=80)
     terminal.begin(Course(total=10))
-    terminal.note(Entry(1, None, {"loss": 1.0, "précision": 0.5}))
+    terminal.note(LogEntry(1, None, {"loss": 1.0, "précision": 0.5}))
     terminal.say("Größe")
     terminal.end(replace(SUMMARY, results="/home/josé/run"))
     drawn = buffer.getvalue()
@@ -275,7 +275,7 @@ def test_a_terminal_that_is_closed_meanwhile_is_told_of_once() -> None:
         print("a line that is not whole", end="")
         out.close()
         with pytest.warns(Notice, match="no longer shown") as told:
-            terminal.note(Entry(1, None, {"loss": 1.0}))
+            terminal.note(LogEntry(1, None, {"loss": 1.0}))
         terminal.end(SUMMARY)
         assert len(told) == 1 and terminal.is_broken
         assert (sys.stdout, sys.stderr) == (out, err)
@@ -285,7 +285,7 @@ def test_losses_as_large_as_floats_get_are_drawn() -> None:
     terminal = Terminal(io.StringIO(), width=80)
     terminal.begin(Course(total=10))
     for step, loss in enumerate([1e308, -1e308, 1.7e308, 1.7e308], 1):
-        terminal.note(Entry(step, None, {"loss": loss}))
+        terminal.note(LogEntry(step, None, {"loss": loss}))
     assert "loss 1.7e+308 ▆▁██" in terminal.bars(79, False)[1].plain
 
 
@@ -298,7 +298,7 @@ def test_a_display_that_fails_ends_and_the_run_goes_on() -> None:
         with pytest.warns(Notice, match="no longer shown: no such device") as told:
             guarded.begin(Course(total=10, memory=no_memory))
         guarded.advance(1)
-        guarded.note(Entry(1, None, {"loss": 1.0}))
+        guarded.note(LogEntry(1, None, {"loss": 1.0}))
         guarded.end(SUMMARY)
         guarded.close()
         assert len(told) == 1 and (sys.stdout, sys.stderr) == (out, err)
@@ -406,11 +406,11 @@ def test_a_notebook_gets_one_output_with_a_table_like_hfs() -> None:
         clock.now += 1
         bar.advance(step)
         if step % 10 == 0:
-            bar.note(Entry(step, None, {"loss": 1 / step}))
+            bar.note(LogEntry(step, None, {"loss": 1 / step}))
         if step % 30 == 0:
             bar.evaluating(1, 13)
             found = {"eval_loss": 0.5, "eval_f1_<b>": 0.75}
-            bar.note(Entry(step, None, found, is_evaluation=True))
+            bar.note(LogEntry(step, None, found, is_evaluation=True))
             bar.evaluated()
     running = page.shown[0][-1]
     bar.end(SUMMARY)
@@ -432,9 +432,9 @@ def test_curves_of_losses_and_figures_stand_below_the_notebook_bar_and_stay() ->
     bar.begin(Course(total=4, evaluates=True))
     assert "<svg" not in page.shown[0][-1]["text/html"]
     for step in range(1, 5):
-        bar.note(Entry(step, None, {"loss": 4.0 - step}))
+        bar.note(LogEntry(step, None, {"loss": 4.0 - step}))
         found = {"eval_loss": 0.5, "eval_f1_<b>": math.nan if step == 1 else step / 4}
-        bar.note(Entry(step, None, found, is_evaluation=True))
+        bar.note(LogEntry(step, None, found, is_evaluation=True))
     bar.end(SUMMARY)
     shown = [each["text/html"] for each in page.shown[0]]
     counts = [each.count("<svg") for each in shown]
@@ -463,7 +463,7 @@ def test_a_notebook_without_evaluations_lists_the_training_loss() -> None:
     bar = NotebookBar(page.show)
     bar.begin(Course(total=1000))
     for step in range(1, 301):
-        bar.note(Entry(step, None, {"loss": 0.5}))
+        bar.note(LogEntry(step, None, {"loss": 0.5}))
     table = page.shown[0][-1]["text/html"]
     assert table.count("<tr><td") == 200
     assert "100 earlier entries are not shown." in table
@@ -478,7 +478,7 @@ def test_a_real_ipython_display_is_updated_in_place() -> None:
         with capture.capture_output() as captured:
             bar = NotebookBar()
             bar.begin(Course(total=3))
-            bar.note(Entry(1, None, {"loss": 0.5}))
+            bar.note(LogEntry(1, None, {"loss": 0.5}))
             bar.end(SUMMARY)
     finally:
         InteractiveShell.clear_instance()

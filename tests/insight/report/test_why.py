@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from anytrain.core.records import Life, counted, together
-from anytrain.insight.report.why import Finding, judge, tell
+from anytrain.insight.report.why import Bottleneck, judge, tell
 
 
-def found(seconds: dict[str, float], plan: dict[str, str] | None = None, **more: Any) -> Finding:
+def found(seconds: dict[str, float], plan: dict[str, str] | None = None, **more: Any) -> Bottleneck:
     finding = judge(life(seconds, plan, **more))
     assert finding is not None
     return finding

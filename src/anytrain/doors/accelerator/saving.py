@@ -27,7 +27,7 @@ from anytrain.engine.checkpoint import huggingface
 from anytrain.engine.checkpoint.huggingface import is_hf_folder
 from anytrain.engine.checkpoint.model import export_model, export_object
 from anytrain.engine.recording import origin
-from anytrain.engine.recording.losses import Losses
+from anytrain.engine.recording.loss_curve import LossCurve
 from anytrain.engine.recording.record import Record
 
 Place = str | os.PathLike[str]
@@ -309,7 +309,7 @@ class Saving:
                 is_main=found.world.rank == 0,
                 step=lambda: found.cursor.updates,
             )
-            curve = Losses(self._record, found.world, found.cursor, self._begin_curve)
+            curve = LossCurve(self._record, found.world, found.cursor, self._begin_curve)
             self._run.losses = self._between.losses = curve
             self._between.opening = self._begin_start
             found.cursor.stops = self._between

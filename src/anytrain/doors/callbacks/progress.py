@@ -14,7 +14,7 @@ from anytrain.doors.callbacks.control import TrainerControl
 from anytrain.doors.callbacks.hf import TrainerCallback
 from anytrain.doors.callbacks.state import TrainerState
 from anytrain.engine.recording.console import Console, Course, GuardedConsole, pick
-from anytrain.engine.recording.formatting import Entry, Summary, entry, is_time, rank
+from anytrain.engine.recording.formatting import LogEntry, Summary, entry, is_time, rank
 
 Facts = Callable[[], Mapping[str, Any]]
 """Returns what the run knows of itself: "samples_per_step" (a number), "device_memory" (bytes in
@@ -165,7 +165,7 @@ class ProgressCallback(TrainerCallback):
             if not self._is_training:
                 self._console = None
 
-    def _entry(self, state: TrainerState, logs: Mapping[str, Any]) -> Entry:
+    def _entry(self, state: TrainerState, logs: Mapping[str, Any]) -> LogEntry:
         cut = {name: self._cut(value) for name, value in logs.items()}
         return entry(state.global_step, state.epoch, cut)
 

@@ -38,7 +38,7 @@ from anytrain.engine.prepared.optimizer import (
     place_state,
 )
 from anytrain.engine.prepared.rebuild import SkippedLoader
-from anytrain.engine.recording.losses import Losses
+from anytrain.engine.recording.loss_curve import LossCurve
 from anytrain.engine.step.guard import DeviceGuard, Guard, HostGuard, ScaledGuard
 from anytrain.engine.step.traced_guard import CutGuard, SelectGuard, select, why_asked
 
@@ -67,7 +67,7 @@ class Run:
         self.schedulers: list[PreparedScheduler] = []
         self.loaders: list[PreparedLoader] = []
         self._moved: dict[int, nn.Parameter] = {}
-        self.losses: Losses | None = None
+        self.losses: LossCurve | None = None
         """The curve of what goes through a user's own backward; None where nothing is recorded."""
         self._is_closed = False
         """Whether what is prepared from here on is no part of the run."""

@@ -16,7 +16,7 @@ from anytrain.engine import checkpoint
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.checkpoint import files, locks
 from anytrain.engine.interrupts import Interrupted, Interrupts
-from anytrain.engine.recording.losses import Losses
+from anytrain.engine.recording.loss_curve import LossCurve
 from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.timesheet import Timesheet
 
@@ -29,7 +29,7 @@ class BetweenSteps:
         self.interrupts: Interrupts | None = None
         self.timesheet: Timesheet | None = None
         self.record: Record | None = None
-        self.losses: Losses | None = None
+        self.losses: LossCurve | None = None
         """The loss curve of a loop of the user's own."""
         self.unsaved: checkpoint.SaveFailed | None = None
         """The last save, where it failed."""

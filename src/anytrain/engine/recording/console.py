@@ -20,7 +20,7 @@ from anytrain.core.environment import in_notebook, variable
 from anytrain.core.notices import give_notice
 from anytrain.core.text import printable
 from anytrain.engine.recording.formatting import (
-    Entry,
+    LogEntry,
     Pairs,
     Summary,
     duration,
@@ -53,7 +53,7 @@ class Console(Protocol):
         """Note that `step` steps are done. Called after every one, so it must be cheap."""
         ...
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: LogEntry) -> None:
         """Show an entry of the log."""
         ...
 
@@ -91,7 +91,7 @@ class Course:
 
 
 @dataclass(slots=True)
-class Evaluation:
+class EvaluationProgress:
     """How far an evaluation is."""
 
     total: int | None
@@ -100,7 +100,7 @@ class Evaluation:
 
 
 @dataclass(slots=True)
-class Standing:
+class LiveFigures:
     """What is shown of a run between two entries of its log."""
 
     latest: dict[str, str] = field(default_factory=dict)
@@ -206,13 +206,13 @@ class Followed:
         self.clock = clock
         self.course = Course(total=None)
         self.step = 0
-        self.standing = Standing()
+        self.standing = LiveFigures()
         self.pace: Pace | None = None
-        self.evaluation: Evaluation | None = None
+        self.evaluation: EvaluationProgress | None = None
         self._due = 0.0
 
     def begin(self, course: Course) -> None:
-        self.course, self.step, self.standing = course, course.step, Standing()
+        self.course, self.step, self.standing = course, course.step, LiveFigures()
         self.pace = Pace(self.clock(), course.step)
         self._due = 0.0
         self.weigh()
@@ -228,13 +228,13 @@ class Followed:
         self.draw()
         self._due = now + self.interval_s
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: LogEntry) -> None:
         """Take the figures of an entry, and show it."""
         self.take(entry)
         self.weigh()
         self.tell(entry)
 
-    def take(self, entry: Entry, *, at_update: bool = True) -> None:
+    def take(self, entry: LogEntry, *, at_update: bool = True) -> None:
         """Take the figures of an entry; its step tells the pace where it counts updates."""
         if entry.is_evaluation:
             return
@@ -249,7 +249,7 @@ class Followed:
         """Note how many batches of an evaluation are done."""
         now = self.clock()
         if self.evaluation is None:
-            self.evaluation = Evaluation(total, began=now)
+            self.evaluation = EvaluationProgress(total, began=now)
             self._due = 0.0
             if self.pace is not None:
                 self.pace.pause(now)
@@ -275,7 +275,7 @@ class Followed:
     def draw(self) -> None:
         """Show how the run stands."""
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: LogEntry) -> None:
         """Show an entry."""
 
     def elapsed(self) -> str:
@@ -330,7 +330,7 @@ class Plain(Followed):
         self.is_broken = False
         """Whether what it writes to has gone away."""
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: LogEntry) -> None:
         """Write the entry as a line; outside a training the caller has the figures."""
         if self.pace is None:
             return
@@ -379,7 +379,7 @@ class GuardedConsole:
     def advance(self, step: int) -> None:
         self._try("advance", step)
 
-    def note(self, entry: Entry) -> None:
+    def note(self, entry: LogEntry) -> None:
         self._try("note", entry)
 
     def evaluating(self, done: int, total: int | None) -> None:

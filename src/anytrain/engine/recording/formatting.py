@@ -14,7 +14,7 @@ _NOT_TRAINING = ("eval", "val", "test", "valid", "dev")
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LogEntry:
     """One entry of a run's log."""
 
     step: int
@@ -35,7 +35,7 @@ class Entry:
         return next((n for n in named if not n.lower().startswith(_NOT_TRAINING)), None)
 
 
-def entry(step: int, epoch: float | None, logs: Mapping[str, Any]) -> Entry:
+def entry(step: int, epoch: float | None, logs: Mapping[str, Any]) -> LogEntry:
     """Return what is shown of a log entry: losses first, and not how long things took.
 
     >>> entry(5, 0.5, {"learning_rate": 2e-05, "loss": 0.7, "epoch": 0.5}).pairs()
@@ -47,7 +47,7 @@ def entry(step: int, epoch: float | None, logs: Mapping[str, Any]) -> Entry:
         if name not in ("epoch", "total_flos") and not is_time(name)
     }
     is_evaluation = any(name.endswith("_runtime") for name in logs)
-    return Entry(step, logs.get("epoch", epoch), values, is_evaluation)
+    return LogEntry(step, logs.get("epoch", epoch), values, is_evaluation)
 
 
 def rank(name: str) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 from anytrain.core.text import amount
 from anytrain.engine.recording.chart import Points, charts
 from anytrain.engine.recording.console import Course, Followed, Trail
-from anytrain.engine.recording.formatting import Entry, Pairs, Summary, duration, number
+from anytrain.engine.recording.formatting import LogEntry, Pairs, Summary, duration, number
 
 _MOST_ROWS = 200
 _MOST_CHARTS = 6
@@ -57,7 +57,7 @@ class NotebookBar(Followed):
             self._forget()
         super().evaluating(done, total)
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: LogEntry) -> None:
         """Add a row, or fill the row of this step."""
         if entry.is_evaluation:
             loss = {"Training Loss": self._training_loss} if self.pace is not None else {}
@@ -160,10 +160,10 @@ class NotebookBar(Followed):
         return "\n".join(told)
 
 
-def _columns_of(entry: Entry) -> dict[str, str]:
+def _columns_of(entry: LogEntry) -> dict[str, str]:
     """Name an evaluation's figures as people know them from notebooks.
 
-    >>> _columns_of(Entry(5, None, {"eval_loss": 0.5, "eval_f1_macro": 0.9}))
+    >>> _columns_of(LogEntry(5, None, {"eval_loss": 0.5, "eval_f1_macro": 0.9}))
     {'Validation Loss': '0.5', 'F1 Macro': '0.9'}
     """
     return {_title(name): number(value) for name, value in entry.values.items()}

@@ -23,7 +23,7 @@ from rich.text import Text
 from anytrain.core.text import safe_console
 from anytrain.engine.recording.chart import sparkline
 from anytrain.engine.recording.console import Course, Followed, put, tell_broken
-from anytrain.engine.recording.formatting import Entry, Summary, duration, fitting, lines
+from anytrain.engine.recording.formatting import LogEntry, Summary, duration, fitting, lines
 
 _NARROWEST_BAR = 8
 _WIDEST_BAR = 60
@@ -80,7 +80,7 @@ class Terminal(Followed):
         back = f"\x1b[{len(bars) - 1}A\r" if len(bars) > 1 else "\r"
         self._write(console.file, _CLEAR + (shown + back if bars else ""))
 
-    def tell(self, entry: Entry) -> None:
+    def tell(self, entry: LogEntry) -> None:
         """Print the entry above the training's bar; without one, the caller has the figures."""
         console = self._console
         if console is None or self.pace is None:

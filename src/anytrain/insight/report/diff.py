@@ -15,7 +15,7 @@ from anytrain.core.documents import mapping, real
 from anytrain.core.errors import BadInput
 from anytrain.core.records import Life, counted, together
 from anytrain.insight.report import diff_curves, starts
-from anytrain.insight.report.diff_curves import Curve, Parting
+from anytrain.insight.report.diff_curves import Curve, Divergence
 from anytrain.insight.report.page_curves import is_clocked
 from anytrain.insight.report.starts import flat
 from anytrain.insight.report.why import training_seconds
@@ -203,7 +203,7 @@ def _partings(
     first, *others = histories
     found = []
     for name, curve in first.items():
-        partings: list[Parting | None] = [
+        partings: list[Divergence | None] = [
             diff_curves.part(curve, other[name], name) if name in other else None
             for other in others
         ]

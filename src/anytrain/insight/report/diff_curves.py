@@ -47,7 +47,7 @@ Curve = Mapping[int, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class Divergence:
     """How two curves relate, at the steps that both logged."""
 
     num_shared: int
@@ -117,7 +117,7 @@ def is_set(name: str) -> bool:
     return _SET.fullmatch(name) is not None
 
 
-def part(one: Curve, other: Curve, name: str = "") -> Parting:
+def part(one: Curve, other: Curve, name: str = "") -> Divergence:
     """Return how two curves relate; each is a value by step, and `name` is the figure's."""
     steps = sorted(one.keys() & other.keys())
     pairs = [(one[step], other[step]) for step in steps]
@@ -127,7 +127,7 @@ def part(one: Curve, other: Curve, name: str = "") -> Parting:
         beyond = next((n for n, pair in enumerate(pairs) if _is_another(*pair)), None)
     else:
         beyond = None if first is None else _beyond(pairs, first)
-    return Parting(
+    return Divergence(
         num_shared=len(steps),
         same_until=_before(steps, first),
         differ_from=None if first is None else steps[first],

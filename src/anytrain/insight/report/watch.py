@@ -18,7 +18,7 @@ from anytrain.core.errors import BadInput, Notice
 from anytrain.core.records import RunRecord, counted, is_unasked, open_run, together
 from anytrain.core.text import amount, one_line
 from anytrain.engine.recording.console import Course, Followed, Plain
-from anytrain.engine.recording.formatting import Entry, Summary, duration, entry, number
+from anytrain.engine.recording.formatting import LogEntry, Summary, duration, entry, number
 from anytrain.engine.recording.terminal import Terminal
 from anytrain.insight.report.starts import logs_at_updates, own_count, position
 from anytrain.insight.report.why import over_starts, shares
@@ -163,7 +163,7 @@ class RunView:
             view.step = step
             view.pace.mark(self.clock(), step)
 
-    def _take(self, raw: dict[str, Any]) -> Entry | None:
+    def _take(self, raw: dict[str, Any]) -> LogEntry | None:
         """Take the figures of an entry; return it if it is one to be shown."""
         if "train_runtime" in raw:  # it sums up a training, and is told at the end
             return None
@@ -372,7 +372,7 @@ def summary(watch: RunView) -> Summary:
     )
 
 
-def shown(raw: dict[str, Any]) -> Entry:
+def shown(raw: dict[str, Any]) -> LogEntry:
     """Return what is shown of a line of the log; nothing in it can move a cursor."""
     values = {
         one_line(name): one_line(value) if isinstance(value, str) else value

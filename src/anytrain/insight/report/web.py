@@ -137,7 +137,7 @@ class Server(ThreadingHTTPServer):
     def __init__(self, source: Source, port: int = 0, token: str | None = None) -> None:
         self.source = source
         self.token = token or secrets.token_urlsafe(24)
-        super().__init__((HOST, port), Answers)
+        super().__init__((HOST, port), RequestHandler)
 
     def server_bind(self) -> None:
         """Listen, without asking any name server what this machine is called."""
@@ -155,7 +155,7 @@ class Server(ThreadingHTTPServer):
             super().handle_error(request, client_address)
 
 
-class Answers(BaseHTTPRequestHandler):
+class RequestHandler(BaseHTTPRequestHandler):
     """Answers one question: the page, what is new, or a refusal."""
 
     server: Server
@@ -226,7 +226,7 @@ class Answers(BaseHTTPRequestHandler):
 
 
 for _method in _METHODS:
-    setattr(Answers, f"do_{_method}", Answers.not_allowed)
+    setattr(RequestHandler, f"do_{_method}", RequestHandler.not_allowed)
 
 
 def serve(

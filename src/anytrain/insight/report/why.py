@@ -56,7 +56,7 @@ _BUCKETS = 'length_buckets="auto"'
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Bottleneck:
     """What takes the most time beyond its due, and one thing to do about it."""
 
     name: str
@@ -102,7 +102,7 @@ def over_starts(count: int) -> str:
     return "" if count < 2 else f", over {'both' if count == 2 else f'all {count}'} starts"
 
 
-def judge(life: Life) -> Finding | None:
+def judge(life: Life) -> Bottleneck | None:
     """Return the one thing to change; None where nothing stands out."""
     seconds, found = life.seconds, shares(life)
     start = seconds.get("start", 0.0)
@@ -115,12 +115,12 @@ def judge(life: Life) -> Finding | None:
     }
     worst = max(excess, key=excess.__getitem__, default="")
     if worst and excess[worst] >= 1:
-        return Finding(worst, found[worst], _REMEDIES[worst](life))
+        return Bottleneck(worst, found[worst], _REMEDIES[worst](life))
     if start >= _SLOW_START_S and found["start"] >= _SLOW_START:
-        return Finding("start", found["start"], _for_the_start(life))
+        return Bottleneck("start", found["start"], _for_the_start(life))
     spent, share = (sum(each.get(name, 0.0) for name in _STEP) for each in (seconds, found))
     remedy = _for_the_step(life) if _is_worth_it(spent, share) else None
-    return None if remedy is None else Finding("step", share, remedy)
+    return None if remedy is None else Bottleneck("step", share, remedy)
 
 
 def _is_worth_it(seconds: float, share: float) -> bool:

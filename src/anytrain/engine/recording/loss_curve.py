@@ -48,7 +48,7 @@ Share = tuple[float, int]
 """The losses of one rank since the last point, added up, and how many they were."""
 
 
-class Losses:
+class LossCurve:
     """The losses since the last point of the curve."""
 
     def __init__(
