@@ -159,7 +159,8 @@ class RunRecord:
         for entry in entries:
             if entry.get("event") == "begin":  # a fresh start: what came before is another run's
                 since = finite(entry.get("since"))
-                self.events[:] = [] if since is None else _later(self.events, since)
+                kept = [] if since is None else [e for e in self.events if _time(e) >= since]
+                self.events[:] = kept
             else:
                 _add_event(self.events, entry)
         return is_other or bool(entries)
@@ -188,10 +189,6 @@ class RunRecord:
 def _files(folder: Path) -> list[Path]:
     named = [folder / name for name in (TIMESHEET, METRICS, RUN, EVENTS, EVALUATION)]
     return [path for path in (*named, *folder.glob("evaluation-*.json")) if path.exists()]
-
-
-def _later(events: list[dict[str, Any]], since: float) -> list[dict[str, Any]]:
-    return [event for event in events if _time(event) >= since]
 
 
 def _add_event(events: list[dict[str, Any]], entry: dict[str, Any]) -> None:
@@ -506,7 +503,6 @@ class Trial:
 
     @property
     def is_complete(self) -> bool:
-        """Whether it counts."""
         return self.state == "complete" and all(map(math.isfinite, self.objectives or (math.nan,)))
 
 

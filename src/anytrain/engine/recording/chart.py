@@ -183,7 +183,6 @@ class _Area:
         return right, _HEIGHT - _BOTTOM - _share(y, *self._ys) * (_HEIGHT - _TOP - _BOTTOM)
 
     def frame(self) -> list[str]:
-        """Return the lowest and highest value, and the first and last step."""
         floor, labels = _HEIGHT - _BOTTOM, []
         for at, value in ((floor, self._ys[0]), (_TOP, self._ys[1])):
             labels += [
@@ -202,7 +201,6 @@ class _Area:
         return labels
 
     def line(self, points: Points, colour: str) -> str:
-        """Return a line through the points, which ends in a dot."""
         places = [self._place(x, y) for x, y in points]
         told = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
         return (

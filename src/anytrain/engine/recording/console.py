@@ -125,7 +125,6 @@ class Trail:
         self._step = 0
 
     def add(self, step: int, value: Any) -> None:
-        """Add an entry, if it is a number."""
         if not isinstance(value, int | float) or not math.isfinite(value):
             return
         self._held.append(float(value))
@@ -159,7 +158,6 @@ class Pace:
         self._paused_at: float | None = None
 
     def mark(self, now: float, step: int) -> None:
-        """Note that `step` steps are done."""
         if self._first is None:
             self._first = (now, step)
         self._last = (now, step)
@@ -174,7 +172,6 @@ class Pace:
             self._paused_at = now
 
     def go_on(self, now: float) -> None:
-        """Count time as training again."""
         if self._paused_at is not None:
             self._paused_s += now - self._paused_at
             self._paused_at = None
@@ -229,7 +226,6 @@ class Followed:
         self._due = now + self.interval_s
 
     def note(self, entry: LogEntry) -> None:
-        """Take the figures of an entry, and show it."""
         self.take(entry)
         self.weigh()
         self.tell(entry)
@@ -246,7 +242,6 @@ class Followed:
             self.standing.losses.add(entry.step, entry.values[entry.loss])
 
     def evaluating(self, done: int, total: int | None) -> None:
-        """Note how many batches of an evaluation are done."""
         now = self.clock()
         if self.evaluation is None:
             self.evaluation = EvaluationProgress(total, began=now)
@@ -279,7 +274,6 @@ class Followed:
         """Show an entry."""
 
     def elapsed(self) -> str:
-        """Return the time since the beginning."""
         return "" if self.pace is None else duration(self.clock() - self.pace.began)
 
     def left(self) -> str:
@@ -347,7 +341,6 @@ class Plain(Followed):
         self.say("  ".join(parts))
 
     def end(self, summary: Summary) -> None:
-        """Write the summary, aligned."""
         super().end(summary)
         rows = summary.rows()
         widest = max(len(name) for name, _ in rows)

@@ -266,7 +266,6 @@ def join(shares: Sequence[Share | None]) -> Share | None:
 def _samples(
     sizes: Sequence[int], samples_of: Callable[[int], Sequence[Any] | None]
 ) -> tuple[Any, ...]:
-    """Return the index of each counted row; None where nobody knows it."""
     found: list[Any] = []
     for number, size in enumerate(sizes):
         known = list(samples_of(number) or ())[:size]
@@ -330,17 +329,13 @@ def _classes(shown: Share, names: list[str]) -> dict[str, Any]:
     is_known = ~np.isnan(sure)
     said = np.where(is_known, said, -1)
     confused = confusion(label, said, shown.num_classes, names)
-    wrong = np.flatnonzero(label != said)
-    order = wrong[np.argsort(-np.nan_to_num(sure[wrong], nan=-1.0), kind="stable")][:MOST_WORST]
     worst = [
         {
             "index": _index(shown, places[row]),
             "inputs": {},
-            "label": names[label[row]],
-            "predicted": names[said[row]] if said[row] >= 0 else None,
-            "confidence": _number(sure[row]),
+            **_named(names, label[row], said[row], sure[row]),
         }
-        for row in order
+        for row in _most_confident(np.flatnonzero(label != said), sure)
     ]
     return {
         "kind": "classification",
@@ -389,18 +384,14 @@ def _tokens(shown: Share, names: list[str]) -> dict[str, Any]:
     table, supports = shown.table, shown.supports
     label, said, where = (_whole(shown.rows[row]) for row in (0, 1, 3))
     sure = shown.rows[2]
-    wrong = np.flatnonzero(label >= 0)
-    order = wrong[np.argsort(-np.nan_to_num(sure[wrong], nan=-1.0), kind="stable")][:MOST_WORST]
     worst = [
         {
             "index": _index(shown, row),
             "inputs": {},
             "token": int(where[row]),
-            "label": names[label[row]],
-            "predicted": names[said[row]] if not np.isnan(sure[row]) else None,
-            "confidence": _number(sure[row]),
+            **_named(names, label[row], said[row], sure[row]),
         }
-        for row in order
+        for row in _most_confident(np.flatnonzero(label >= 0), sure)
     ]
     return {
         "kind": "classification",
@@ -413,6 +404,17 @@ def _tokens(shown: Share, names: list[str]) -> dict[str, Any]:
         "worst": worst,
         "notes": ["Tokens are counted; of each sample, the most confidently wrong one is shown."],
     }
+
+
+def _most_confident(wrong: Ints, sure: Array) -> Ints:
+    order = np.argsort(-np.nan_to_num(sure[wrong], nan=-1.0), kind="stable")
+    return wrong[order][:MOST_WORST]
+
+
+def _named(names: Sequence[str], label: int, said: int, sure: float) -> dict[str, Any]:
+    """Return what was true and what was said; where nothing could be, how sure is no number."""
+    predicted = None if np.isnan(sure) else names[said]
+    return {"label": names[label], "predicted": predicted, "confidence": _number(sure)}
 
 
 def _per_class(right: Array, support: Array, answers: Array) -> list[dict[str, Any]]:
@@ -487,7 +489,6 @@ def _index(shown: Share, place: int) -> int | None:
 
 
 def _number(value: Any) -> float | None:
-    """Return a number with the digits that float32 has."""
     return float(f"{float(value):.7g}") if math.isfinite(value) else None
 
 

@@ -51,7 +51,6 @@ class Events:
         self._process = os.getpid()
 
     def tell(self, kind: str, **values: Any) -> None:
-        """Write an event down."""
         with self._disk.harmless(f"write {self.path}"):
             place = {"time": round(time.time(), 3), "step": self._step(), "kind": kind}
             self._disk.append(self.path, {**place, **values})
@@ -64,7 +63,6 @@ class Events:
                 self._disk.append(self.path, {**place, "event": "begin", "since": since})
 
     def listen(self) -> None:
-        """Write warnings down from here on."""
         self._counts.clear()
         self._process = os.getpid()
         _listening.add(self)

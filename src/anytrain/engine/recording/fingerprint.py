@@ -221,7 +221,6 @@ def _ours(value: Any) -> list[Any]:
 
 
 def _some(length: int) -> list[int]:
-    """Return the first, the last and some indices between."""
     if length <= _MOST_ROWS:
         return list(range(length))
     return sorted({round(i * (length - 1) / (_MOST_ROWS - 1)) for i in range(_MOST_ROWS)})

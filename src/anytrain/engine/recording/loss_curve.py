@@ -114,15 +114,9 @@ class LossCurve:
         return {"sum": whole, "num": num, "at": self._at}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on adding to what was saved."""
         self._at, self._num, self._first = state["at"], state["num"], state["sum"]
         if self._sum is not None:
             fresh.put(self._sum, torch.tensor(self._first))
-
-    def _forget(self) -> None:
-        self._num, self._first = 0, 0.0
-        if self._sum is not None:
-            fresh.restart(self._sum)
 
     def _read(self) -> Share:
         whole = self._first if self._sum is None else float(fresh.readable(self._sum))
@@ -132,7 +126,9 @@ class LossCurve:
         """Take what there is for the point after this update; an error here stops no run."""
         with self._record.harmless():
             own = self._read()
-            self._forget()
+            self._num, self._first = 0, 0.0
+            if self._sum is not None:
+                fresh.restart(self._sum)
             self._at = updates
             self._num_points += 1
             if self._world.rank == 0:
@@ -151,7 +147,10 @@ class LossCurve:
             if None in told and (most is None or len(self._waiting) <= most):
                 return False
             self._waiting.popleft()
-            self._write(updates, [own, *(share for share in told if share is not None)])
+            shares = [own, *(share for share in told if share is not None)]
+            whole, num = sum(share[0] for share in shares), sum(share[1] for share in shares)
+            self._begin()
+            self._record.log(updates, None, {"loss": whole / num}, event=BACKWARD)
         return True
 
     def _told(self, number: int, updates: int, rank: int) -> Share | None:
@@ -164,11 +163,6 @@ class LossCurve:
         at, whole, num = posted.split()
         # A rank that has run out of batches is elsewhere: its losses are of another point.
         return (float(whole), int(num)) if int(at) == updates else (0.0, 0)
-
-    def _write(self, updates: int, shares: list[Share]) -> None:
-        whole, num = sum(share[0] for share in shares), sum(share[1] for share in shares)
-        self._begin()
-        self._record.log(updates, None, {"loss": whole / num}, event=BACKWARD)
 
 
 def _is_due(last: int, now: int, ends_walk: bool) -> bool:

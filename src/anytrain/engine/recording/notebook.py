@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping
 from html import escape
 from typing import Any
 
-from anytrain.core.text import amount
+from anytrain.core.text import Sheet, amount
 from anytrain.engine.recording.chart import Points, charts
 from anytrain.engine.recording.console import Course, Followed, Trail
-from anytrain.engine.recording.formatting import LogEntry, Pairs, Summary, duration, number
+from anytrain.engine.recording.formatting import LogEntry, Summary, duration, number
 
 _MOST_ROWS = 200
 _MOST_CHARTS = 6
@@ -46,7 +46,6 @@ class NotebookBar(Followed):
         self._charts = ""
 
     def begin(self, course: Course) -> None:
-        """Start an output of its own for a training."""
         self._forget()
         self._columns = ["Step", "Training Loss", *["Validation Loss"] * course.evaluates]
         super().begin(course)
@@ -112,7 +111,6 @@ class NotebookBar(Followed):
             self._num_left_out += 1
 
     def _bars(self) -> list[tuple[str, int, int | None, str]]:
-        """Return label, done, total and figures of each bar."""
         bars = []
         if self.pace is not None:
             left = self.left()
@@ -142,7 +140,7 @@ class NotebookBar(Followed):
             verb = "is" if left_out == 1 else "are"
             parts.append(f"<div>{amount(left_out, 'earlier entry')} {verb} not shown.</div>")
         if self._summary is not None:
-            parts.append(f"<b>{escape(self._summary.title)}</b>{_html_pairs(self._summary.rows())}")
+            parts.append(Sheet(self._summary.title, self._summary.rows())._repr_html_())
         return "\n".join(parts)
 
     def _text(self) -> str:
@@ -184,11 +182,3 @@ def _html_table(columns: list[str], rows: list[dict[str, str]]) -> str:
         for row in rows
     )
     return f"<table><thead><tr>{head}</tr></thead>\n<tbody>{body}</tbody></table>"
-
-
-def _html_pairs(pairs: Pairs) -> str:
-    rows = "".join(
-        f"<tr><th {_CELL}>{escape(name)}</th><td {_CELL}>{escape(value)}</td></tr>\n"
-        for name, value in pairs
-    )
-    return f"<table><tbody>{rows}</tbody></table>"

@@ -94,7 +94,6 @@ class Terminal(Followed):
         self._print(console, Text("\n".join(told), style=style))
 
     def say(self, text: str) -> None:
-        """Print a line above the bars."""
         console = self._console
         if console is not None:
             self._print(console, Text(text, style="dim"))
@@ -124,7 +123,6 @@ class Terminal(Followed):
             self.draw()
 
     def bars(self, width: int, is_ascii: bool) -> list[Text]:
-        """Return the lines that stand at the bottom."""
         shown = []
         if self.pace is not None:
             total, left = self.course.total, self.left()
@@ -140,7 +138,6 @@ class Terminal(Followed):
         return shown
 
     def let_go(self) -> None:
-        """Put standard output and error back as they were."""
         for proxy in self._aside:
             proxy.step_aside()
         self._aside = []
@@ -156,7 +153,6 @@ class Terminal(Followed):
         return [part for part in (*first, self.speed(), *memory) if part]
 
     def _below(self, width: int) -> list[Text]:
-        """Return where the time went, and what else is to be said."""
         spent, remark = self.spent(), self.standing.remark
         told = [Text(fitting([self.course.spent_in, *spent], width), style="dim")] if spent else []
         if remark:

@@ -134,7 +134,9 @@ def _difference(group: str, told: Sequence[dict[str, Any] | None]) -> dict[str, 
         values = [None if each is None else each.get(name) for each in told]
         compared = [each.get(name) for each in known]
         if group == "plan":
-            row, compared = _plan_row(name, values), [_first(value) for value in compared]
+            reasons = [None if value is None else value[1] for value in values]
+            values, compared = _firsts(values), _firsts(compared)
+            row = {"name": name, "values": values, "because": reasons}
         else:
             row = {"name": name, "values": values}
         if all(value == compared[0] for value in compared):
@@ -145,13 +147,8 @@ def _difference(group: str, told: Sequence[dict[str, Any] | None]) -> dict[str, 
     return {"group": group, "rows": rows, "same": same, "not_recorded": [label(n) for n in silent]}
 
 
-def _plan_row(name: str, values: Sequence[Any]) -> dict[str, Any]:
-    reasons = [None if value is None else value[1] for value in values]
-    return {"name": name, "values": [_first(value) for value in values], "because": reasons}
-
-
-def _first(value: Any) -> Any:
-    return None if value is None else value[0]
+def _firsts(values: Sequence[Any]) -> list[Any]:
+    return [None if value is None else value[0] for value in values]
 
 
 def _notes(
@@ -225,15 +222,19 @@ def _figures(
     found = []
     for name in dict.fromkeys(name for history in histories for name in history):
         pick = _best_of(name, asked)
-        last = [_at_end(history.get(name)) for history in histories]
+        kept = [history.get(name) for history in histories]
+        last = [curve[max(curve)] if curve else None for curve in kept]
         if not any(last) and name == "total_flos":
             continue  # nobody counted
-        best = [_best(history.get(name), pick) for history in histories]
+        best = [_best(curve, pick) for curve in kept]
+        first = last[0]
         found.append(
             {
                 "name": name,
                 "last": last,
-                "difference": [_minus(value, last[0]) for value in last],
+                "difference": [
+                    None if value is None or first is None else value - first for value in last
+                ],
                 "best": best,
                 "better": None if pick is None else "lower" if pick is min else "higher",
             }
@@ -242,7 +243,6 @@ def _figures(
 
 
 def _asked_for(run: RunRecord) -> tuple[str, bool] | None:
-    """Return the figure that the run chose its best model by, and whether more is better."""
     arguments = mapping(run.starts[-1].get("arguments")) if run.starts else {}
     name, greater = arguments.get("metric_for_best_model"), arguments.get("greater_is_better")
     return (name, greater) if isinstance(name, str) and isinstance(greater, bool) else None
@@ -259,21 +259,12 @@ def _best_of(name: str, asked: Sequence[tuple[str, bool] | None]) -> Any:
     return max if any(word in _HIGHER for word in words) else None
 
 
-def _at_end(curve: Curve | None) -> float | None:
-    return curve[max(curve)] if curve else None
-
-
 def _best(curve: Curve | None, pick: Any) -> float | None:
     finite = [value for value in (curve or {}).values() if math.isfinite(value)]
     return pick(finite) if finite and pick is not None else None
 
 
-def _minus(value: float | None, other: float | None) -> float | None:
-    return None if value is None or other is None else value - other
-
-
 def _about(run: RunRecord, name: str) -> dict[str, Any]:
-    """Return who a run is and how it stands."""
     last = run.lives[-1].last if run.lives else {}
     began = run.lives[-1].began if run.lives else {}
     steps = [entry["step"] for entry in run.metrics if isinstance(entry.get("step"), int)]

@@ -146,7 +146,7 @@ def _before(steps: Sequence[int], first: int | None) -> int | None:
 
 def _beyond(pairs: Sequence[tuple[float, float]], first: int) -> int | None:
     """Return the place of the first point beyond noise; what isn't finite counts at once."""
-    odd = (n for n, pair in enumerate(pairs) if not _are_finite(pair) and _differ(pair))
+    odd = (n for n, pair in enumerate(pairs) if not all(map(math.isfinite, pair)) and _differ(pair))
     found = [next(odd, None)]
     if len(pairs) >= _LEAST_POINTS:
         found.append(_in_a_row(pairs, first, math.ceil(len(pairs) / _MOST_POINTS)))
@@ -164,10 +164,6 @@ def _in_a_row(pairs: Sequence[tuple[float, float]], first: int, size: int) -> in
         if abs(sum(row)) == _IN_A_ROW:
             return max((n - _IN_A_ROW + 1) * size, first)
     return None
-
-
-def _are_finite(pair: tuple[float, float]) -> bool:
-    return math.isfinite(pair[0]) and math.isfinite(pair[1])
 
 
 def _differ(pair: tuple[float, float]) -> bool:

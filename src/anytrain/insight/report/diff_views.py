@@ -49,12 +49,13 @@ def same(found: Mapping[str, Any]) -> str:
 
 def counted(found: Mapping[str, Any]) -> str:
     """Return how much is the same, by group."""
-    told = [_several(each["same"], each["group"]) for each in found["differences"] if each["same"]]
+    told = []
+    for each in found["differences"]:
+        group, count = each["group"], each["same"]
+        if count:
+            is_several = group.endswith("s")
+            told.append(amount(count, group[:-1]) if is_several else f"{count:,} of the {group}")
     return f"The same: {', '.join(told)}." if told else "Nothing that was recorded is the same."
-
-
-def _several(count: int, group: str) -> str:
-    return amount(count, group[:-1]) if group.endswith("s") else f"{count:,} of the {group}"
 
 
 def value_text(value: object) -> str:
@@ -397,7 +398,6 @@ def _called(run: Mapping[str, Any]) -> str:
 
 
 def _charts(found: Mapping[str, Any], histories: Histories) -> list[Chart]:
-    """Return a chart for each figure that some run logged twice, all runs in it."""
     marks = {curve["name"]: _marks(curve["pairs"]) for curve in found["curves"]}
     names = dict.fromkeys(name for history in histories for name in history)
     charts = []

@@ -171,7 +171,9 @@ def _last_words(run: RunRecord, life: Life | None) -> str:
             "known."
         )
     if run.state == "failed":
-        return f"The run failed after {upto}{when}. {_error(life)}".rstrip()
+        error = None if life is None else life.error
+        told = f"The error was: {text(error)}" if error else ""
+        return f"The run failed after {upto}{when}. {told}".rstrip()
     if run.state == "stopped":
         return f"The run was stopped after {upto}{when}, by a signal or a key."
     if run.state == "ended":
@@ -180,11 +182,6 @@ def _last_words(run: RunRecord, life: Life | None) -> str:
     host = "" if life is None else text(life.began.get("host", "another host"))
     where = f" It ran on {host}, and only that host knows whether it still does." if host else ""
     return f"How the run ended is not known; it was last heard of at {upto}{when}.{where}"
-
-
-def _error(life: Life | None) -> str:
-    error = None if life is None else life.error
-    return f"The error was: {text(error)}" if error else ""
 
 
 def _tiles(run: RunRecord, known: Figures) -> Iterator[tuple[str, Content, str]]:

@@ -42,7 +42,6 @@ def _not_used(run: RunRecord) -> Markup:
 
 
 def _changes(run: RunRecord) -> Markup:
-    """Return in what the starts of a run differ, a line for each change."""
     rows = [
         (
             each.name,

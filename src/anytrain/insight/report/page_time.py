@@ -107,7 +107,9 @@ def _inside(path: str, run: RunRecord) -> str:
 
 def warnings(run: RunRecord) -> Section | None:
     """Return what the run was warned of."""
-    return section("warnings", "Warnings", [_notice(e) for e in run.events if _is_notice(e)])
+    notices = [event for event in run.events if event.get("kind") == "notice"]
+    found = [tag("div", _notice(event), class_="finding warning") for event in notices]
+    return section("warnings", "Warnings", found)
 
 
 def plan(run: RunRecord) -> Section | None:
@@ -171,15 +173,7 @@ def _bar(shares: dict[str, float]) -> Markup:
     )  # fmt: skip
 
 
-def _is_notice(event: dict[str, Any]) -> bool:
-    return event.get("kind") == "notice"
-
-
-def _notice(event: dict[str, Any]) -> Markup:
-    return tag("div", _told(event), class_="finding warning")
-
-
-def _told(event: dict[str, Any]) -> Iterator[Markup]:
+def _notice(event: dict[str, Any]) -> Iterator[Markup]:
     step, count = whole(event.get("step")), whole(event.get("count")) or 1
     category = text(event.get("category") or "notice", 80)
     where = "" if step is None else f" at step {step:,}"

@@ -10,6 +10,7 @@ from typing import Any
 from anytrain._version import __version__
 from anytrain.core.documents import real
 from anytrain.core.records import Sweep, Trial
+from anytrain.core.text import amount
 from anytrain.insight.pages.charts import Dot, dots, number
 from anytrain.insight.pages.page import (
     Content,
@@ -53,7 +54,7 @@ def build(sweep: Sweep, links: Mapping[int, str], states: Mapping[int, str]) -> 
                 "header",
                 tag("h1", name),
                 tag(
-                    "p", f"Search of {_plural(len(sweep.trials), 'trial')} to {goals}", class_="dim"
+                    "p", f"Search of {amount(len(sweep.trials), 'trial')} to {goals}", class_="dim"
                 ),
                 tag("nav", nav, aria_label="Contents"),
             ),
@@ -188,7 +189,3 @@ def _state(trial: Trial, states: Mapping[int, str]) -> str:
 def _shown(value: Any) -> str:
     found = real(value)
     return text(value, 60) if found is None or not math.isfinite(found) else number(found)
-
-
-def _plural(count: int, what: str) -> str:
-    return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

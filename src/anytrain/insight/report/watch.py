@@ -129,7 +129,6 @@ class RunView:
         return told
 
     def _first_new(self) -> int:
-        """Return how many of the history's entries were told."""
         metrics, seen = self.run.metrics, self._num_entries
         if not seen or (seen <= len(metrics) and metrics[seen - 1] is self._last):
             return seen
@@ -139,7 +138,6 @@ class RunView:
         return later[0] if later else len(metrics)
 
     def _moments(self, told: int) -> list[tuple[float, Callable[[], None]]]:
-        """Return what is new, each with its time."""
         run, found = self.run, []
         times = run.lives[-1].times if run.lives else []
         for line in times[self._num_times :]:

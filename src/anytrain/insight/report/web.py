@@ -29,7 +29,6 @@ from urllib.parse import parse_qs, urlsplit
 from anytrain.core.errors import BadInput
 from anytrain.core.records import RunRecord, counted, open_run, together
 from anytrain.core.text import one_line
-from anytrain.engine.recording.formatting import lines
 from anytrain.insight.pages.charts import Chart, chart_data, chart_grid, chart_page, library
 from anytrain.insight.pages.page import beside, embedded, tag
 from anytrain.insight.report import watch
@@ -101,7 +100,6 @@ class Source:
         return found if charts is None else {**found, **chart_data(charts)}
 
     def page(self) -> str:
-        """Return the page as it is now; its script goes on from there."""
         with self._news:
             now, charts = {"version": self._version, "state": self._state}, self._charts
         return page(now, charts)
@@ -355,7 +353,6 @@ def _since(given: dict[str, list[str]]) -> int:
 
 
 def _ledger(run: RunRecord) -> list[list[Any]]:
-    """Return name, seconds, share and meaning of where the time of all starts went."""
     if not run.lives:
         return []
     life = together(counted(run.lives))
@@ -367,15 +364,14 @@ def _ledger(run: RunRecord) -> list[list[Any]]:
 
 
 def _entries(run: RunRecord) -> list[str]:
-    """Return the newest entries of the log as lines, the newest first."""
     newest = [watch.shown(raw) for raw in reversed(run.metrics[-_ENTRIES:])]
     return [
-        " ".join(lines([("step", str(one.step)), *one.pairs()], width=10_000)) for one in newest
+        "  ".join([f"step {one.step}", *(f"{name} {value}" for name, value in one.pairs())])
+        for one in newest
     ]
 
 
 def _events(run: RunRecord) -> list[str]:
-    """Return the newest events in words, the newest first."""
     found = [watch.event_words(event) for event in run.events]
     found += [watch.apart_words(raw) for raw in run.apart]
     return [words for words in reversed(found) if words][:_EVENTS]

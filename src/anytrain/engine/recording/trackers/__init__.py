@@ -199,7 +199,6 @@ class Trackers:
         self._idle_reported = False
 
     def __iter__(self) -> Iterator[GeneralTracker]:
-        """Walk over the started trackers."""
         return iter([running.tracker for running in self._running])
 
     @property

@@ -35,7 +35,6 @@ class FileTracker(GeneralTracker):
 
     @property
     def tracker(self) -> Path:
-        """The file that is written."""
         return self.path
 
     def go_on(self, run: str, step: int) -> None:
@@ -43,16 +42,13 @@ class FileTracker(GeneralTracker):
         self._goes_on_at = step
 
     def kept_as(self) -> str | None:
-        """Return the folder's name."""
         return self.run_name
 
     def start(self) -> None:
-        """Make the folder and the file."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.touch()
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Write the run's settings as `config.json`."""
         replace(self.path.parent / "config.json", to_json(settings(values), indent=2) + "\n")
 
 
@@ -76,7 +72,6 @@ class JSONLTracker(FileTracker):
                 replace(self.path, "\n".join(known))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add a line."""
         append(self.path, to_json({"_step": step, "_timestamp": time.time(), **read(values)}))
 
 

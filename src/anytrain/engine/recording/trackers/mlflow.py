@@ -59,7 +59,6 @@ class MLflowTracker(GeneralTracker):
 
     @property
     def tracker(self) -> Any:
-        """The active run."""
         return self.active_run
 
     def go_on(self, run: str, step: int) -> None:
@@ -68,7 +67,6 @@ class MLflowTracker(GeneralTracker):
             self._goes_on_in = run
 
     def kept_as(self) -> str | None:
-        """Return the run's id."""
         return str(self._run_id)
 
     def start(self) -> None:
@@ -111,7 +109,6 @@ class MLflowTracker(GeneralTracker):
         self._mlflow.log_metrics(metrics, step=step, **{"run_id": self._run_id, **kwargs})
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log lists of arrays or PIL images by name."""
         client = self._mlflow.MlflowClient()
         for key, images in values.items():
             for number, image in enumerate(images):
@@ -119,16 +116,13 @@ class MLflowTracker(GeneralTracker):
                 client.log_image(self._run_id, image, key=one, step=step, **kwargs)
 
     def log_figure(self, figure: Any, artifact_file: str, **save_kwargs: Any) -> None:
-        """Store a matplotlib or plotly figure as an artifact."""
         client = self._mlflow.MlflowClient()
         client.log_figure(self._run_id, figure, artifact_file, **save_kwargs)
 
     def log_artifacts(self, local_dir: str, artifact_path: str | None = None) -> None:
-        """Store all files of a folder as artifacts."""
         self._mlflow.log_artifacts(local_dir, artifact_path, run_id=self._run_id)
 
     def log_artifact(self, local_path: str, artifact_path: str | None = None) -> None:
-        """Store a file as an artifact."""
         self._mlflow.log_artifact(local_path, artifact_path, run_id=self._run_id)
 
     def finish(self) -> None:

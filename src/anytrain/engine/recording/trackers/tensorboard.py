@@ -32,7 +32,6 @@ class TensorBoardTracker(GeneralTracker):
 
     @property
     def tracker(self) -> Any:
-        """The SummaryWriter."""
         return self.writer
 
     def go_on(self, run: str, step: int) -> None:
@@ -40,11 +39,9 @@ class TensorBoardTracker(GeneralTracker):
         self._options = {"purge_step": step + 1, **self._options}
 
     def kept_as(self) -> str | None:
-        """Return the folder's name."""
         return self.run_name
 
     def start(self) -> None:
-        """Open the event file."""
         self.writer = self._library.SummaryWriter(self.logging_dir, **self._options)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -85,7 +82,6 @@ class TensorBoardTracker(GeneralTracker):
         self.writer.flush()
 
     def finish(self) -> None:
-        """Close the event file."""
         self.writer.close()
 
     def _log_group(

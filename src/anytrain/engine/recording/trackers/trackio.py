@@ -22,19 +22,15 @@ class TrackioTracker(GeneralTracker):
 
     @property
     def tracker(self) -> Any:
-        """The trackio run."""
         return self.run
 
     def go_on(self, run: str, step: int) -> None:
-        """Go on in the run of that name."""
         self._options = {"name": run, "resume": "allow", **self._options}
 
     def kept_as(self) -> str | None:
-        """Return the run's name, by which trackio finds it."""
         return str(self.run.name)
 
     def start(self) -> None:
-        """Open the run."""
         self.run = self._trackio.init(**self._options)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
@@ -42,7 +38,6 @@ class TrackioTracker(GeneralTracker):
         self.run.config.update(settings(values))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log values, trackio's own types among them."""
         self.run.log(read(values), step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
@@ -60,10 +55,8 @@ class TrackioTracker(GeneralTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log a table from columns and rows, or a dataframe."""
         table = self._trackio.Table(columns=columns, data=data, dataframe=dataframe)
         self.run.log({table_name: table}, step=step, **kwargs)
 
     def finish(self) -> None:
-        """Close the run, once its values are stored."""
         self.run.finish()

@@ -28,7 +28,6 @@ class WandBTracker(GeneralTracker):
 
     @property
     def tracker(self) -> Any:
-        """The wandb run."""
         return self.run
 
     def go_on(self, run: str, step: int) -> None:
@@ -37,7 +36,6 @@ class WandBTracker(GeneralTracker):
             self._options = {"id": run, "resume": "allow", **self._options}
 
     def kept_as(self) -> str | None:
-        """Return the run's id."""
         return str(self.run.id)
 
     def start(self) -> None:
@@ -50,15 +48,12 @@ class WandBTracker(GeneralTracker):
         self._is_users = self.run is active
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Add to the run's config."""
         self.run.config.update(settings(values), allow_val_change=True)
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log values, wandb's own types among them."""
         self.run.log(read(values), step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Log lists of arrays or PIL images by name."""
         images = {name: [self._wandb.Image(i) for i in many] for name, many in values.items()}
         self.run.log(images, step=step, **kwargs)
 
@@ -71,7 +66,6 @@ class WandBTracker(GeneralTracker):
         step: int | None = None,
         **kwargs: Any,
     ) -> None:
-        """Log a table from columns and rows, or a dataframe."""
         table = self._wandb.Table(columns=columns, data=data, dataframe=dataframe)
         self.run.log({table_name: table}, step=step, **kwargs)
 
