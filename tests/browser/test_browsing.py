@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from anytrain.insight.pages.charts import area
-from anytrain.insight.pages.page import document, tag
+from anytrain.insight.pages.markup import document, tag
 from browsing import SCREENSHOTS, chromium, screenshot, scrolls_sideways, visit
 
 

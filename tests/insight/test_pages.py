@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from anytrain.insight.pages.charts import area
-from anytrain.insight.pages.page import Markup, document, joined, table, tag
+from anytrain.insight.pages.markup import Markup, document, joined, table, tag
 
 
 def test_pages_load_no_torch() -> None:

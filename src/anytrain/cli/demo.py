@@ -72,7 +72,7 @@ demo.command_class = FromFile  # type: ignore[attr-defined]  # read by main
 
 
 def _conclude(console: Console, finished: Finished, output: Path, took_s: float) -> None:
-    from anytrain.engine.recording.chart import curve
+    from anytrain.engine.recording.small_charts import curve
 
     console.print()
     console.print(

@@ -13,7 +13,7 @@ from anytrain.core import records
 from anytrain.core.documents import as_file
 from anytrain.core.errors import BadInput
 from anytrain.core.records import Sweep, open_run
-from anytrain.insight.pages.page import tag
+from anytrain.insight.pages.markup import tag
 from anytrain.insight.report import sweep_page
 from anytrain.insight.report.page import page
 from anytrain.insight.report.run_folders import has_times, named, newest, newest_trial, search_in

@@ -17,7 +17,6 @@ import pytest
 
 from anytrain.core.errors import Notice
 from anytrain.engine.recording import console as consoles
-from anytrain.engine.recording.chart import chart
 from anytrain.engine.recording.console import (
     Course,
     GuardedConsole,
@@ -30,6 +29,7 @@ from anytrain.engine.recording.console import (
 )
 from anytrain.engine.recording.formatting import LogEntry, Summary
 from anytrain.engine.recording.notebook import NotebookBar
+from anytrain.engine.recording.small_charts import chart
 from anytrain.engine.recording.terminal import Terminal
 
 SUMMARY = Summary(

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from anytrain.engine.recording.chart import curve
+from anytrain.engine.recording.small_charts import curve
 
 RISING = [(0.0, 0.5), (1.0, 0.6), (2.0, 0.83), (3.0, 0.95)]
 

@@ -13,7 +13,7 @@ from typing import Any
 from anytrain.doors.callbacks.control import TrainerControl
 from anytrain.doors.callbacks.hf import TrainerCallback
 from anytrain.doors.callbacks.state import TrainerState
-from anytrain.engine.recording.console import Console, Course, GuardedConsole, pick
+from anytrain.engine.recording.console import Course, Followed, GuardedConsole, pick
 from anytrain.engine.recording.formatting import LogEntry, Summary, entry, is_time, rank
 
 Facts = Callable[[], Mapping[str, Any]]
@@ -50,11 +50,11 @@ class ProgressCallback(TrainerCallback):
     """
 
     def __init__(
-        self, max_str_len: int = 100, console: Callable[[], Console] | None = None
+        self, max_str_len: int = 100, console: Callable[[], Followed] | None = None
     ) -> None:
         self.max_str_len = max_str_len
         self._pick = pick if console is None else console
-        self._console: Console | None = None
+        self._console: GuardedConsole | None = None
         self._num_predicted = 0
         self._is_training = False
         self._began = 0.0
@@ -153,7 +153,7 @@ class ProgressCallback(TrainerCallback):
             self._console.close()
         self._console, self._is_training, self._num_predicted = None, False, 0
 
-    def _shown(self) -> Console:
+    def _shown(self) -> GuardedConsole:
         if self._console is None:
             self._console = GuardedConsole(self._pick())
         return self._console

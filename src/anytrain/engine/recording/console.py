@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Any, Protocol, TextIO
+from typing import IO, Any, TextIO
 
 from anytrain.core.environment import in_notebook, variable
 from anytrain.core.notices import give_notice
@@ -40,38 +40,6 @@ _SHOWN_SHARE = 0.005
 _WINDOW_S = 20.0
 # Two steps beyond the first: the second of a run may bring a new shape, and compile again.
 _STEPS_BEFORE_ETA = 2
-
-
-class Console(Protocol):
-    """A place where a run is shown."""
-
-    def begin(self, course: Course) -> None:
-        """Start showing a training."""
-        ...
-
-    def advance(self, step: int) -> None:
-        """Note that `step` steps are done. Called after every one, so it must be cheap."""
-        ...
-
-    def note(self, entry: LogEntry) -> None:
-        """Show an entry of the log."""
-        ...
-
-    def evaluating(self, done: int, total: int | None) -> None:
-        """Note how many batches of an evaluation are done."""
-        ...
-
-    def evaluated(self) -> None:
-        """Note that the evaluation is over."""
-        ...
-
-    def end(self, summary: Summary) -> None:
-        """Stop showing, and say what came of it."""
-        ...
-
-    def close(self) -> None:
-        """Stop showing, and leave the screen in order, whatever happened."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,6 +177,7 @@ class Followed:
         self._due = 0.0
 
     def begin(self, course: Course) -> None:
+        """Start showing a training."""
         self.course, self.step, self.standing = course, course.step, LiveFigures()
         self.pace = Pace(self.clock(), course.step)
         self._due = 0.0
@@ -226,6 +195,7 @@ class Followed:
         self._due = now + self.interval_s
 
     def note(self, entry: LogEntry) -> None:
+        """Take the figures of an entry of the log, and show it."""
         self.take(entry)
         self.weigh()
         self.tell(entry)
@@ -242,6 +212,7 @@ class Followed:
             self.standing.losses.add(entry.step, entry.values[entry.loss])
 
     def evaluating(self, done: int, total: int | None) -> None:
+        """Note how many batches of an evaluation are done."""
         now = self.clock()
         if self.evaluation is None:
             self.evaluation = EvaluationProgress(total, began=now)
@@ -262,9 +233,11 @@ class Followed:
             self.draw()
 
     def end(self, summary: Summary) -> None:
+        """Stop showing, and say what came of it."""
         self.pace = self.evaluation = None
 
     def close(self) -> None:
+        """Stop showing, and leave the screen in order, whatever happened."""
         self.pace = self.evaluation = None
 
     def draw(self) -> None:
@@ -363,8 +336,8 @@ class Plain(Followed):
 class GuardedConsole:
     """A console whose failures end the showing, and never the run."""
 
-    def __init__(self, console: Console) -> None:
-        self._console: Console | None = console
+    def __init__(self, console: Followed) -> None:
+        self._console: Followed | None = console
 
     def begin(self, course: Course) -> None:
         self._try("begin", course)
@@ -415,7 +388,7 @@ def tell_broken(error: Exception) -> None:
     give_notice(f"Progress is no longer shown: {why}. Training goes on.", stacklevel=3)
 
 
-def pick() -> Console:
+def pick() -> Followed:
     """Return the console that suits where this process writes to."""
     pipe = cell.pipe()
     if pipe is not None:  # a notebook launched this process: its cell shows the page

@@ -8,9 +8,9 @@ from html import escape
 from typing import Any
 
 from anytrain.core.text import Sheet, amount
-from anytrain.engine.recording.chart import Points, charts
 from anytrain.engine.recording.console import Course, Followed, Trail
 from anytrain.engine.recording.formatting import LogEntry, Summary, duration, number
+from anytrain.engine.recording.small_charts import Points, charts
 
 _MOST_ROWS = 200
 _MOST_CHARTS = 6

@@ -21,9 +21,9 @@ from rich.table import Table
 from rich.text import Text
 
 from anytrain.core.text import safe_console
-from anytrain.engine.recording.chart import sparkline
 from anytrain.engine.recording.console import Course, Followed, put, tell_broken
 from anytrain.engine.recording.formatting import LogEntry, Summary, duration, fitting, lines
+from anytrain.engine.recording.small_charts import sparkline
 
 _NARROWEST_BAR = 8
 _WIDEST_BAR = 60

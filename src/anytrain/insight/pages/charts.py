@@ -19,7 +19,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from anytrain.core.errors import BadInput
-from anytrain.insight.pages.page import Content, Markup, beside, document, embedded, encodable, tag
+from anytrain.insight.pages.markup import (
+    Content,
+    Markup,
+    beside,
+    document,
+    embedded,
+    encodable,
+    tag,
+)
 
 MOST_POINTS = 2000
 DATA = "anytrain-charts"

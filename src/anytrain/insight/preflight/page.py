@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 
 from anytrain.insight.pages.charts import area
-from anytrain.insight.pages.page import Markup, document, joined, table, tag
+from anytrain.insight.pages.markup import Markup, document, joined, table, tag
 from anytrain.insight.preflight.findings import SEVERITIES, Finding, SourcePlace
 from anytrain.insight.preflight.printed import (
     NO_BATCH,

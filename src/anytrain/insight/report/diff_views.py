@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from anytrain.core.errors import BadInput
 from anytrain.core.text import amount, one_line, safe_console
 from anytrain.insight.pages.charts import Chart, Series, chart_grid, chart_page
-from anytrain.insight.pages.page import Markup, beside, table, tag
+from anytrain.insight.pages.markup import Markup, beside, table, tag
 from anytrain.insight.report.diff_curves import Curve
 
 if TYPE_CHECKING:

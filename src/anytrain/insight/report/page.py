@@ -10,7 +10,7 @@ from anytrain._version import __version__
 from anytrain.core.documents import finite, mapping, whole
 from anytrain.core.records import Life, RunRecord, together
 from anytrain.insight.pages.charts import Chart, Point, chart_grid, chart_page, number
-from anytrain.insight.pages.page import (
+from anytrain.insight.pages.markup import (
     Content,
     Markup,
     Section,
@@ -22,7 +22,7 @@ from anytrain.insight.pages.page import (
     tag,
     text,
 )
-from anytrain.insight.report import page_evaluated, page_facts, page_time
+from anytrain.insight.report import page_evaluation, page_facts, page_time
 from anytrain.insight.report.page_curves import (
     Figures,
     charts_of,
@@ -53,7 +53,7 @@ def page(run: RunRecord, defaults: Mapping[str, Any] | None = None) -> str:
         f"{run.name}: report",
         *(Markup(str(each)) for each in sections),
         tag("footer", tag("p", made, class_="dim")),
-        charts=[*charts, *page_evaluated.charts_of(run)],
+        charts=[*charts, *page_evaluation.charts_of(run)],
         before=before,
         styles=(beside("report.css"),),
     )
@@ -65,7 +65,7 @@ def _sections(
     found = (
         summary(run, known),
         _curves(charts),
-        page_evaluated.evaluations(run),
+        page_evaluation.evaluations(run),
         page_time.time_ledger(run),
         page_time.shapes(run),
         page_time.checkpoints(run),

@@ -17,7 +17,7 @@ from anytrain.core import records
 from anytrain.core.documents import finite, real
 from anytrain.core.records import Life, RunRecord
 from anytrain.insight.pages.charts import Chart, Point, Series
-from anytrain.insight.pages.page import text
+from anytrain.insight.pages.markup import text
 
 _PLACES = frozenset(("step", "epoch", "time", "event"))
 _PHASES = ("train", "eval", "val", "valid", "validation", "test")

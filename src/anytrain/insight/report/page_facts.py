@@ -10,7 +10,7 @@ from anytrain.core.documents import finite, listed, mapping, whole
 from anytrain.core.records import RunRecord
 from anytrain.core.text import amount
 from anytrain.insight.pages.charts import number
-from anytrain.insight.pages.page import Markup, Section, facts, section, table, tag, text
+from anytrain.insight.pages.markup import Markup, Section, facts, section, table, tag, text
 from anytrain.insight.report import starts
 
 

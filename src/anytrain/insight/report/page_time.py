@@ -10,7 +10,7 @@ from anytrain.core.documents import finite, listed, mapping, whole
 from anytrain.core.records import Life, RunRecord, counted, together
 from anytrain.core.text import amount
 from anytrain.insight.pages.charts import number
-from anytrain.insight.pages.page import Markup, Section, joined, moment, section, table, tag, text
+from anytrain.insight.pages.markup import Markup, Section, joined, moment, section, table, tag, text
 from anytrain.insight.report.why import MEANING, NOTHING, judge, ledger, over_starts, shares
 
 

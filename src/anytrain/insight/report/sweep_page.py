@@ -12,7 +12,7 @@ from anytrain.core.documents import real
 from anytrain.core.records import Sweep, Trial
 from anytrain.core.text import amount
 from anytrain.insight.pages.charts import Dot, dots, number
-from anytrain.insight.pages.page import (
+from anytrain.insight.pages.markup import (
     Content,
     Markup,
     Section,

@@ -30,7 +30,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.records import RunRecord, counted, open_run, together
 from anytrain.core.text import one_line
 from anytrain.insight.pages.charts import Chart, chart_data, chart_grid, chart_page, library
-from anytrain.insight.pages.page import beside, embedded, tag
+from anytrain.insight.pages.markup import beside, embedded, tag
 from anytrain.insight.report import watch
 from anytrain.insight.report.page_curves import charts_of
 from anytrain.insight.report.why import ledger, over_starts, shares

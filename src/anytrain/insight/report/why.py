@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from anytrain.core.clock import NAMES
 from anytrain.core.records import Life, together
 from anytrain.core.text import amount, one_line, safe_console
-from anytrain.insight.pages.page import Markup, joined, tag
+from anytrain.insight.pages.markup import Markup, joined, tag
 
 if TYPE_CHECKING:
     from rich.console import Console

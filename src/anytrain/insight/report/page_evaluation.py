@@ -8,7 +8,16 @@ from typing import Any
 from anytrain.core.documents import finite, listed, mapping, mappings, whole
 from anytrain.core.records import RunRecord
 from anytrain.insight.pages.charts import Chart, Series, chart_grid, number
-from anytrain.insight.pages.page import Content, Markup, Section, joined, section, table, tag, text
+from anytrain.insight.pages.markup import (
+    Content,
+    Markup,
+    Section,
+    joined,
+    section,
+    table,
+    tag,
+    text,
+)
 
 _WARMTHS = 9
 _SHOWN = 8
