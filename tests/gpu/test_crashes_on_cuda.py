@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from anytrain.machine.processes import device_memory
+from anytrain.machine.processes import crashes
 
 pytestmark = pytest.mark.gpu
 
@@ -34,7 +34,7 @@ def explained(script: str) -> tuple[int, list[str]]:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     allocated, _, message = done.stdout.partition("\n")
-    told = device_memory.explain(message)
+    told = crashes.explain_device_memory(message)
     assert told is not None
     return int(allocated), told.splitlines()
 

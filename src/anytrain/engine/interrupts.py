@@ -22,7 +22,7 @@ from typing import Any
 
 from anytrain.core.environment import STOP_SIGNALS, in_notebook
 from anytrain.machine.parallel.world import World
-from anytrain.machine.processes import hangup, notes
+from anytrain.machine.processes import notes, parent_death
 
 DEFAULT_SIGNALS = tuple(signal.Signals[name] for name in STOP_SIGNALS)
 _POLL_S = 0.05
@@ -132,7 +132,7 @@ class Interrupts:
     def _note(self, number: int, frame: FrameType | None) -> None:
         if notes.peer_died(self._beats):  # the launcher ends the survivors: nothing to save
             os._exit(128 + number)
-        hangup.let_go()
+        parent_death.replace_lost_terminal()
         if self._leaves_until is not None:
             self._note_late(number)
             return

@@ -104,8 +104,8 @@ def test_srun_ranks_meet_and_a_survivor_names_the_loss_itself():
 
 BARE = """
 import os, signal, sys, time
-from anytrain.machine.processes import last_words
-last_words.PATIENCE_S = 2.0
+from anytrain.machine.processes import error_hooks
+error_hooks.PATIENCE_S = 2.0
 ranks = []
 for rank in range(4):
     ranks.append(os.fork())

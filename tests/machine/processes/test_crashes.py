@@ -7,10 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from anytrain.machine.processes import crashes, notes
-from anytrain.machine.processes.crashes import Ending, MemoryMarks
-from anytrain.machine.processes.evidence import Evidence, Space
+from anytrain.machine.processes import crashes, host_limits, notes
+from anytrain.machine.processes.crashes import Ending
+from anytrain.machine.processes.evidence import Evidence
 from anytrain.machine.processes.heartbeat import Beat, Pulse
+from anytrain.machine.processes.host_limits import MemoryMarks, Space
 from anytrain.machine.processes.notes import Note
 
 CALM = MemoryMarks(3, "this control group's", 4 * 2**30, 39 * 2**30 // 10)
@@ -262,7 +263,7 @@ def test_a_beat_of_an_earlier_process_is_not_taken_for_the_dead_ones(tmp_path):
 
 
 def test_this_systems_counters_can_be_read_or_are_said_to_be_absent():
-    marks = crashes.memory_marks()
+    marks = host_limits.memory_marks()
     assert marks.oom_kills is None or marks.oom_kills >= 0
 
 

@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from anytrain.machine.processes import evidence, supervise
-from anytrain.machine.processes.evidence import Space
+from anytrain.machine.processes import evidence, host_limits, supervise
+from anytrain.machine.processes.host_limits import Space
 from launching import child_environment
 
 
@@ -31,7 +31,7 @@ def test_the_tightest_limit_of_version_2_counts_with_what_was_in_use_under_it(tm
         "sys/fs/cgroup/slice/memory.max": "1000\n",
         "sys/fs/cgroup/slice/memory.peak": "990\n",
     }
-    marks = evidence.memory_marks(lay(tmp_path, files))
+    marks = host_limits.memory_marks(lay(tmp_path, files))
     assert (marks.oom_kills, marks.limit_bytes, marks.peak_bytes) == (2, 1000, 990)
     assert marks.is_own_group
 
@@ -45,14 +45,14 @@ def test_version_1_is_read_too_and_its_largest_number_is_no_limit(tmp_path):
         "sys/fs/cgroup/memory/memory.limit_in_bytes": "2000\n",
         "sys/fs/cgroup/memory/memory.max_usage_in_bytes": "1999\n",
     }
-    marks = evidence.memory_marks(lay(tmp_path, files))
+    marks = host_limits.memory_marks(lay(tmp_path, files))
     assert (marks.oom_kills, marks.limit_bytes, marks.peak_bytes) == (7, 2000, 1999)
 
 
 def test_without_groups_the_whole_machines_count_is_read_and_said_to_be_that(tmp_path):
-    marks = evidence.memory_marks(lay(tmp_path, {"proc/vmstat": "pgfault 9\noom_kill 5\n"}))
+    marks = host_limits.memory_marks(lay(tmp_path, {"proc/vmstat": "pgfault 9\noom_kill 5\n"}))
     assert (marks.oom_kills, marks.limit_bytes, marks.is_own_group) == (5, None, False)
-    assert evidence.memory_marks(tmp_path / "nothing").oom_kills is None
+    assert host_limits.memory_marks(tmp_path / "nothing").oom_kills is None
 
 
 @pytest.mark.parametrize(("free", "full"), [(0, True), (2**19, True), (2**26, False)])

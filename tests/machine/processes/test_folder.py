@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from anytrain.machine.processes import folder
+from anytrain.machine.processes import supervise
 
 
 @pytest.fixture(autouse=True)
@@ -21,13 +21,13 @@ def killed_in_the_middle() -> None:
     """Hold a folder in a process that is killed."""
     pid = os.fork()
     if pid == 0:
-        with folder.held():
+        with supervise.launch_folder():
             os.kill(os.getpid(), signal.SIGKILL)
     assert os.waitpid(pid, 0)[1] == signal.SIGKILL
 
 
 def test_a_folder_is_there_while_it_is_held(tmp_path: Path) -> None:
-    with folder.held() as held:
+    with supervise.launch_folder() as held:
         assert Path(held).parent == tmp_path
     assert not list(tmp_path.iterdir())
 
@@ -35,12 +35,12 @@ def test_a_folder_is_there_while_it_is_held(tmp_path: Path) -> None:
 def test_what_a_killed_launcher_left_is_removed_by_the_next(tmp_path: Path) -> None:
     killed_in_the_middle()
     assert len(list(tmp_path.iterdir())) == 1
-    with folder.held() as held:
+    with supervise.launch_folder() as held:
         assert list(tmp_path.iterdir()) == [Path(held)]
 
 
 def test_what_another_holds_or_made_stays(tmp_path: Path) -> None:
     foreign = tmp_path / "anytrain-mine"
     foreign.mkdir()
-    with folder.held() as one, folder.held() as other:
+    with supervise.launch_folder() as one, supervise.launch_folder() as other:
         assert {str(path) for path in tmp_path.iterdir()} == {one, other, str(foreign)}

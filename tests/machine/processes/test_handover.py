@@ -9,17 +9,17 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from anytrain.machine.processes import handover, memory_check
+from anytrain.machine.processes import host_limits, pickling
 from anytrain.machine.processes.spawn import Crew, call
 
 
 def handed_over(thing):
-    parcel = handover.pack(thing)
-    with handover.nameless_file(
-        memory_check.folder_for(parcel.num_bytes, memory_check.free())
+    parcel = pickling.pack(thing)
+    with pickling.nameless_file(
+        host_limits.folder_for_tensors(parcel.num_bytes, host_limits.free_memory())
     ) as file:
         parcel.write(file)
-        return handover.receive(file.fileno())
+        return pickling.receive(file.fileno())
 
 
 class Tied(nn.Module):
@@ -33,7 +33,7 @@ class Tied(nn.Module):
 
 def test_tensors_lie_beside_the_pickle_each_storage_once():
     model = Tied()
-    parcel = handover.pack({"model": model, "again": model.head.weight.data[3:5]})
+    parcel = pickling.pack({"model": model, "again": model.head.weight.data[3:5]})
     assert parcel.num_bytes - len(parcel.pickled) == 100 * 64 * 4
     assert len(parcel.pickled) < 5000
     by_value = cloudpickle.dumps(torch.zeros(100, 64))
@@ -94,16 +94,16 @@ def test_half_precision_complex_numbers_stay_conjugate():
 
 
 def test_a_meta_tensor_has_nothing_to_hand_over():
-    parcel = handover.pack(torch.empty(10**6, device="meta"))
+    parcel = pickling.pack(torch.empty(10**6, device="meta"))
     assert parcel.num_bytes == len(parcel.pickled)
     assert handed_over(torch.empty(7, device="meta")).device.type == "meta"
 
 
 def test_each_receiver_writes_to_pages_of_its_own():
-    parcel = handover.pack(torch.zeros(10_000))
-    with handover.nameless_file("/tmp") as file:
+    parcel = pickling.pack(torch.zeros(10_000))
+    with pickling.nameless_file("/tmp") as file:
         parcel.write(file)
-        one, other = (handover.receive(file.fileno()) for _ in range(2))
+        one, other = (pickling.receive(file.fileno()) for _ in range(2))
     one += 1
     assert other.sum() == 0
     assert one.sum() == 10_000
@@ -113,7 +113,7 @@ def test_each_receiver_writes_to_pages_of_its_own():
 def test_arrays_travel_beside_the_pickle_too_and_keep_their_lock():
     array, locked = numpy.arange(1000), numpy.ones(500)
     locked.flags.writeable = False
-    parcel = handover.pack((array, locked))
+    parcel = pickling.pack((array, locked))
     assert parcel.num_bytes - len(parcel.pickled) == array.nbytes + locked.nbytes
     found, still = handed_over((array, locked))
     found[0] = 7

@@ -12,7 +12,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
-from anytrain.machine.processes import importable
+from anytrain.machine.processes import pickling
 from anytrain.machine.processes.spawn import Crew, call
 
 MODULE = """
@@ -63,9 +63,9 @@ def test_a_module_that_hides_behind_another_of_its_name_is_not_the_same(
 ) -> None:
     import json
 
-    assert importable.can_import("json")
+    assert pickling.can_import("json")
     monkeypatch.setattr(json, "__file__", str(tmp_path / "json.py"))
-    assert not importable.can_import("json")
+    assert not pickling.can_import("json")
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_a_module_that_hides_behind_another_of_its_name_is_not_the_same(
 def test_what_can_be_imported_stays_a_name(name: str) -> None:
     if name != __name__:
         importlib.import_module(name)
-    assert importable.can_import(name)
+    assert pickling.can_import(name)

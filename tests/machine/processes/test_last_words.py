@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from anytrain.machine.processes.last_words import is_peer_lost
+from anytrain.machine.processes.error_hooks import is_peer_lost
 from launching import run_script
 
 
@@ -64,12 +64,12 @@ def test_what_a_lost_peer_caused_is_a_lost_peer():
 
 SCRIPT = """
 import sys, threading
-from anytrain.machine.processes import last_words
+from anytrain.machine.processes import error_hooks
 from anytrain.machine.processes.heartbeat import Pulse
-last_words.PATIENCE_S = 0.3
+error_hooks.PATIENCE_S = 0.3
 pulse = Pulse(1, sys.argv[2] if len(sys.argv) > 2 else None)
 pulse.mark(8, "backward")
-words = last_words.LastWords(pulse, 2, lambda: None, False)
+words = error_hooks.ErrorHooks(pulse, 2, lambda: None, False)
 lost = RuntimeError("[/src/gloo/pair.cc:5] Connection closed by peer [::1]:9. Check the logs.")
 if sys.argv[1] == "lost":
     raise lost

@@ -5,8 +5,14 @@ import tempfile
 import pytest
 
 from anytrain.core.errors import DiskFull, NothingFits, Notice
-from anytrain.machine.processes import memory_check
-from anytrain.machine.processes.memory_check import Need, Room, check, folder_for, free
+from anytrain.machine.processes import host_limits
+from anytrain.machine.processes.host_limits import (
+    Need,
+    Room,
+    check_memory,
+    folder_for_tensors,
+    free_memory,
+)
 
 GIB = 2**30
 
@@ -27,7 +33,7 @@ def test_version_2_of_control_groups_leaves_its_limit_less_what_cannot_be_given_
     said(tmp_path, "0::/job\n")
     stat = f"anon 5\ninactive_file {GIB // 4}\n"
     group(tmp_path, "job", memory__max=GIB, memory__current=GIB // 2, memory__stat=stat)
-    found = free(tmp_path)
+    found = free_memory(tmp_path)
     assert found.free_bytes == GIB - GIB // 4
     assert "limit of 1.0 GiB" in found.because
 
@@ -42,32 +48,32 @@ def test_version_1_counts_too_and_the_tightest_parent_decides(tmp_path):
         memory__limit_in_bytes=9223372036854771712,
         memory__usage_in_bytes=5,
     )
-    assert free(tmp_path).free_bytes == GIB // 4
+    assert free_memory(tmp_path).free_bytes == GIB // 4
 
 
 def test_without_a_limit_the_host_decides(tmp_path):
     said(tmp_path, "0::/\n")
     group(tmp_path, "", memory__max="max", memory__current=5)
-    assert free(tmp_path).because == "the host has"
+    assert free_memory(tmp_path).because == "the host has"
 
 
 def test_a_launch_that_cannot_start_is_refused_with_the_numbers():
     with pytest.raises(NothingFits, match="8 processes") as caught:
-        check(Need(8, 2 * GIB, copies=8), Room(3 * GIB, "the host has"))
+        check_memory(Need(8, 2 * GIB, copies=8), Room(3 * GIB, "the host has"))
     assert "2.0 GiB: 3.1 GiB; the host has 3.0 GiB free" in caught.value.why
 
 
 def test_a_launch_whose_training_may_not_fit_is_told_so():
     with pytest.warns(Notice, match="8 times more .* 20.3 GiB in all; the host has 8.0 GiB free"):
-        check(Need(8, 2 * GIB, copies=8), Room(8 * GIB, "the host has"))
+        check_memory(Need(8, 2 * GIB, copies=8), Room(8 * GIB, "the host has"))
 
 
 def test_a_launch_that_fits_says_nothing():
-    check(Need(8, 2 * GIB, copies=0), Room(8 * GIB, "the host has"))
+    check_memory(Need(8, 2 * GIB, copies=0), Room(8 * GIB, "the host has"))
 
 
 def test_tensors_go_to_the_disk_where_shared_memory_has_no_room(monkeypatch):
-    assert folder_for(1000, Room(0, "the host has")) == tempfile.gettempdir()
-    monkeypatch.setattr(memory_check, "_space", lambda folder: 10)
+    assert folder_for_tensors(1000, Room(0, "the host has")) == tempfile.gettempdir()
+    monkeypatch.setattr(host_limits, "_free_space", lambda folder: 10)
     with pytest.raises(DiskFull, match="hand over"):
-        folder_for(1000, Room(GIB, "the host has"))
+        folder_for_tensors(1000, Room(GIB, "the host has"))

@@ -13,8 +13,7 @@ import time
 import pytest
 
 from anytrain.machine.processes.heartbeat import Pulse
-from anytrain.machine.processes.rank_watch import RankWatch, describe_frozen, process_state
-from anytrain.machine.processes.stall_judge import Frozen
+from anytrain.machine.processes.stalls import Frozen, RankWatch, describe_frozen, process_state
 from launching import child_environment
 
 STALL_S = 3.0
@@ -23,7 +22,7 @@ RANK = """
 import os, sys, time
 from pathlib import Path
 from anytrain.machine.processes.heartbeat import Pulse
-from anytrain.machine.processes.rank_watch import RankWatch
+from anytrain.machine.processes.stalls import RankWatch
 
 folder, rank, size, mode = Path(sys.argv[1]), *map(int, sys.argv[2:4]), sys.argv[4]
 stall_s = float(sys.argv[5])

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from anytrain.machine.processes.heartbeat import Beat
-from anytrain.machine.processes.stall_judge import Frozen, Heard, Lagging, StallJudge, describe_lag
+from anytrain.machine.processes.stalls import Frozen, Heard, Lagging, StallJudge, describe_lag
 
 STALL = 10.0
 

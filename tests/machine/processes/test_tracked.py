@@ -6,7 +6,7 @@ import types
 
 import cloudpickle
 
-from anytrain.machine.processes import tracked
+from anytrain.machine.processes import pickling
 from anytrain.machine.processes.spawn import Crew, call
 
 
@@ -60,7 +60,7 @@ def test_functions_and_classes_by_value_settle_in_main(monkeypatch):
     pickled = cloudpickle.dumps(main.f)
     fresh = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", fresh)
-    unpickler = tracked.Unpickler(io.BytesIO(pickled))
+    unpickler = pickling.Unpickler(io.BytesIO(pickled))
     found = unpickler.load()
     unpickler.settle()
     assert fresh.f is found

@@ -15,14 +15,14 @@ from anytrain.core.plan import Wish, Wishes
 from anytrain.doors.launch.options import DEFAULT_PORT, LaunchOptions, check, check_port
 from anytrain.machine.processes import (
     crashes,
-    folder,
-    hangup,
     heartbeat,
+    host_limits,
     notes,
     parent_death,
     supervise,
 )
 from anytrain.machine.processes.crashes import Ending
+from anytrain.machine.processes.host_limits import MemoryMarks
 
 if TYPE_CHECKING:
     from anytrain.doors.launch.counts import Crowd
@@ -52,7 +52,7 @@ def launch(options: LaunchOptions, script: str, args: Sequence[str]) -> int:
     except supervise.Stopped as stop:
         _say(f"Stopped by {notes.asked_by(stop.signum)} before a process was started.")
         return 128 + stop.signum
-    with folder.held() as beats:
+    with supervise.launch_folder() as beats:
         os.environ["ANYTRAIN_BEATS"] = beats
         if num_processes * options.machines == 1:
             return _run_one(command, beats, options.max_restarts or 0)
@@ -117,7 +117,7 @@ def _tell_children(options: LaunchOptions, wishes: Wishes, crowd: Crowd) -> None
 
 def _run_one(command: list[str], beats: str, max_restarts: int) -> int:
     """Run a world of one: no process group, and the same last words."""
-    before = crashes.memory_marks()
+    before = host_limits.memory_marks()
     environ = {k: v for k, v in os.environ.items() if k not in _OTHERS_PLACE}
     members: list[supervise.Process] = []
     with supervise.hearing_signals(lambda: members):
@@ -151,7 +151,7 @@ def _run_many(command: list[str], beats: str, num_processes: int, options: Launc
 
     if not options.debug:
         agent.quiet()
-    before = crashes.memory_marks()
+    before = host_limits.memory_marks()
     machines = options.machines
     size = num_processes * machines
 
@@ -180,15 +180,15 @@ def _run_many(command: list[str], beats: str, num_processes: int, options: Launc
 
 
 def _say_crash(
-    endings: list[Ending], size: int, before: crashes.MemoryMarks, returned: Sequence[int] = ()
+    endings: list[Ending], size: int, before: MemoryMarks, returned: Sequence[int] = ()
 ) -> int:
-    error = crashes.explain(endings, size, before, crashes.memory_marks(), returned)
+    error = crashes.explain(endings, size, before, host_limits.memory_marks(), returned)
     _say(str(error))
     return crashes.cause(endings).exit_code
 
 
-def _say_restart(endings: list[Ending], size: int, before: crashes.MemoryMarks, left: int) -> None:
-    error = crashes.explain(endings, size, before, crashes.memory_marks())
+def _say_restart(endings: list[Ending], size: int, before: MemoryMarks, left: int) -> None:
+    error = crashes.explain(endings, size, before, host_limits.memory_marks())
     _say(f"{error.what} Starting again; {left - 1} more restart(s) after this one.")
 
 
@@ -223,6 +223,7 @@ def _where(last: Sequence[heartbeat.Beat], size: int) -> str:
 
 
 def _say(text: str) -> None:
-    hangup.let_go()  # a launcher whose terminal is gone ends with the signal's code all the same
+    # A launcher whose terminal is gone ends with the signal's code all the same.
+    parent_death.replace_lost_terminal()
     sys.stderr.write(f"anytrain: {text}\n")
     sys.stderr.flush()

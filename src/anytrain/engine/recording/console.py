@@ -29,7 +29,7 @@ from anytrain.engine.recording.formatting import (
     rate,
     size,
 )
-from anytrain.machine.processes import cell
+from anytrain.machine.processes import notebook_cell
 
 DeviceMemory = Callable[[], Mapping[str, int]]
 """Returns the bytes in use, by device."""
@@ -390,11 +390,11 @@ def tell_broken(error: Exception) -> None:
 
 def pick() -> Followed:
     """Return the console that suits where this process writes to."""
-    pipe = cell.pipe()
+    pipe = notebook_cell.pipe()
     if pipe is not None:  # a notebook launched this process: its cell shows the page
         from anytrain.engine.recording.notebook import NotebookBar
 
-        return NotebookBar(partial(cell.Page, pipe))
+        return NotebookBar(partial(notebook_cell.Page, pipe))
     if in_notebook():
         from anytrain.engine.recording.notebook import NotebookBar
 

@@ -20,7 +20,7 @@ from typing import Any, Protocol, TextIO
 
 from anytrain.engine.recording.disk import Disk, in_text
 from anytrain.engine.recording.origin import scrubbed
-from anytrain.machine.processes.last_words import is_peer_lost
+from anytrain.machine.processes.error_hooks import is_peer_lost
 
 _MOST_TEXTS = 500
 _LONGEST = 4_000

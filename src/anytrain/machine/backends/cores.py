@@ -13,7 +13,7 @@ import torch
 
 from anytrain.core import environment
 from anytrain.core.plan import Choice
-from anytrain.machine.processes import groups
+from anytrain.machine.processes import host_limits
 
 _TOLD_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
@@ -84,7 +84,7 @@ def _physical(root: Path, allowed: set[int]) -> int:
 def _share(root: Path) -> float | None:
     """Return how many cores' time the control groups allow; None where all of it."""
     shares = []
-    for text in groups.values(root, "cpu", "cpu.max", "cpu.cfs_quota_us"):
+    for text in host_limits.cgroup_values(root, "cpu", "cpu.max", "cpu.cfs_quota_us"):
         quota, _, period = text.partition(" ")
         # v1 keeps the period in another file, and nobody changes it from 100 ms.
         if quota.isdigit() and int(quota) > 0:

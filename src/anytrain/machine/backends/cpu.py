@@ -18,7 +18,7 @@ from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
 from anytrain.machine.backends import cores, trial
 from anytrain.machine.backends.cores import num_cores
-from anytrain.machine.processes import groups
+from anytrain.machine.processes import host_limits
 
 # Processes may share cores, so the count of cores is no limit; past this one it is a mistake.
 _MOST_PROCESSES = 64
@@ -134,7 +134,7 @@ def memory_limit(root: Path = Path("/")) -> int:
 
 def _group_limits(root: Path) -> list[int]:
     """Read cgroup v2's memory.max and v1's memory.limit_in_bytes, up to the top of the tree."""
-    texts = groups.values(root, "memory", "memory.max", "memory.limit_in_bytes")
+    texts = host_limits.cgroup_values(root, "memory", "memory.max", "memory.limit_in_bytes")
     return [int(text) for text in texts if text.isdigit()]  # v2 says "max" where there is no limit
 
 

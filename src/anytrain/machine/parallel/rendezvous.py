@@ -21,7 +21,7 @@ from anytrain.core import environment
 from anytrain.core.environment import RankPlace
 from anytrain.core.errors import AnytrainError, BadInput, PeerLost
 from anytrain.machine.processes import meeting_point, missing, notes
-from anytrain.machine.processes.rank_watch import RESUME, say
+from anytrain.machine.processes.stalls import RESUME, say
 
 _LONGEST_S = 1800.0
 _POLL_S = 0.1

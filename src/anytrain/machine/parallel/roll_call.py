@@ -14,8 +14,7 @@ from collections.abc import Callable
 from anytrain.core.notices import give_notice
 from anytrain.machine.parallel.world import Board
 from anytrain.machine.processes.heartbeat import Beat, Pulse
-from anytrain.machine.processes.rank_watch import process_state
-from anytrain.machine.processes.stall_judge import Heard
+from anytrain.machine.processes.stalls import Heard, process_state
 
 _SURE_BEATS = 3
 """So many signs of life from one and the same place, where a rank waits for others."""

@@ -23,10 +23,9 @@ from anytrain.machine.parallel.roll_call import Muster
 from anytrain.machine.parallel.store import StoreBoard
 from anytrain.machine.parallel.world import ReduceOp, Solo, World
 from anytrain.machine.processes import meeting_point
+from anytrain.machine.processes.error_hooks import ErrorHooks
 from anytrain.machine.processes.heartbeat import Beat, Pulse
-from anytrain.machine.processes.last_words import LastWords
-from anytrain.machine.processes.rank_watch import RankWatch
-from anytrain.machine.processes.stall_judge import Heard
+from anytrain.machine.processes.stalls import Heard, RankWatch
 
 T = TypeVar("T")
 
@@ -117,7 +116,7 @@ class TorchWorld:
         self._watch = self._start_watch(stall_s)
         self._muster = Muster(self.board, self._pulse, self.size, self._hear)
         debug = environment.read().debug
-        self._last_words = LastWords(self._pulse, self.size, self._hush, debug, self._gone)
+        self._error_hooks = ErrorHooks(self._pulse, self.size, self._hush, debug, self._gone)
         # Threads that talk to the store must be gone before the interpreter is taken down.
         atexit.register(self.close)
 
@@ -200,7 +199,7 @@ class TorchWorld:
         self.is_closed = True
         if self._watch is not None:
             self._watch.leave()
-        self._last_words.restore()
+        self._error_hooks.restore()
         atexit.unregister(self.close)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -258,7 +257,7 @@ def _solo(beats: str | None) -> Solo:
 def _lone_pulse(beats: str) -> Pulse:
     """Return the one pulse of this process, whose last words its launcher waits for."""
     pulse = Pulse(0, beats)
-    LastWords(pulse, 1, lambda: None, environment.read().debug)
+    ErrorHooks(pulse, 1, lambda: None, environment.read().debug)
     return pulse
 
 

@@ -1,4 +1,4 @@
-"""The other end of `spawn`: unpack a call, make it, and write down how it went."""
+"""A fresh child of `spawn`: unpack a call, make it, and bring back its value or its error."""
 
 from __future__ import annotations
 
@@ -7,19 +7,14 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NoReturn
 
 from anytrain.core.errors import BadType, DiskFull
-from anytrain.machine.processes import (
-    exceptions,
-    faults,
-    handover,
-    notes,
-    outcome,
-    parent_death,
-    unpicklable,
-)
-from anytrain.machine.processes.last_words import LastWords, is_peer_lost
+from anytrain.machine.processes import exceptions, faults, notes, parent_death, pickling
+from anytrain.machine.processes.error_hooks import ErrorHooks, is_peer_lost
+from anytrain.machine.processes.exceptions import Told
 
 Call = tuple[Callable[..., Any], Sequence[Any]]
 
@@ -36,7 +31,7 @@ def main(folder: str, parcel: str, end: str, brings_value: str) -> NoReturn:
     parent_death.follow(int(end), folder)
 
     def unpack() -> Call:
-        call: Call = handover.receive(int(parcel), settles=True)
+        call: Call = pickling.receive(int(parcel), settles=True)
         os.close(int(parcel))
         if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -63,15 +58,15 @@ def perform(unpack: Callable[[], Call], folder: str, rank: int, brings_value: bo
 def _bring(folder: str, rank: int, function: Callable[..., Any], value: Any) -> None:
     what = f"Cannot bring back what {getattr(function, '__name__', repr(function))} returned."
     try:
-        parcel = handover.pack(outcome.Outcome(None, value))
+        parcel = pickling.pack(Outcome(None, value))
     except Exception as error:
         raise BadType(
             what,
-            why=f"{unpicklable.name_within(value, 'value')} cannot be pickled: {notes.text(error)}",
+            why=f"{pickling.culprit_within(value, 'value')} cannot be pickled: {notes.text(error)}",
             fix="return plain values and tensors, or save the object and return its path.",
         ) from error
     try:
-        outcome.write(folder, rank, parcel)
+        write_outcome(folder, rank, parcel)
     except OSError as error:
         raise DiskFull(
             what,
@@ -88,11 +83,11 @@ def _fail(error: BaseException, folder: str, rank: int) -> int:
     is_lost = is_peer_lost(error)
     notes.leave(folder, rank, "peer lost" if is_lost else "error", notes.words(error))
     try:
-        told = outcome.Outcome(exceptions.tell(error), None)
-        outcome.write(folder, rank, handover.pack(told))
+        told = Outcome(exceptions.tell(error), None)
+        write_outcome(folder, rank, pickling.pack(told))
     except OSError:
         traceback.print_exception(error)  # there is no room even for that
-    if is_lost and isinstance(getattr(sys.excepthook, "__self__", None), LastWords):
+    if is_lost and isinstance(getattr(sys.excepthook, "__self__", None), ErrorHooks):
         sys.excepthook(type(error), error, error.__traceback__)
     return 1
 
@@ -107,3 +102,38 @@ def _leave(leave: SystemExit, folder: str, rank: int) -> int:
         return 1
     # The system keeps eight bits of it: 256 would read as success.
     return leave.code & 0xFF or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a rank's call went."""
+
+    error: list[Told] | None
+    value: Any
+
+
+def write_outcome(folder: str, rank: int, parcel: pickling.Parcel) -> None:
+    """Write down how it went, whole or not at all; a full disk is an OSError."""
+    path = _outcome_path(folder, rank)
+    draft = path.with_suffix(".draft")
+    try:
+        with draft.open("wb") as file:
+            parcel.write(file)
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def read_outcome(folder: str, rank: int) -> Outcome | None:
+    """Return what the rank wrote; tensors in it are on the CPU."""
+    path = _outcome_path(folder, rank)
+    if not path.exists():
+        return None
+    with path.open("rb") as file:
+        found: Outcome = pickling.receive(file.fileno())
+    return found
+
+
+def _outcome_path(folder: str, rank: int) -> Path:
+    return Path(folder) / f"outcome-{rank}.pkl"

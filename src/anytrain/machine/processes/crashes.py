@@ -7,6 +7,7 @@ refused memory, and what is only likely is said to be so.
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Sequence
@@ -14,24 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anytrain.core.errors import PeerLost
-from anytrain.machine.processes import device_memory, evidence, faults, notes
-from anytrain.machine.processes.evidence import Evidence, MemoryMarks, memory_marks
-from anytrain.machine.processes.faults import watch_faults
+from anytrain.machine.processes import evidence, faults, host_limits, notes
+from anytrain.machine.processes.evidence import Evidence
 from anytrain.machine.processes.heartbeat import Beat, read_beat
+from anytrain.machine.processes.host_limits import MemoryMarks
 from anytrain.machine.processes.notes import Note
-from anytrain.machine.processes.rank_watch import RESUME
-
-__all__ = [
-    "Ending",
-    "MemoryMarks",
-    "cause",
-    "ending",
-    "explain",
-    "is_consequence",
-    "memory_marks",
-    "remark",
-    "watch_faults",
-]
+from anytrain.machine.processes.stalls import RESUME
 
 _CONSEQUENCES = ("peer lost", "interrupt")
 _NATIVE = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP")
@@ -41,6 +30,19 @@ _REFUSED = ("can't allocate memory", "Cannot allocate memory", "std::bad_alloc")
 _SHARED_WORDS = ("shared memory", "/dev/shm")
 _SHARED_TENSORS = ("gather", "reduce", "broadcast")
 """What a rank is doing where its tensors meet the others'."""
+_AMOUNT = r"([\d.]+ (?:[KMGT]?i?B|bytes))"
+_ALLOCATOR_WORDS = {
+    "asked": rf"Tried to allocate {_AMOUNT}",
+    "device": r"GPU (\d+) has a total capacity",
+    "total": rf"total capacity of {_AMOUNT}",
+    "free": rf"of which {_AMOUNT} is free",
+    "held": rf"Of the allocated memory {_AMOUNT}",
+    "pools": rf"with {_AMOUNT} allocated in private pools",
+    "unused": rf"and {_AMOUNT} is reserved by PyTorch but unallocated",
+}
+_LESS_DEVICE_MEMORY = (
+    'Try a smaller batch with more gradient accumulation steps, or mixed_precision="bf16"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +172,7 @@ class _Verdict:
     def addition(self) -> tuple[str, str] | None:
         """Return what the evidence adds to an error of the script's own, and what to do."""
         text = self.end.words
-        if device := device_memory.explain(text):
+        if device := explain_device_memory(text):
             lines = device.splitlines()
             return "\n    ".join(lines[:-1]), f"{lines[-1][0].lower()}{lines[-1][1:]}; then "
         if "DataLoader worker (pid" in text:
@@ -250,7 +252,7 @@ class _Verdict:
     def _share(self) -> float:
         """How much of the memory the ranks had in use together at most, as far as was seen."""
         used = sum(peak for _, peak in self.end.evidence.peers)
-        return used / (self._limit or evidence.machine_bytes())
+        return used / (self._limit or host_limits.machine_bytes())
 
     def _out_of_memory(self) -> str:
         """Say what is known of a kill for want of memory, "ran out ..." or less than that."""
@@ -284,7 +286,7 @@ class _Verdict:
         if self.end.evidence.peak_bytes is None:
             return ""
         home = "" if self._limit is not None else " that this machine has"
-        total = self._limit or evidence.machine_bytes()
+        total = self._limit or host_limits.machine_bytes()
         seen = _of(self.end.evidence.peak_bytes, total)
         return f"{link}its largest process was seen with up to {seen}{home}"
 
@@ -305,7 +307,9 @@ class _Verdict:
     def _shared_refused(self) -> str:
         shared = self.end.evidence.shared
         size = (
-            "" if shared is None else f": {evidence.SHARED_MEMORY} has {_size(shared.total_bytes)}"
+            ""
+            if shared is None
+            else f": {host_limits.SHARED_MEMORY} has {_size(shared.total_bytes)}"
         )
         return f"Shared memory ran out, as the error says{size}."
 
@@ -315,9 +319,9 @@ class _Verdict:
             return ""
         if shared.is_full:
             total = _size(shared.total_bytes)
-            return f"shared memory ran out: {evidence.SHARED_MEMORY} of {total} was full."
+            return f"shared memory ran out: {host_limits.SHARED_MEMORY} of {total} was full."
         free = _of(shared.free_bytes, shared.total_bytes)
-        return f"{evidence.SHARED_MEMORY} had {free} free at the least, where it was looked at."
+        return f"{host_limits.SHARED_MEMORY} had {free} free at the least, where it was looked at."
 
 
 _TIMERS = {
@@ -449,3 +453,31 @@ def _of(part: int, whole: int) -> str:
     if whole < 2**30 or part < 2**30 / 10:
         return f"{_size(part)} of {_size(whole)}"
     return f"{part / 2**30:.1f} of {whole / 2**30:.1f} GiB"
+
+
+def explain_device_memory(text: str) -> str | None:
+    """Return the lines, what to do last, or None where the text is not an allocator's complaint.
+
+    >>> print(explain("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity "
+    ...     "of 15.77 GiB of which 512.00 MiB is free. Of the allocated memory 14.01 GiB is "
+    ...     "allocated by PyTorch, and 600.00 MiB is reserved by PyTorch but unallocated."))
+    GPU 1 has no memory left: 2.00 GiB more were asked for, 512.00 MiB of 15.77 GiB are free.
+    PyTorch's tensors hold 14.01 GiB; 600.00 MiB more are reserved and unused.
+    Try a smaller batch with more gradient accumulation steps, or mixed_precision="bf16"
+    """
+    if "out of memory" not in text or "Tried to allocate" not in text:
+        return None
+    found = {name: re.search(words, text) for name, words in _ALLOCATOR_WORDS.items()}
+    got = {name: match[1] for name, match in found.items() if match is not None}
+    device = f"GPU {got['device']}" if "device" in got else "The device"
+    first = f"{device} has no memory left: {got.get('asked', 'some')} more were asked for"
+    if "free" in got and "total" in got:
+        first += f", {got['free']} of {got['total']} are free"
+    lines = [f"{first}."]
+    if "held" in got and "unused" in got:
+        recorded = f", {got['pools']} of it for recorded steps" if "pools" in got else ""
+        lines.append(
+            f"PyTorch's tensors hold {got['held']}{recorded}; {got['unused']} more are reserved "
+            "and unused."
+        )
+    return "\n".join([*lines, _LESS_DEVICE_MEMORY])

@@ -1,11 +1,10 @@
-"""Read what the system knows of a process's death: memory, its limits, and kills for want of it.
+"""Read what the system knows of a child process: its memory, when it lived, where its stack was.
 
 Only numbers here; `crashes` makes sentences of them, and claims nothing that is not here.
 """
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 import time
@@ -16,42 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from anytrain.machine.processes import faults, groups
+from anytrain.machine.processes import faults
 from anytrain.machine.processes.faults import Frame, Seen
-
-SHARED_MEMORY = "/dev/shm"
-# Of either version of control groups: where its limit stands, and the most it ever had in use.
-_FILES = (
-    ("memory.max", "memory.peak"),
-    ("memory.limit_in_bytes", "memory.max_usage_in_bytes"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryMarks:
-    """What the kernel has counted: kills for want of memory, and the limit they came from."""
-
-    oom_kills: int | None
-    source: str
-    limit_bytes: int | None
-    """The tightest limit of this process's control groups."""
-    peak_bytes: int | None = None
-    """The most that the group of that limit ever had in use."""
-    is_own_group: bool = True
-    """Whether the kills are those of this job's own group, and not of the whole machine."""
-
-
-@dataclass(frozen=True, slots=True)
-class Space:
-    """The room of shared memory: all of it, and the least that was seen free."""
-
-    total_bytes: int
-    free_bytes: int
-
-    @property
-    def is_full(self) -> bool:
-        """Whether next to nothing was free."""
-        return self.free_bytes < max(2**20, self.total_bytes // 100)
+from anytrain.machine.processes.host_limits import Space, shared_memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,33 +114,6 @@ def collect(folder: str | Path, rank: int, pid: int, code: int) -> Evidence:
     )
 
 
-def shared_memory(folder: str = SHARED_MEMORY) -> Space | None:
-    """Return the room of shared memory now; None where there is no such thing."""
-    try:
-        found = os.statvfs(folder)
-    except OSError:
-        return None
-    return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)
-
-
-def memory_marks(root: Path = Path("/")) -> MemoryMarks:
-    """Read the kernel's counters as they stand now; compare two readings."""
-    folders = groups.folders(root, "memory")
-    limit, peak = _tightest(folders)
-    for folder in folders:
-        for name in ("memory.events", "memory.oom_control"):
-            kills = groups.counter(folder / name, "oom_kill")
-            if kills is not None:
-                return MemoryMarks(kills, "this control group's", limit, peak)
-    kills = groups.counter(root / "proc/vmstat", "oom_kill")
-    return MemoryMarks(kills, "this machine's", limit, peak, is_own_group=False)
-
-
-def machine_bytes() -> int:
-    """Return how much memory this machine has."""
-    return int(psutil.virtual_memory().total)
-
-
 def _high_water(pid: int) -> int:
     """Return the most memory a process has had in use, as its system counts."""
     try:
@@ -195,15 +134,3 @@ def _rss_bytes(ru_maxrss: int) -> int:
 def _least(one: Space | None, other: Space | None) -> Space | None:
     known = [space for space in (one, other) if space is not None]
     return min(known, key=lambda space: space.free_bytes, default=None)
-
-
-def _tightest(folders: list[Path]) -> tuple[int | None, int | None]:
-    """Return the smallest limit and the most that was ever in use under it."""
-    found = []
-    for folder in folders:
-        for limit_name, peak_name in _FILES:
-            limit = groups.number(folder / limit_name)
-            # Version 1 writes "no limit" as the largest multiple of a page.
-            if limit is not None and limit < 2**60:
-                found.append((limit, groups.number(folder / peak_name)))
-    return min(found, key=lambda pair: pair[0], default=(None, None))

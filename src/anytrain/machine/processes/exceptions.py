@@ -16,7 +16,7 @@ from typing import Any
 
 import cloudpickle
 
-from anytrain.machine.processes import notes, tracked
+from anytrain.machine.processes import notes, pickling
 
 _FIRST_FRAMES, _LAST_FRAMES = 20, 60
 Place = tuple[str, str, int, int]
@@ -136,7 +136,7 @@ def _parts(error: BaseException) -> tuple[Any, ...]:
 
 
 def _unpickled(pickled: bytes, members: list[BaseException]) -> BaseException:
-    found: Any = tracked.Unpickler(io.BytesIO(pickled)).load()
+    found: Any = pickling.Unpickler(io.BytesIO(pickled)).load()
     if isinstance(found, BaseException):
         return found
     kind, args, state = found
@@ -156,7 +156,7 @@ def _builtin(kind: type[BaseException]) -> Any:
 
 def _travels(thing: Any) -> bool:
     try:
-        tracked.Unpickler(io.BytesIO(cloudpickle.dumps(thing))).load()
+        pickling.Unpickler(io.BytesIO(cloudpickle.dumps(thing))).load()
     except Exception:  # noqa: BLE001  any class may have any trouble with its own pickling
         return False
     return True

@@ -1,4 +1,4 @@
-"""Two ways in which a child learns that its parent is gone, however it went.
+"""How a process learns that its parent is gone, and goes on where its terminal is.
 
 A pipe, for children that run our code from their first line. The parent holds one end and writes
 nothing. When it ends, by SIGKILL too, the system closes that end, and each child ends itself, with
@@ -11,13 +11,14 @@ program begins. When the parent ends, the system sends the child SIGTERM.
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
 import select
 import shutil
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 _FLUSH_S = 0.2
@@ -107,3 +108,27 @@ def tie_again(signum: int) -> None:
     """Get this signal when the parent ends; what `untie` returned may be 0, which does nothing."""
     if signum:
         ctypes.CDLL(None).prctl(_SET_TIE, ctypes.c_ulong(signum))
+
+
+def replace_lost_terminal(descriptors: Iterable[int] = (1, 2)) -> None:
+    """Put the null device in the place of a terminal that is gone, so that prints go on.
+
+    A print between the request to stop and the save would end the run without one.
+    """
+    for descriptor in descriptors:
+        if _terminal_is_gone(descriptor):
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, descriptor)
+            os.close(nothing)
+
+
+def _terminal_is_gone(descriptor: int) -> bool:
+    try:
+        import termios
+    except ImportError:  # Windows closes a terminal's programs with it
+        return False
+    try:
+        termios.tcgetattr(descriptor)
+    except termios.error as error:
+        return bool(error.args[0] == errno.EIO)
+    return False

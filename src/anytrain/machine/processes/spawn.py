@@ -26,22 +26,18 @@ from anytrain.core import environment
 from anytrain.core.errors import BadType, PeerLost
 from anytrain.core.notices import give_notice
 from anytrain.machine.processes import (
-    cell,
     child,
     crashes,
     evidence,
     exceptions,
     faults,
-    folder as folders,
-    fork,
-    handover,
     heartbeat,
-    memory_check,
+    host_limits,
+    notebook_cell,
     notes,
-    outcome,
     parent_death,
+    pickling,
     supervise,
-    unpicklable,
 )
 
 _INTERRUPT_GRACE_S = 2.0
@@ -115,7 +111,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], crew: Crew) -> Any:
         if not crew.forks:
             parcel = stack.enter_context(_stored(pack(function, args), crew))
         for attempt in range(crew.max_restarts + 1):
-            with folders.held() as folder:
+            with supervise.launch_folder() as folder:
                 failure = _Attempt(folder, crew, (function, tuple(args)), parcel).run()
                 if failure is None:
                     return _values(folder, crew)
@@ -125,19 +121,19 @@ def call(function: Callable[..., Any], args: Sequence[Any], crew: Crew) -> Any:
     raise AssertionError("the last attempt returns or raises")
 
 
-def pack(function: Callable[..., Any], args: Sequence[Any]) -> handover.Parcel:
+def pack(function: Callable[..., Any], args: Sequence[Any]) -> pickling.Parcel:
     """Return the call as a parcel, or say what in it cannot travel."""
     try:
-        parcel = handover.pack((function, tuple(args)))
+        parcel = pickling.pack((function, tuple(args)))
     except Exception as error:
         name = getattr(function, "__name__", repr(function))
-        culprit = unpicklable.name(function, tuple(args)) or "it or something it refers to"
+        culprit = pickling.culprit(function, tuple(args)) or "it or something it refers to"
         raise BadType(
             f"Cannot hand {name} over to other processes.",
             why=f"{culprit} cannot be pickled: {notes.text(error)}",
             fix=_way_out(culprit),
         ) from error
-    parcel.surroundings = handover.surroundings()
+    parcel.surroundings = pickling.surroundings()
     if parcel.devices:
         give_notice(
             f"Tensors on {', '.join(sorted(parcel.devices))} are handed over through the host's "
@@ -160,12 +156,12 @@ def _way_out(culprit: str) -> str:
 
 
 @contextmanager
-def _stored(parcel: handover.Parcel, crew: Crew) -> Iterator[IO[bytes]]:
+def _stored(parcel: pickling.Parcel, crew: Crew) -> Iterator[IO[bytes]]:
     """Give an open file that holds the parcel and that no folder lists."""
-    free = memory_check.free()
+    free = host_limits.free_memory()
     copies = crew.num_processes if crew.trains_on_host else 0
-    memory_check.check(memory_check.Need(crew.num_processes, parcel.num_bytes, copies), free)
-    with handover.nameless_file(memory_check.folder_for(parcel.num_bytes, free)) as file:
+    host_limits.check_memory(host_limits.Need(crew.num_processes, parcel.num_bytes, copies), free)
+    with pickling.nameless_file(host_limits.folder_for_tensors(parcel.num_bytes, free)) as file:
         parcel.write(file)
         del parcel  # the file holds it all
         yield file
@@ -185,9 +181,9 @@ class _Attempt:
 
     def run(self) -> BaseException | None:
         """Start them, wait, and return the error that ended it."""
-        before = crashes.memory_marks()
+        before = host_limits.memory_marks()
         is_well = True
-        copies: list[cell.Copy] = []
+        copies: list[notebook_cell.Copy] = []
         with parent_death.held() as ends, _pages() as pages:
             try:
                 for local_rank in range(self._crew.num_processes):
@@ -212,7 +208,7 @@ class _Attempt:
         variables = crew.variables(local_rank, folder)
         shared = [] if pages is None else [pages]
         if pages is not None:
-            variables[cell.PIPE] = str(pages)
+            variables[notebook_cell.PIPE] = str(pages)
         if self._parcel is None:
             return self._fork(local_rank, variables, ends)
         files = [self._parcel.fileno(), ends[0]]
@@ -230,7 +226,7 @@ class _Attempt:
             parent_death.follow(ends[0], self._folder)
             return child.perform(lambda: self._call, self._folder, rank, brings)
 
-        return fork.start(work, variables, self._piped)
+        return supervise.start_fork(work, variables, self._piped)
 
     def _wait(self) -> bool:
         """Wait for all; where one fails, end the others. Return whether all went well."""
@@ -275,10 +271,10 @@ class _Attempt:
             fix="give it more time, or look at these lines for what it waited for.",
         )
 
-    def _failure(self, before: crashes.MemoryMarks) -> BaseException:
+    def _failure(self, before: host_limits.MemoryMarks) -> BaseException:
         crew, endings = self._crew, self._endings()
         first = crashes.cause(endings)
-        found = outcome.read(self._folder, first.rank)
+        found = child.read_outcome(self._folder, first.rank)
         told = None if found is None else found.error
         returned = [crew.first_rank + i for i, m in enumerate(self._members) if m.returncode == 0]
         is_lost = first.note is not None and first.note.kind == "peer lost"
@@ -290,11 +286,11 @@ class _Attempt:
             first = replace(first, evidence=replace(first.evidence, stack=tuple(seen)))
             endings, told = [first], None
         if not told:
-            after = crashes.memory_marks()
+            after = host_limits.memory_marks()
             return crashes.explain(endings, crew.size, before, after, returned)
         error = exceptions.revive(told)
         error.add_note(f"It was raised by rank {first.rank} of {crew.size}.")
-        if remark := crashes.remark(first, before, crashes.memory_marks()):
+        if remark := crashes.remark(first, before, host_limits.memory_marks()):
             error.add_note(remark)
         return error
 
@@ -341,7 +337,7 @@ def _is_of_the_call(frame: faults.Frame) -> bool:
 def _values(folder: str, crew: Crew) -> Any:
     ranks = range(crew.first_rank, crew.first_rank + crew.num_processes)
     try:
-        found = [outcome.read(folder, rank) for rank in ranks]
+        found = [child.read_outcome(folder, rank) for rank in ranks]
     except Exception as error:
         raise BadType(
             "Cannot bring back what the function returned.",
@@ -380,7 +376,7 @@ def _pages() -> Iterator[int | None]:
         yield None
         return
     ours, theirs = os.pipe()
-    copy = cell.copy_pages(os.fdopen(ours, "rb"))
+    copy = notebook_cell.copy_pages(os.fdopen(ours, "rb"))
     try:
         yield theirs
     finally:
@@ -388,7 +384,7 @@ def _pages() -> Iterator[int | None]:
         copy.end(time.monotonic() + _OUTPUT_S)
 
 
-def _show_output(members: Sequence[supervise.Process], crew: Crew) -> list[cell.Copy]:
+def _show_output(members: Sequence[supervise.Process], crew: Crew) -> list[notebook_cell.Copy]:
     """Copy the children's output to this process's, as a notebook needs."""
     copies = []
     for local_rank, member in enumerate(members):
@@ -396,5 +392,5 @@ def _show_output(members: Sequence[supervise.Process], crew: Crew) -> list[cell.
         prefix = Template(crew.prefix or "").safe_substitute(words, role_name="default")
         for pipe, stream in ((member.stdout, sys.stdout), (member.stderr, sys.stderr)):
             if pipe is not None:
-                copies.append(cell.copy_text(pipe, stream, prefix))
+                copies.append(notebook_cell.copy_text(pipe, stream, prefix))
     return copies

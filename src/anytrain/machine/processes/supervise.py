@@ -1,19 +1,30 @@
 """Start processes that end together, and end them for certain.
 
 Every child leads a session of its own: its data loading workers go with it, and a Ctrl-C in the
-terminal reaches the launcher alone, which hands it on exactly once.
+terminal reaches the launcher alone, which hands it on exactly once. Of one launch the processes
+leave word in a folder; a launcher that was killed could not remove its own, so whoever launches
+next removes the folders whose lock nobody holds any more.
 """
 
 from __future__ import annotations
 
+import atexit
+import fcntl
+import io
+import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+import warnings
+from asyncio import events
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Protocol
 
@@ -35,6 +46,8 @@ _ONE_WISH_S = 0.5
 program around it passes its own on."""
 _cut_short: set[int] = set()
 """The processes that were killed after they had been asked to stop."""
+_FOLDER_PREFIX = "anytrain-"
+_FOLDER_LOCK = "launcher.lock"
 
 
 class Process(Protocol):
@@ -282,3 +295,119 @@ def _wait(processes: Sequence[Process], seconds: float) -> None:
         if all(poll(process) is not None for process in processes):
             return
         time.sleep(0.02)
+
+
+class Forked:
+    """A fork of this process, with the face that `supervise` knows."""
+
+    def __init__(self, process: Any, stdout: IO[bytes] | None, stderr: IO[bytes] | None) -> None:
+        self._process = process
+        self.pid: int = process.pid
+        self.stdout, self.stderr = stdout, stderr
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code, minus the signal where one ended it; None while it runs."""
+        code: int | None = self._process.exitcode
+        return code
+
+    def poll(self) -> int | None:
+        """Return the exit code, minus the signal where one ended it; None while it runs."""
+        return self.returncode
+
+    def send_signal(self, sig: int) -> None:
+        """Send it a signal, unless it has ended."""
+        if self.poll() is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, sig)
+
+
+def start_fork(work: Callable[[], int], environ: Mapping[str, str], piped: bool) -> Forked:
+    """Fork a process that leads its own session and exits with what `work` returns."""
+    pipes = [os.pipe(), os.pipe()] if piped else []
+    outputs = [end for _, end in pipes]
+
+    def run() -> None:
+        _begin_fork(environ, outputs, [end for end, _ in pipes])
+        try:
+            code = work()
+        finally:
+            # multiprocessing runs these from Python 3.13 on; each removes itself.
+            atexit._run_exitfuncs()
+        sys.exit(code)
+
+    process = multiprocessing.get_context("fork").Process(target=run)
+    with warnings.catch_warnings():
+        # Python 3.12 warns of every fork beside threads; whoever asked for one was told.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        process.start()
+    for end in outputs:
+        os.close(end)
+    ours: list[IO[bytes] | None] = [os.fdopen(end, "rb") for end, _ in pipes]
+    return Forked(process, *(ours or [None, None]))
+
+
+def _begin_fork(environ: Mapping[str, str], outputs: list[int], close: list[int]) -> None:
+    """Leave the parent's session, loop, output and exit hooks to the parent."""
+    os.setsid()
+    atexit._clear()
+    events._set_running_loop(None)
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_IGN:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    for end in close:
+        os.close(end)
+    for number, end in zip((1, 2), outputs, strict=False):
+        os.dup2(end, number)
+        os.close(end)
+    if outputs:
+        # A kernel's streams speak to a thread that is not here.
+        sys.stdout, sys.stderr = (
+            io.TextIOWrapper(os.fdopen(n, "wb", closefd=False), "utf-8", line_buffering=True)
+            for n in (1, 2)
+        )
+    os.environ.update(environ)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        # The threads that compute are not here either: OpenMP would wait for them for ever.
+        torch.set_num_threads(1)
+
+
+@contextmanager
+def launch_folder() -> Iterator[str]:
+    """Give a new folder, and leave none behind."""
+    _remove_left_folders()
+    folder = tempfile.mkdtemp(prefix=_FOLDER_PREFIX)
+    try:
+        lock = _lock_folder(Path(folder))
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(lock)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _lock_folder(folder: Path) -> int:
+    """Lock the folder; the lock's file gets its name only once it is held."""
+    draft = folder / f"{_FOLDER_LOCK}.draft"
+    lock = os.open(draft, os.O_RDWR | os.O_CREAT, 0o600)
+    with suppress(OSError):  # a file system without locks: the folder is then never taken for left
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        draft.rename(folder / _FOLDER_LOCK)
+    return lock
+
+
+def _remove_left_folders() -> None:
+    """Remove this user's folders whose launcher is gone for certain."""
+    for lock in Path(tempfile.gettempdir()).glob(f"{_FOLDER_PREFIX}*/{_FOLDER_LOCK}"):
+        with suppress(OSError):  # another user's, or another launch removes it just now
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if lock.parent.stat().st_uid == os.getuid():
+                    shutil.rmtree(lock.parent, ignore_errors=True)
+            finally:
+                os.close(descriptor)

@@ -20,7 +20,7 @@ from types import TracebackType
 from anytrain.core.errors import PeerLost
 from anytrain.machine.processes import notes
 from anytrain.machine.processes.heartbeat import Beat, Pulse
-from anytrain.machine.processes.rank_watch import RESUME
+from anytrain.machine.processes.stalls import RESUME
 
 PATIENCE_S = 5.0
 _LOOK_S = 0.2
@@ -47,7 +47,7 @@ _OWN_WORDS = ("shared memory", "/dev/shm", "no space left", "out of memory", "ca
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
-class LastWords:
+class ErrorHooks:
     """The error hooks of one rank, put in place and taken away again."""
 
     def __init__(

@@ -1,10 +1,10 @@
-"""Hand an object over to other processes, its tensors in one file that all of them map.
+"""Pickle an object for another process, its tensors in one file that all of them map.
 
 A pickle would hold every tensor by value, once for each process. Here each storage is written
 once, and whoever receives it maps the file copy-on-write: what nobody writes to exists once.
 Storages keep their identity, so ties and views stay what they are. Arrays of numpy and others
-that pickle offers as buffers travel the same way. Nothing here imports torch: without it there
-are no tensors to hand over.
+that pickle offers as buffers travel the same way. Functions, classes and modules that a fresh
+process cannot import travel by value. Nothing here imports torch: without it there are no tensors.
 """
 
 from __future__ import annotations
@@ -18,17 +18,25 @@ import pickle
 import struct
 import sys
 import tempfile
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from importlib.machinery import ModuleSpec
 from typing import IO, Any
 
 import cloudpickle
+from cloudpickle import cloudpickle as registry
 
-from anytrain.machine.processes import importable, tracked
+from anytrain.core import bytecode
 
 _ALIGNMENT = 64  # what torch's own allocator gives
 _LENGTH = struct.Struct("<q")
 _WITHOUT_STORAGE = ("xla", "tpu")
 _CHUNK = 2**26
+_DEEPEST = 6
+_MOST_MEMBERS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +133,7 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
     def __init__(self, file: IO[bytes], parcel: Parcel) -> None:
         super().__init__(file, protocol=5, buffer_callback=self._keep_buffer)
         self._parcel = parcel
-        self.homes = importable.Homes()
+        self.homes = ModulesByValue()
         self._known: dict[int, int] = {}
         torch = sys.modules.get("torch")
         self._torch = torch
@@ -181,7 +189,41 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
         return False
 
 
-class _Unpacker(tracked.Unpickler):
+class Unpickler(pickle.Unpickler):
+    """An unpickler that leaves the classes alone that were known before it began."""
+
+    def __init__(self, file: Any, *, buffers: Iterable[Any] | None = None) -> None:
+        super().__init__(file, buffers=buffers)
+        self.made: list[Any] = []
+        """The functions and classes that came by value."""
+        with registry._DYNAMIC_CLASS_TRACKER_LOCK:
+            # Held, so that none of their numbers is given to a new one meanwhile.
+            self._held = list(registry._DYNAMIC_CLASS_TRACKER_BY_CLASS)
+        self._before = {id(known) for known in self._held}
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what the pickle names, but our own way to fill in a class or a function."""
+        found = super().find_class(module, name)
+        if module.startswith("cloudpickle") and name in ("_class_setstate", "_function_setstate"):
+            return partial(self._fill, found)
+        return found
+
+    def settle(self) -> None:
+        """Let `__main__` have the notebook's functions and classes, as it does in the notebook.
+
+        So they can be pickled by name, as `torch.save(model)` and forked pools do.
+        """
+        main = vars(sys.modules["__main__"])
+        for thing in self.made:
+            if thing.__module__ == "__main__" and thing.__qualname__.isidentifier():
+                main[thing.__qualname__] = thing
+
+    def _fill(self, fill: Callable[[Any, Any], Any], thing: Any, state: Any) -> Any:
+        self.made.append(thing)
+        return thing if id(thing) in self._before else fill(thing, state)
+
+
+class _Unpacker(Unpickler):
     """The other end: storages and buffers are parts of the mapped file."""
 
     def __init__(self, pickled: memoryview, pieces: list[memoryview], buffers: list[int]) -> None:
@@ -286,3 +328,154 @@ def _cells() -> dict[str, Any]:
         if is_ours and len(entry) == 4 and entry[1] is None:
             found[name] = entry
     return found
+
+
+class ModulesByValue:
+    """The modules that a pickle refers to; the contents of those that exist here alone travel."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, bool] = {}
+        self._registered: list[types.ModuleType] = []
+
+    @contextmanager
+    def open(self) -> Iterator[None]:
+        """Let cloudpickle know of such modules inside the block, and of none afterwards."""
+        try:
+            yield
+        finally:
+            for module in self._registered:
+                cloudpickle.unregister_pickle_by_value(module)
+
+    def look(self, thing: Any) -> None:
+        """Take note of where a function, a class or a module is at home."""
+        if isinstance(thing, types.ModuleType):
+            name = thing.__name__
+        elif isinstance(thing, (types.FunctionType, type)):
+            name = thing.__module__
+        else:
+            return
+        module = sys.modules.get(name) if isinstance(name, str) else None
+        if module is None or name in self._known or name == "__main__":
+            return
+        self._known[name] = can_import(name)
+        if not self._known[name] and name not in registry.list_registry_pickle_by_value():
+            cloudpickle.register_pickle_by_value(module)
+            self._registered.append(module)
+
+
+def can_import(name: str) -> bool:
+    """Whether a fresh process with this one's paths would find the same module by its name."""
+    path: Sequence[str] | None = None
+    parts = name.split(".")
+    for number in range(1, len(parts) + 1):
+        part = ".".join(parts[:number])
+        spec = _find_spec(part, path)
+        if spec is None:
+            # What a module has made inside itself comes with it; a file of its own does not.
+            file = getattr(sys.modules[name], "__file__", None)
+            return number > 1 and (path is None or not str(file).endswith(".py"))
+        if not _is_same_file(spec, sys.modules.get(part)):
+            return False
+        path = spec.submodule_search_locations
+    return True
+
+
+def _find_spec(name: str, path: Sequence[str] | None) -> ModuleSpec | None:
+    """Return what an import would find now, had the module not been imported yet."""
+    for finder in sys.meta_path:
+        try:
+            spec = finder.find_spec(name, path)
+        except Exception:  # noqa: BLE001  anybody may add a finder; a broken one finds nothing
+            continue
+        if spec is not None:
+            return spec
+    return None
+
+
+def _is_same_file(spec: ModuleSpec, module: types.ModuleType | None) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None or not spec.has_location or spec.origin is None:
+        return True
+    return bool(os.path.realpath(file) == os.path.realpath(spec.origin))
+
+
+def culprit(function: Callable[..., Any], args: tuple[Any, ...]) -> str | None:
+    """Return words for the first thing that cannot be pickled; None where none is found alone."""
+    for words, path, thing in _candidates(function, args):
+        if not _is_picklable(thing):
+            inner, found = _deepest(path, thing)
+            return f"{words} `{inner}` (a {_kind(found)})"
+    return None
+
+
+def culprit_within(thing: Any, path: str) -> str:
+    """Return words for what in a thing that cannot be pickled is to blame."""
+    inner, found = _deepest(path, thing)
+    return f"`{inner}` (a {_kind(found)})"
+
+
+def _candidates(
+    function: Callable[..., Any], args: tuple[Any, ...]
+) -> Iterator[tuple[str, str, Any]]:
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames[: code.co_argcount] if code else ()
+    for number, thing in enumerate(args):
+        yield "the argument", names[number] if number < len(names) else f"args[{number}]", thing
+    for path, thing in _captured(function, set()):
+        yield "the variable", path, thing
+
+
+def _captured(function: Any, seen: set[int]) -> Iterator[tuple[str, Any]]:
+    """Yield the variables around a function, and those around the functions among them."""
+    if not isinstance(function, types.FunctionType) or id(function) in seen:
+        return
+    seen.add(id(function))
+    known = function.__globals__
+    around = bytecode.enclosed(function)
+    around |= {name: known[name] for name in bytecode.names(function) if name in known}
+    for thing in around.values():
+        if isinstance(thing, types.FunctionType):
+            yield from _captured(thing, seen)
+    for variable, thing in around.items():
+        if not isinstance(thing, (types.FunctionType, types.ModuleType)):
+            yield variable, thing
+
+
+def _deepest(path: str, thing: Any) -> tuple[str, Any]:
+    """Follow what cannot be pickled inwards, as far as one member alone is to blame."""
+    for _ in range(_DEEPEST):
+        if type(thing).__module__.startswith("multiprocessing"):
+            break  # a queue is known to people, its semaphores are not
+        for part, member in _members_of(thing):
+            if not _is_picklable(member):
+                path, thing = path + part, member
+                break
+        else:
+            break
+    return path, thing
+
+
+def _members_of(thing: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(thing, Mapping):
+        pairs = list(thing.items())[:_MOST_MEMBERS]
+        yield from ((f"[{key!r}]", value) for key, value in pairs)
+    elif isinstance(thing, (list, tuple)):
+        yield from ((f"[{n}]", value) for n, value in enumerate(thing[:_MOST_MEMBERS]))
+    elif isinstance(thing, types.FunctionType):
+        yield from ((f" -> {name}", value) for name, value in _captured(thing, set()))
+    elif not isinstance(thing, (type, types.ModuleType)):
+        yield from ((f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items())
+
+
+def _is_picklable(thing: Any) -> bool:
+    try:
+        pack(thing)
+    except Exception:  # noqa: BLE001  any class may have any trouble with its own pickling
+        return False
+    return True
+
+
+def _kind(thing: Any) -> str:
+    kind = type(thing)
+    home = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return f"{home}{kind.__qualname__}"
