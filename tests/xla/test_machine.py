@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from anytrain.doors.trainer.outputs import set_seed
 from anytrain.machine.backends import probe
-from anytrain.machine.parallel import xla_group
+from anytrain.machine.parallel import torch_dist
 from launching import run_script
 
 _FULL = """
@@ -46,7 +46,7 @@ def test_a_backward_pass_before_the_runtime_is_named_as_what_went_wrong() -> Non
 def test_a_group_of_one_process_carries_the_devices_tensors() -> None:
     device = probe.get("xla").device(0)
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    group = xla_group.make()
+    group = torch_dist.make_xla_group()
     assert dist.get_backend(group) == "xla"
     value = torch.arange(3.0).to(device)
     dist.all_reduce(value, group=group)

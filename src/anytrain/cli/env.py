@@ -90,15 +90,15 @@ def _add_plan(report: Report) -> None:
     from anytrain.core.errors import AnytrainError
     from anytrain.core.facts import JobFacts
     from anytrain.core.plan import resolve
-    from anytrain.machine.backends import cores, probe, speed
+    from anytrain.machine.backends import capabilities, cpu, probe
 
     try:
         here = environment.read()
-        report.threads = asdict(cores.threads(here.place.local_size))
+        report.threads = asdict(cpu.threads(here.place.local_size))
         backend = probe.choose(here.wishes.device)
         machine = backend.capabilities(backend.device(here.place.local_rank))
-        if speed.is_wanted(here.wishes, machine):
-            machine = replace(machine, bf16_gain=speed.bf16_gain(machine.name))
+        if capabilities.wants_bf16_gain(here.wishes, machine):
+            machine = replace(machine, bf16_gain=capabilities.bf16_gain(machine.name))
         plan = resolve(here.wishes, machine, JobFacts(), here.place.size)
     except AnytrainError as error:
         report.error = f"{type(error).__name__}: {error}"

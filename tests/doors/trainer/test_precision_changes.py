@@ -11,7 +11,7 @@ import torch
 from anytrain.core.facts import Gain
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
-from anytrain.machine.backends import speed
+from anytrain.machine.backends import capabilities
 from equivalence import twins
 
 
@@ -88,7 +88,7 @@ def test_a_checkpoints_precision_beats_a_figure_that_was_measured_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figure = iter((2.0, 0.5))
-    monkeypatch.setattr(speed, "bf16_gain", lambda _: Gain(next(figure), "2026-11-15"))
+    monkeypatch.setattr(capabilities, "bf16_gain", lambda _: Gain(next(figure), "2026-11-15"))
     first = build(
         tmp_path,
         model=twins.bert(),

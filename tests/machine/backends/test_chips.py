@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anytrain.machine.backends.chips import tpu_chips
+from anytrain.machine.backends.capabilities import tpu_chips
 
 
 def _card(bus: Path, slot: str, vendor: str, device: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from anytrain.machine.backends import cores
+from anytrain.machine.backends import cpu
 
 
 def _tree(root: Path, files: dict[str, str]) -> Path:
@@ -38,8 +38,8 @@ def _siblings(root: Path) -> Path:
 
 @pytest.mark.usefixtures("eight")
 def test_a_core_counts_once_however_many_threads_it_has(tmp_path: Path) -> None:
-    assert cores.usable_cores(tmp_path).value == "8"
-    found = cores.usable_cores(_siblings(tmp_path))
+    assert cpu.usable_cores(tmp_path).value == "8"
+    found = cpu.usable_cores(_siblings(tmp_path))
     assert (found.value, found.because) == ("4", "8 threads share 4 cores")
 
 
@@ -58,30 +58,30 @@ def test_a_core_counts_once_however_many_threads_it_has(tmp_path: Path) -> None:
 def test_a_containers_share_of_the_cores_is_the_bound(
     tmp_path: Path, files: dict[str, str], expected: str
 ) -> None:
-    found = cores.usable_cores(_tree(tmp_path, files))
+    found = cpu.usable_cores(_tree(tmp_path, files))
     assert found.value == expected
     assert ("control group" in found.because) == (expected != "8")
 
 
 @pytest.mark.usefixtures("eight")
 def test_ranks_of_a_host_share_its_cores(tmp_path: Path) -> None:
-    assert cores.threads(1, tmp_path).value == "8"
-    assert cores.threads(3, tmp_path).value == "2"
-    assert "for 3 processes" in cores.threads(3, tmp_path).because
-    assert cores.threads(16, tmp_path).value == "1"
+    assert cpu.threads(1, tmp_path).value == "8"
+    assert cpu.threads(3, tmp_path).value == "2"
+    assert "for 3 processes" in cpu.threads(3, tmp_path).because
+    assert cpu.threads(16, tmp_path).value == "1"
 
 
 @pytest.mark.usefixtures("eight")
 def test_each_rank_has_its_part_of_what_the_host_or_the_container_has(tmp_path: Path) -> None:
-    assert [cores.cores_each(ranks, _siblings(tmp_path)) for ranks in (1, 3, 16)] == [8, 2, 1]
+    assert [cpu.cores_each(ranks, _siblings(tmp_path)) for ranks in (1, 3, 16)] == [8, 2, 1]
     _tree(tmp_path, {"sys/fs/cgroup/cpu.max": "250000 100000"})
-    assert [cores.cores_each(ranks, tmp_path) for ranks in (1, 2, 3)] == [2, 1, 1]
+    assert [cpu.cores_each(ranks, tmp_path) for ranks in (1, 2, 3)] == [2, 1, 1]
 
 
 @pytest.mark.usefixtures("eight")
 def test_what_the_user_has_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "get_num_threads", lambda: 5)
-    assert cores.threads(4, tmp_path).value == "5"
-    assert cores.threads(4, tmp_path).because == "set in this process"
+    assert cpu.threads(4, tmp_path).value == "5"
+    assert cpu.threads(4, tmp_path).because == "set in this process"
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert cores.threads(4, tmp_path).because == "OMP_NUM_THREADS=5"
+    assert cpu.threads(4, tmp_path).because == "OMP_NUM_THREADS=5"

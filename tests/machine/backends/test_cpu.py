@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from anytrain.core.errors import BadInput
-from anytrain.machine.backends.cores import num_cores
-from anytrain.machine.backends.cpu import Cpu, memory_limit
+from anytrain.machine.backends.cpu import Cpu, memory_limit, num_cores
 
 
 def _tree(root: Path, files: dict[str, str]) -> Path:

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from anytrain.machine.backends.draws import quick_dropout
+from anytrain.machine.backends.cpu import quick_dropout
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64, torch.bool])

@@ -11,7 +11,7 @@ import torch
 
 from anytrain.core.facts import Capabilities, Gain, JobFacts
 from anytrain.core.plan import Choice, Wish, Wishes, resolve
-from anytrain.machine.backends import speed
+from anytrain.machine.backends import capabilities
 
 CPU = Capabilities("cpu", "cpu", "a processor", ("float32", "bfloat16"), process_group="gloo")
 AUTO = Wishes(precision=Wish("auto", "argument"))
@@ -31,31 +31,31 @@ def _precision(gain: Gain) -> Choice:
 
 def test_measuring_is_short_and_leaves_no_trace() -> None:
     generator, threads = torch.get_rng_state(), torch.get_num_threads()
-    speed.measure()  # makes the kernels
+    capabilities.measure_bf16_gain()  # makes the kernels
     begin = time.process_time()
-    assert speed.measure() > 0
+    assert capabilities.measure_bf16_gain() > 0
     assert time.process_time() - begin < 1.0  # 0.2 s, where nothing disturbs it
     assert torch.equal(torch.get_rng_state(), generator)
     assert torch.get_num_threads() == threads
     with torch.inference_mode():
-        assert speed.measure(0.0) > 0
+        assert capabilities.measure_bf16_gain(0.0) > 0
 
 
 def test_a_figure_is_measured_once_and_then_taken_from_the_users_cache(
     kept: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = speed.bf16_gain("a processor")
+    first = capabilities.bf16_gain("a processor")
     assert first.factor > 0
 
     def again() -> float:
         raise AssertionError("measured again")
 
     with monkeypatch.context() as patched:
-        patched.setattr(speed, "measure", again)
-        assert speed.bf16_gain("a processor") == first
+        patched.setattr(capabilities, "measure_bf16_gain", again)
+        assert capabilities.bf16_gain("a processor") == first
         with pytest.raises(AssertionError, match="measured again"):
-            speed.bf16_gain("another processor")
-    speed.bf16_gain("another processor")
+            capabilities.bf16_gain("another processor")
+    capabilities.bf16_gain("another processor")
     assert len(json.loads(kept.read_text())) == 2
     assert [file.name for file in kept.parent.iterdir()] == [kept.name]
 
@@ -64,8 +64,8 @@ def test_a_figure_is_measured_once_and_then_taken_from_the_users_cache(
 def test_a_damaged_file_is_made_anew(kept: Path, text: str) -> None:
     kept.parent.mkdir()
     kept.write_text(text.replace("KEY", f"a processor, torch {torch.__version__}"))
-    found = speed.bf16_gain("a processor")
-    assert speed.bf16_gain("a processor") == found
+    found = capabilities.bf16_gain("a processor")
+    assert capabilities.bf16_gain("a processor") == found
     assert list(json.loads(kept.read_text())) == [f"a processor, torch {torch.__version__}"]
 
 
@@ -74,7 +74,7 @@ def test_a_cache_that_cannot_be_written_is_no_error(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("ANYTRAIN_CACHE", str(tmp_path / "file"))
-    assert speed.bf16_gain("a processor").factor > 0
+    assert capabilities.bf16_gain("a processor").factor > 0
 
 
 def test_the_plan_takes_bf16_where_it_gains_enough_and_tells_the_figure() -> None:
@@ -87,9 +87,11 @@ def test_the_plan_takes_bf16_where_it_gains_enough_and_tells_the_figure() -> Non
 
 
 def test_nobody_waits_for_a_figure_that_decides_nothing() -> None:
-    assert speed.is_wanted(AUTO, CPU)
-    assert not speed.is_wanted(Wishes(), CPU)
-    assert not speed.is_wanted(Wishes(precision=Wish("bf16", "argument")), CPU)
+    assert capabilities.wants_bf16_gain(AUTO, CPU)
+    assert not capabilities.wants_bf16_gain(Wishes(), CPU)
+    assert not capabilities.wants_bf16_gain(Wishes(precision=Wish("bf16", "argument")), CPU)
     gpu = Capabilities("cuda", "cuda:0", "a GPU", CPU.dtypes)
-    assert not speed.is_wanted(AUTO, gpu)
-    assert not speed.is_wanted(AUTO, Capabilities("cpu", "cpu", "an old one", ("float32",)))
+    assert not capabilities.wants_bf16_gain(AUTO, gpu)
+    assert not capabilities.wants_bf16_gain(
+        AUTO, Capabilities("cpu", "cpu", "an old one", ("float32",))
+    )

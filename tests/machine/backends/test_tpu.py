@@ -12,7 +12,7 @@ import pytest
 
 from anytrain.core.errors import BadInput, DeviceBroken
 from anytrain.core.facts import NotFound
-from anytrain.machine.backends import chips, probe, tpu, xla
+from anytrain.machine.backends import capabilities, probe, tpu, xla
 from anytrain.machine.backends.tpu import Tpu
 
 # torch_tpu may lie in a folder of its own (tools/tpu_env.py): only the children load it.
@@ -186,7 +186,7 @@ print(json.dumps({
         "touched": False,
     }
     assert table == {name: sorted(counts) for name, counts in tpu._COUNTS.items()}
-    assert set(table) <= set(chips._NAMES.values())
+    assert set(table) <= set(capabilities._TPU_NAMES.values())
 
 
 @needs_torch_tpu

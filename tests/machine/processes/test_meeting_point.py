@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from anytrain.core.errors import BadInput
-from anytrain.machine.processes.meeting_point import meeting_point, store_holder
+from anytrain.machine.parallel.rendezvous import meeting_point, store_holder
 
 
 @pytest.mark.parametrize(

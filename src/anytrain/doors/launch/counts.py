@@ -11,8 +11,8 @@ from anytrain.core.notices import give_notice
 from anytrain.core.plan import Wish, Wishes, check_downcast
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
-from anytrain.machine.backends.chips import TWO_DEVICES, tpu_chips
-from anytrain.machine.backends.cores import usable_cores
+from anytrain.machine.backends.capabilities import TWO_DEVICE_TPU, tpu_chips
+from anytrain.machine.backends.cpu import usable_cores
 
 _THREADS = "OMP_NUM_THREADS"
 _WAITING = "OMP_WAIT_POLICY"
@@ -63,7 +63,7 @@ def _one_for_all(backend: Backend, asked: int | None) -> Crowd:
 def _needs_spmd(backend: Backend) -> bool:
     """Whether there are devices that only one process for all of them reaches: TPU v2 and v3."""
     is_tpu = backend.name == "xla" and backend.process_group is not None
-    return is_tpu and tpu_chips()[:1] == (TWO_DEVICES,)
+    return is_tpu and tpu_chips()[:1] == (TWO_DEVICE_TPU,)
 
 
 def _tell_unused(backend: Backend) -> None:

@@ -43,7 +43,7 @@ from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.prepared.rebuild import rebuild
 from anytrain.engine.prepared.walk import Walk
 from anytrain.engine.tree import num_rows
-from anytrain.machine.backends.cores import cores_each
+from anytrain.machine.backends.cpu import cores_each
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from anytrain.engine.data.compiled_shapes import Graphs
 from anytrain.engine.precision import Precision
 from anytrain.engine.prepared.model import values_unread
 from anytrain.engine.prepared.walk import Accumulation, Cursor
-from anytrain.machine.backends import probe, speed
+from anytrain.machine.backends import capabilities, probe
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.parallel import torch_dist
 from anytrain.machine.parallel.world import World
@@ -107,8 +107,8 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
     machine = backend.capabilities(device)
     plan = resolve(wishes, machine, JobFacts(), env.place.size)
     world = _world(env, backend, device, wishes, options.process_group)
-    if speed.is_wanted(wishes, machine):  # one rank measures, so that all decide alike
-        gain = speed.bf16_gain(machine.name) if world.rank == 0 else None
+    if capabilities.wants_bf16_gain(wishes, machine):  # one rank measures, so that all decide alike
+        gain = capabilities.bf16_gain(machine.name) if world.rank == 0 else None
         machine = replace(machine, bf16_gain=world.broadcast_object(gain))
     # Again: of what was measured, and of a process group that the script made by hand.
     plan = resolve(wishes, machine, JobFacts(), world.size)

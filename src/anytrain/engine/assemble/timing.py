@@ -15,8 +15,7 @@ from anytrain._version import __version__
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.recording import fingerprint
 from anytrain.engine.recording.timesheet import Facts, Timesheet
-from anytrain.machine.backends.cores import cores_each, num_cores
-from anytrain.machine.backends.cpu import processor
+from anytrain.machine.backends.cpu import cores_each, num_cores, processor
 
 
 def timesheet(

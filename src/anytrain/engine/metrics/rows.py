@@ -11,7 +11,7 @@ import torch
 from anytrain.core.errors import ShapesDiffer
 from anytrain.engine.objective import IGNORED
 from anytrain.engine.tree import batch_size, put_together, take_apart, take_rows
-from anytrain.machine.backends import fresh
+from anytrain.machine.backends import running_sum
 from anytrain.machine.parallel.world import World
 
 
@@ -132,7 +132,7 @@ class LossMean:
         loss = loss.detach().mean()  # a replicated model may give one loss a replica
         if self._sum is None:
             self._sum = _zero(loss.device)
-        fresh.add(self._sum, loss, rows)
+        running_sum.add(self._sum, loss, rows)
         self._rows += rows
 
     def value(self, world: World) -> float | None:
@@ -140,7 +140,7 @@ class LossMean:
 
         Every rank must ask. It is the first time that the device is read.
         """
-        own = 0.0 if self._sum is None else float(fresh.readable(self._sum))
+        own = 0.0 if self._sum is None else float(running_sum.readable(self._sum))
         both = torch.tensor([own, float(self._rows)], dtype=torch.float64)
         total, rows = world.reduce(both, "sum").tolist()
         return total / rows if rows else None
@@ -149,7 +149,7 @@ class LossMean:
 def _zero(device: torch.device) -> torch.Tensor:
     """Return a zero to add to: in float64, or in float32 where the device has no other."""
     if device.type == "xla":
-        return fresh.zero(device)
+        return running_sum.zero(device)
     try:
         return torch.zeros((), dtype=torch.float64, device=device)
     except (TypeError, RuntimeError):

@@ -19,7 +19,7 @@ import torch
 
 from anytrain.core.records import BACKWARD
 from anytrain.engine.recording.record import Record
-from anytrain.machine.backends import fresh
+from anytrain.machine.backends import running_sum
 from anytrain.machine.parallel.world import World
 
 _DENSE, _EVERY = 10, 10
@@ -77,11 +77,11 @@ class LossCurve:
             return
         loss = loss.detach()
         if self._sum is None:
-            self._sum = fresh.zero(loss.device)
-            fresh.put(self._sum, torch.tensor(self._first))
+            self._sum = running_sum.zero(loss.device)
+            running_sum.put(self._sum, torch.tensor(self._first))
         if loss.device != self._sum.device:
             loss = loss.to(self._sum.device, non_blocking=True)
-        fresh.add(self._sum, loss if loss.ndim == 0 else loss.reshape(()))
+        running_sum.add(self._sum, loss if loss.ndim == 0 else loss.reshape(()))
         self._num += 1
 
     def note(self) -> None:
@@ -116,10 +116,10 @@ class LossCurve:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._at, self._num, self._first = state["at"], state["num"], state["sum"]
         if self._sum is not None:
-            fresh.put(self._sum, torch.tensor(self._first))
+            running_sum.put(self._sum, torch.tensor(self._first))
 
     def _read(self) -> Share:
-        whole = self._first if self._sum is None else float(fresh.readable(self._sum))
+        whole = self._first if self._sum is None else float(running_sum.readable(self._sum))
         return whole, self._num
 
     def _point(self, updates: int) -> None:
@@ -128,7 +128,7 @@ class LossCurve:
             own = self._read()
             self._num, self._first = 0, 0.0
             if self._sum is not None:
-                fresh.restart(self._sum)
+                running_sum.restart(self._sum)
             self._at = updates
             self._num_points += 1
             if self._world.rank == 0:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from anytrain.machine.backends import fresh
-from anytrain.machine.backends.fresh import readable
+from anytrain.machine.backends import running_sum
+from anytrain.machine.backends.running_sum import readable
 from anytrain.machine.parallel.world import World
 
 
@@ -32,9 +32,9 @@ class Meter:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._loss = fresh.zero(device)
-        self._num_bad = fresh.zero(device)
-        self._before_bad = fresh.zero(device)
+        self._loss = running_sum.zero(device)
+        self._num_bad = running_sum.zero(device)
+        self._before_bad = running_sum.zero(device)
         """How many steps there were before the first bad one."""
         self._norm: torch.Tensor | None = None
         self._restart()
@@ -42,7 +42,7 @@ class Meter:
     def _restart(self) -> None:
         self.num_steps = 0
         for total in (self._loss, self._num_bad, self._before_bad):
-            fresh.restart(total)
+            running_sum.restart(total)
         self._rate: torch.Tensor | float = 0.0
 
     def add(
@@ -62,9 +62,9 @@ class Meter:
         """Add one step to the sums: the device's part, which a recording may hold."""
         # A step that was left out has no part in the mean; it is counted instead.
         if not isinstance(bad, bool):
-            fresh.add(self._loss, torch.where(bad > 0, 0.0, loss))
-            fresh.add(self._num_bad, bad)
-            fresh.add(self._before_bad, self._num_bad == 0)
+            running_sum.add(self._loss, torch.where(bad > 0, 0.0, loss))
+            running_sum.add(self._num_bad, bad)
+            running_sum.add(self._before_bad, self._num_bad == 0)
         elif not bad:
             self._loss.add_(loss)
         else:
@@ -108,8 +108,8 @@ class Meter:
     def forget_bad(self) -> None:
         """Go on as if the bad steps had not been: they were answered. Waits for the device."""
         self.num_steps -= self.num_bad()
-        fresh.restart(self._num_bad)
-        fresh.put(self._before_bad, torch.tensor(float(self.num_steps)))
+        running_sum.restart(self._num_bad)
+        running_sum.put(self._before_bad, torch.tensor(float(self.num_steps)))
 
     def state_dict(self, world: World) -> dict[str, Any]:
         """Return what was added up since the last log point, each rank's losses among it."""
@@ -126,11 +126,11 @@ class Meter:
         self.num_steps, self._rate, self._norm = state["num_steps"], state["rate"], None
         losses = state["losses"]
         loss = losses[world.rank] if len(losses) == world.size else losses.mean()
-        fresh.put(self._loss, loss)
+        running_sum.put(self._loss, loss)
         num_bad, first_bad = state["bad"].unbind()
-        fresh.put(self._num_bad, num_bad)
+        running_sum.put(self._num_bad, num_bad)
         before = torch.where(num_bad > 0, first_bad, float(self.num_steps))
-        fresh.put(self._before_bad, before)
+        running_sum.put(self._before_bad, before)
 
     def read(self, world: World) -> Reading | None:
         """Return the reading and begin anew; None where no step was taken. Waits for the device."""

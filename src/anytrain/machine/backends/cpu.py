@@ -1,11 +1,19 @@
-"""The CPU: always there, and the reference the other backends are held to."""
+"""The CPU: always there, and the reference the other backends are held to.
+
+How many cores a process may use is read here too: more threads than cores wait for each other at
+the end of every operation, and torch, which counts the machine's cores, sees neither a
+container's share of them nor the other ranks.
+"""
 
 from __future__ import annotations
 
 import gc
+import os
 import platform
 import sys
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
@@ -13,15 +21,19 @@ from typing import ClassVar
 import psutil
 import torch
 
+from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
-from anytrain.core.plan import Wishes
-from anytrain.machine.backends import cores, trial
-from anytrain.machine.backends.cores import num_cores
+from anytrain.core.plan import Choice, Wishes
+from anytrain.machine.backends import capabilities
 from anytrain.machine.processes import host_limits
 
 # Processes may share cores, so the count of cores is no limit; past this one it is a mistake.
 _MOST_PROCESSES = 64
+_TOLD_BY = ("OMP_NUM_THREADS", "MKL_NUM_THREADS")
+_MASK_PARTS = 1 << 16
+_RAREST_MASK = 64 / _MASK_PARTS
+"""The rarest that 16 bits tell well enough: nearer to never or always, each value has its own."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +64,7 @@ class Cpu:
                 why="torch has one CPU device for all cores.",
                 fix='pass "cpu".',
             )
-        cores.settle_threads()
+        settle_threads()
         return torch.device("cpu")
 
     def capabilities(self, device: torch.device) -> Capabilities:
@@ -63,7 +75,7 @@ class Cpu:
             backend=self.name,
             device=str(device),
             name=processor(),
-            dtypes=trial.working_dtypes(device),
+            dtypes=capabilities.working_dtypes(device),
             memory_bytes=memory_limit(),
             process_group=self.process_group,
             slow_dtypes=() if _has_bfloat16() else ("bfloat16",),
@@ -104,7 +116,7 @@ class Cpu:
         use = self.memory(torch.device("cpu"))
         gib = 2**30
         return (
-            f"Out of host memory: {trial.first_line(error)}\n"
+            f"Out of host memory: {capabilities.first_line(error)}\n"
             f"This process holds {(use.used_bytes or 0) / gib:.1f} GiB of "
             f"{(use.total_bytes or 0) / gib:.1f} GiB that it may use.\n"
             "Try a smaller batch with more gradient accumulation steps, or fewer loader workers."
@@ -163,3 +175,107 @@ def processor() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
+
+
+def num_cores() -> int:
+    """Return the cores this process may run on, each thread of a core counted."""
+    return len(_allowed())
+
+
+def cores_each(num_ranks: int, root: Path = Path("/")) -> int:
+    """Return how many cores each of this host's ranks has, each thread of a core counted."""
+    share = _share_of_cores(root)
+    cores = num_cores() if share is None else min(num_cores(), int(share))
+    return max(1, cores // num_ranks)
+
+
+def usable_cores(root: Path = Path("/")) -> Choice:
+    """Return how many cores this process can keep busy, and what sets the bound."""
+    allowed = _allowed()
+    whole = _num_physical(root, allowed)
+    share = _share_of_cores(root)
+    if share is not None and share < whole:
+        return Choice(str(max(1, int(share))), f"the control group allows {share:g} of them")
+    if whole < len(allowed):
+        return Choice(str(whole), f"{len(allowed)} threads share {whole} cores")
+    return Choice(str(whole), "cores that this process may run on")
+
+
+def threads(num_ranks: int, root: Path = Path("/")) -> Choice:
+    """Return how many threads each of this host's ranks should compute with, and why."""
+    for name in _TOLD_BY:
+        told = environment.variable(name)
+        if told:
+            return Choice(str(torch.get_num_threads()), f"{name}={told}")
+    cores = usable_cores(root)
+    count = max(1, int(cores.value) // num_ranks)
+    if torch.get_num_threads() not in (num_cores(), int(cores.value), count):
+        return Choice(str(torch.get_num_threads()), "set in this process")
+    shared = "" if num_ranks == 1 else f", for {num_ranks} processes"
+    return Choice(str(count), f"{cores.value} cores: {cores.because}{shared}")
+
+
+def settle_threads() -> None:
+    """Let torch use this rank's part of the cores, unless the user has said how many."""
+    chosen = int(threads(environment.read().place.local_size).value)
+    if chosen < torch.get_num_threads():
+        torch.set_num_threads(chosen)
+
+
+def _allowed() -> set[int]:
+    if hasattr(os, "sched_getaffinity"):
+        return set(os.sched_getaffinity(0))
+    return set(range(os.cpu_count() or 1))
+
+
+def _num_physical(root: Path, allowed: set[int]) -> int:
+    """Return how many whole cores the allowed threads of cores belong to."""
+    cores = set()
+    for number in allowed:
+        siblings = root / f"sys/devices/system/cpu/cpu{number}/topology/thread_siblings_list"
+        try:
+            cores.add(siblings.read_text().strip())
+        except OSError:  # not Linux, or it does not tell
+            cores.add(str(number))
+    return len(cores)
+
+
+def _share_of_cores(root: Path) -> float | None:
+    """Return how many cores' time the control groups allow; None where all of it."""
+    shares = []
+    for text in host_limits.cgroup_values(root, "cpu", "cpu.max", "cpu.cfs_quota_us"):
+        quota, _, period = text.partition(" ")
+        # v1 keeps the period in another file, and nobody changes it from 100 ms.
+        if quota.isdigit() and int(quota) > 0:
+            shares.append(int(quota) / int(period or 100_000))
+    return min(shares, default=None)
+
+
+@contextmanager
+def quick_dropout() -> Iterator[None]:
+    """Draw dropout's masks from a quarter of the random numbers inside the block.
+
+    torch draws a number for each value, one after the other in one thread: with two cores a sixth
+    of a small BERT's step. Here one number of 64 bits decides on four values. The masks are other
+    ones, just as random; they come from torch's own generator, so a run resumes to the bit.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=UserWarning)  # it replaces a kernel: yes
+            library.impl("bernoulli_.float", _draw_mask, "CPU")
+        yield
+    finally:
+        library._destroy()
+
+
+def _draw_mask(
+    values: torch.Tensor, p: float = 0.5, *, generator: torch.Generator | None = None
+) -> torch.Tensor:
+    """Set each value to 1 with probability `p`, to the nearest of 65,536 parts, else to 0."""
+    if not _RAREST_MASK <= p <= 1 - _RAREST_MASK:
+        return values.copy_(torch.rand(values.shape, generator=generator) < p)
+    numbers = torch.empty(-(-values.numel() // 4), dtype=torch.int64)
+    numbers.random_(-(2**63), None, generator=generator)
+    parts = numbers.view(torch.int16)[: values.numel()].view(values.shape)
+    return values.copy_(parts < round(p * _MASK_PARTS) - _MASK_PARTS // 2)

@@ -19,7 +19,7 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput, DeviceBroken, WrongOrder
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
-from anytrain.machine.backends import trial
+from anytrain.machine.backends import capabilities
 from anytrain.machine.backends.base import Lane
 
 _VISIBLE = "CUDA_VISIBLE_DEVICES"
@@ -89,11 +89,11 @@ class Cuda:
             backend=self.name,
             device=str(device),
             name=properties.name,
-            dtypes=trial.working_dtypes(device),
+            dtypes=capabilities.working_dtypes(device),
             memory_bytes=properties.total_memory,
             process_group=self.process_group,
-            scales_gradients=trial.scales_gradients(device),
-            fuses_optimizer=trial.fused_optimizer_skips(device),
+            scales_gradients=capabilities.scales_gradients(device),
+            fuses_optimizer=capabilities.fused_optimizer_skips(device),
         )
 
     def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
@@ -273,7 +273,7 @@ def _cannot_start(device: torch.device, error: BaseException) -> DeviceBroken | 
         )
     return DeviceBroken(
         f"{device} is there and does not start.",
-        why=trial.first_line(error),
+        why=capabilities.first_line(error),
         fix="check the driver with nvidia-smi, or take the CPU on purpose: ANYTRAIN_DEVICE=cpu "
         "or cpu=True.",
     )

@@ -26,7 +26,7 @@ from anytrain.core.errors import AnytrainError, BadInput
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.notices import give_notice
 from anytrain.core.plan import Wishes
-from anytrain.machine.backends import trial
+from anytrain.machine.backends import capabilities
 
 _OLDEST_MACOS = (12, 3)
 _NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
@@ -96,11 +96,11 @@ class Mps:
             backend=self.name,
             device=str(device),
             name=f"{chip()}, macOS {platform.mac_ver()[0]}",
-            dtypes=trial.working_dtypes(device),
+            dtypes=capabilities.working_dtypes(device),
             memory_bytes=torch.mps.recommended_max_memory(),
             process_group=self.process_group,
-            scales_gradients=trial.scales_gradients(device),
-            fuses_optimizer=trial.fused_optimizer_skips(device),
+            scales_gradients=capabilities.scales_gradients(device),
+            fuses_optimizer=capabilities.fused_optimizer_skips(device),
         )
 
     def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
@@ -231,7 +231,7 @@ def _explain_missing(op: str) -> str:
 def _explain_memory(error: BaseException) -> str:
     used, total = torch.mps.driver_allocated_memory(), torch.mps.recommended_max_memory()
     return (
-        f"Out of memory on mps: {trial.first_line(error)}\n"
+        f"Out of memory on mps: {capabilities.first_line(error)}\n"
         f"Metal holds {used / _GIB:.1f} GiB for this process and advises {total / _GIB:.1f} GiB.\n"
         "Try a smaller batch with more gradient accumulation steps, and few distinct shapes: "
         "Metal keeps memory for each."
@@ -245,7 +245,7 @@ def _report(error: BaseException) -> str:
     lines = [
         "An error came out of torch's mps backend. To report it to PyTorch, paste this block:",
         "```",
-        f"error: {type(error).__name__}: {trial.first_line(error)}",
+        f"error: {type(error).__name__}: {capabilities.first_line(error)}",
         f"op: {op.group(0) if op else where}",
         *(f"tensor: {tensor}" for tensor in tensors),
         f"torch: {torch.__version__}",

@@ -24,8 +24,8 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput, DeviceBroken
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.plan import Wishes
-from anytrain.machine.backends import trial
-from anytrain.machine.backends.chips import tpu_chips
+from anytrain.machine.backends import capabilities
+from anytrain.machine.backends.capabilities import tpu_chips
 
 _AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
 _ADDRESSES = "TORCH_TPU_SLICEBUILDER_ADDRESSES"
@@ -112,7 +112,7 @@ class Tpu:
         except RuntimeError as error:
             raise DeviceBroken(
                 "torch_tpu is loaded, and the TPU does not start.",
-                why=trial.first_line(error),
+                why=capabilities.first_line(error),
                 fix="end other programs that hold the chips, and use fresh processes, not forked "
                 "ones, where this one has used the TPU.",
             ) from error
@@ -126,7 +126,7 @@ class Tpu:
 
     def capabilities(self, device: torch.device) -> Capabilities:
         """Return what the TPU computes in, found by computing."""
-        dtypes = trial.working_dtypes(device)
+        dtypes = capabilities.working_dtypes(device)
         return Capabilities(
             backend=self.name,
             device=str(device),
@@ -135,8 +135,8 @@ class Tpu:
             memory_bytes=_total_memory(device),
             process_group=self.process_group,
             # Each trial compiles: what nobody can use is not tried.
-            scales_gradients="float16" in dtypes and trial.scales_gradients(device),
-            fuses_optimizer=trial.fused_optimizer_skips(device),
+            scales_gradients="float16" in dtypes and capabilities.scales_gradients(device),
+            fuses_optimizer=capabilities.fused_optimizer_skips(device),
         )
 
     def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
@@ -183,7 +183,7 @@ class Tpu:
         if not self.is_out_of_memory(error):
             return None
         return (
-            f"Out of memory on the TPU: {trial.first_line(error)}\n"
+            f"Out of memory on the TPU: {capabilities.first_line(error)}\n"
             "Try a smaller batch with more gradient accumulation steps, or "
             'mixed_precision="bf16".'
         )

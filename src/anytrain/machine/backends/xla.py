@@ -23,9 +23,9 @@ from anytrain.core.errors import BadInput, DeviceBroken, WrongOrder
 from anytrain.core.facts import Capabilities, Found, MemoryUse, NotFound
 from anytrain.core.notices import give_notice
 from anytrain.core.plan import Wishes
-from anytrain.machine.backends import trial
+from anytrain.machine.backends import capabilities
 from anytrain.machine.backends.base import Lane
-from anytrain.machine.backends.chips import TWO_DEVICES, tpu_chips
+from anytrain.machine.backends.capabilities import TWO_DEVICE_TPU, tpu_chips
 
 _NO = ("false", "no", "0")
 
@@ -63,7 +63,7 @@ class Xla:
     def process_counts(self) -> tuple[int, ...]:
         """Return one, and one a chip; a v2 or v3 chip is two devices, which need spmd."""
         chips = tpu_chips() if _target()[0] == "TPU" else ()
-        if len(chips) < 2 or chips[0] == TWO_DEVICES:
+        if len(chips) < 2 or chips[0] == TWO_DEVICE_TPU:
             return (1,)
         return 1, len(chips)
 
@@ -88,7 +88,7 @@ class Xla:
         except (ImportError, RuntimeError) as error:
             raise DeviceBroken(
                 "torch_xla is installed and does not start.",
-                why=trial.first_line(error),
+                why=capabilities.first_line(error),
                 fix="check that torch and torch_xla have the same version, and PJRT_DEVICE.",
             ) from error
         _seed_once(device)
@@ -108,7 +108,7 @@ class Xla:
             process_group=self.process_group,
             traces=True,
             spread_over=_mesh().size() if is_spread() else None,
-            scales_gradients="float16" in dtypes and trial.scales_gradients(device),
+            scales_gradients="float16" in dtypes and capabilities.scales_gradients(device),
             narrowed_by=environment.narrowing(),
         )
 
@@ -153,7 +153,7 @@ class Xla:
         if not self.is_out_of_memory(error):
             return None
         return (
-            f"Out of memory on the XLA device: {trial.first_line(error)}\n"
+            f"Out of memory on the XLA device: {capabilities.first_line(error)}\n"
             "Try a smaller batch with more gradient accumulation steps, or "
             'mixed_precision="bf16".'
         )
@@ -256,7 +256,7 @@ class _Generator(ModuleType):
 
 def _dtypes(device: torch.device) -> tuple[str, ...]:
     try:
-        return trial.working_dtypes(device)
+        return capabilities.working_dtypes(device)
     except DeviceBroken as error:
         if "device_ready_queues_" not in str(error):
             raise

@@ -7,22 +7,24 @@ from __future__ import annotations
 
 import atexit
 import sys
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, _get_default_store
 
 from anytrain.core import environment
 from anytrain.core.environment import RankPlace
 from anytrain.core.errors import WrongOrder
-from anytrain.machine.parallel import gloo_shutdown, rendezvous, xla_group
-from anytrain.machine.parallel.roll_call import Muster
-from anytrain.machine.parallel.store import StoreBoard
+from anytrain.machine.parallel import rendezvous
+from anytrain.machine.parallel.muster import Muster
 from anytrain.machine.parallel.world import ReduceOp, Solo, World
-from anytrain.machine.processes import meeting_point
 from anytrain.machine.processes.error_hooks import ErrorHooks
 from anytrain.machine.processes.heartbeat import Beat, Pulse
 from anytrain.machine.processes.stalls import Heard, RankWatch
@@ -43,6 +45,12 @@ _CARRIED = {
     torch.complex128,
 }
 _GOODBYE_S = 10.0
+_GLOO_THREAD = "pt_gloo_runloop"
+_GLOO_TASKS = Path("/proc/self/task")
+_POLL_S = 0.002
+_GLOO_REST_S = 2.0
+_GLOO_UNSEEN_S = 0.05
+"""How long to wait where a thread's state cannot be read."""
 
 
 def join(
@@ -63,7 +71,7 @@ def join(
     """
     if place.size == 1 and not dist.is_initialized():
         return _solo(beats)
-    gloo_shutdown.let_gloo_rest_at_exit()
+    let_gloo_rest_at_exit()
     if not dist.is_initialized():
         rendezvous.meet(place, transport, device, timeout_s, init_method, stall_s, beats)
         atexit.register(_leave_group)
@@ -106,7 +114,7 @@ class TorchWorld:
         known = place.size == self.size
         self.local_rank = place.local_rank if known else self.rank
         self.local_size = place.local_size if known else self.size
-        self.carrier = xla_group.make() if device.type == "xla" else None
+        self.carrier = make_xla_group() if device.type == "xla" else None
         self.transport: str | None = dist.get_backend(self.carrier)
         self.board = StoreBoard("board")
         self.stall_s = stall_s
@@ -210,7 +218,7 @@ class TorchWorld:
         if stall_s <= 0:
             return None
         return RankWatch(
-            self._pulse, StoreBoard("beats"), self.size, stall_s, meeting_point.store_holder()
+            self._pulse, StoreBoard("beats"), self.size, stall_s, rendezvous.store_holder()
         )
 
     def _hear(self, rank: int) -> Heard | None:
@@ -275,7 +283,7 @@ def _leave_group() -> None:
 
 def _say_goodbye() -> None:
     """Let the rank that holds the store be the last to go."""
-    holder = meeting_point.store_holder()
+    holder = rendezvous.store_holder()
     if holder is None:
         return
     try:
@@ -306,3 +314,100 @@ def _carrier(dtype: torch.dtype, op: ReduceOp) -> torch.dtype:
     if dtype.is_floating_point or dtype.is_complex:
         return dtype if dtype in _CARRIED else torch.float32
     return dtype if dtype in _CARRIED and op != "mean" else torch.int64
+
+
+class StoreBoard:
+    """A Board, and a Wire for beats, over the process group's store.
+
+    Each channel has a connection of its own, because a store's connection answers one call at a
+    time: a beat must not wait for a main thread that waits for its peers. It is opened by the
+    first message, because opening one asks the system for host names, which can take seconds.
+    """
+
+    def __init__(self, channel: str) -> None:
+        self._prefix = f"anytrain/{channel}"
+        self._group_store = _get_default_store()
+        self._connection: PrefixStore | None = None
+        self._opening = threading.Lock()
+        self._seen: set[str] = set()
+
+    def post(self, key: str, value: str) -> None:
+        """Publish a value for every rank to read; it can be read when this returns."""
+        store = self._store()
+        store.set(key, value)
+        # Setting waits for no answer: a peer could come and ask before the store has heard.
+        store.check([key])
+
+    def read(self, key: str) -> str | None:
+        """Return what was posted under the key, or None; never wait for it."""
+        return self._store().get(key).decode() if self._is_there(key) else None
+
+    def read_all(self, keys: Sequence[str]) -> list[str | None]:
+        """Return what was posted under each key, in one round trip once all are known."""
+        store = self._store()
+        if not store.has_extended_api():  # type: ignore[attr-defined]  # not in stubs
+            return [self.read(key) for key in keys]
+        there = [key for key in keys if self._is_there(key)]
+        values = store.multi_get(there) if there else []
+        found = {key: value.decode() for key, value in zip(there, values, strict=True)}
+        return [found.get(key) for key in keys]
+
+    def _is_there(self, key: str) -> bool:
+        """Whether the key was ever posted; `get` on one that was not would wait."""
+        if key not in self._seen and self._store().check([key]):
+            self._seen.add(key)
+        return key in self._seen
+
+    def _store(self) -> PrefixStore:
+        with self._opening:
+            if self._connection is None:
+                own = self._group_store.clone()  # type: ignore[attr-defined]  # not in stubs
+                self._connection = PrefixStore(self._prefix, own)
+        return self._connection
+
+
+@cache
+def let_gloo_rest_at_exit() -> None:
+    """Have this process wait at its end, after whatever is registered later than this.
+
+    A gloo thread drops a collective's tensors some time after the collective has been waited for.
+    If it holds the last reference it needs Python's lock for that, and a thread that asks for the
+    lock while Python goes down is ended where it stands: the process then dies by SIGABRT
+    ("terminate called without an active exception") with all its work done. Leaving the group does
+    not help: a model in DDP keeps it, and with it the threads, to the very end.
+    """
+    atexit.register(_await_gloo)
+
+
+def _await_gloo() -> None:
+    """Return once gloo's threads sleep; while this sleeps, they can have Python's lock."""
+    if not _GLOO_TASKS.is_dir():
+        time.sleep(_GLOO_UNSEEN_S)
+        return
+    deadline = time.monotonic() + _GLOO_REST_S
+    looks_asleep = 0
+    # Twice: at the first look a thread may be asleep because it waits for the lock.
+    while looks_asleep < 2 and time.monotonic() < deadline and (states := list(_thread_states())):
+        looks_asleep = looks_asleep + 1 if set(states) == {"S"} else 0
+        time.sleep(_POLL_S)
+
+
+def _thread_states() -> Iterator[str]:
+    for task in _GLOO_TASKS.iterdir():
+        try:
+            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            continue  # it ended meanwhile
+        if name == _GLOO_THREAD:
+            yield rest.split()[0]
+
+
+def make_xla_group() -> dist.ProcessGroup:
+    """Return torch_xla's group of all ranks, one process a TPU device; tensors stay in graphs.
+
+    It has never run on more than one device here: on CPUs its collectives abort.
+    """
+    from torch_xla.distributed import xla_backend  # noqa: F401  # registers the name
+
+    group: dist.ProcessGroup = dist.new_group(backend="xla")
+    return group

@@ -190,7 +190,11 @@ class _Packer(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no 
 
 
 class Unpickler(pickle.Unpickler):
-    """An unpickler that leaves the classes alone that were known before it began."""
+    """An unpickler that leaves the classes alone that were known before it began.
+
+    cloudpickle knows a class of a notebook again when it comes back from a child, and then writes
+    the child's attributes and methods over the notebook's own.
+    """
 
     def __init__(self, file: Any, *, buffers: Iterable[Any] | None = None) -> None:
         super().__init__(file, buffers=buffers)
@@ -331,7 +335,11 @@ def _cells() -> dict[str, Any]:
 
 
 class ModulesByValue:
-    """The modules that a pickle refers to; the contents of those that exist here alone travel."""
+    """The modules that a pickle refers to; the contents of those that exist here alone travel.
+
+    A module may have come here in ways that a fresh process knows nothing of: by its file's path,
+    by pytest, by a line of a notebook, from a folder that was the working folder once.
+    """
 
     def __init__(self) -> None:
         self._known: dict[str, bool] = {}

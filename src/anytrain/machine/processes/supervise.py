@@ -298,7 +298,11 @@ def _wait(processes: Sequence[Process], seconds: float) -> None:
 
 
 class Forked:
-    """A fork of this process, with the face that `supervise` knows."""
+    """A fork of this process, as a `Process`.
+
+    It inherits memory, modules and the notebook's variables, and none of the threads, which is
+    why one is only made where it is asked for.
+    """
 
     def __init__(self, process: Any, stdout: IO[bytes] | None, stderr: IO[bytes] | None) -> None:
         self._process = process

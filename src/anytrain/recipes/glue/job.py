@@ -322,7 +322,7 @@ def take_quick_draws(trainer: Any) -> None:
 
 def with_quick_draws(trainer: Any) -> AbstractContextManager[Any]:
     """Return what a training runs in that has taken them."""
-    from anytrain.machine.backends.draws import quick_dropout
+    from anytrain.machine.backends.cpu import quick_dropout
 
     return quick_dropout() if trainer.accelerator.device.type == "cpu" else nullcontext()
 
