@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, fields
 from pathlib import Path
 from typing import Any
 
-from anytrain.doors.training_args import Seq2SeqTrainingArguments, TrainingArguments, normal
+from anytrain.doors.training_args import Seq2SeqTrainingArguments, TrainingArguments, convert
 from anytrain.doors.training_args.legacy import RULES, Rule
 from anytrain.doors.training_args.support import DIFFERENCES, SEQ2SEQ, Support, table
 
@@ -59,7 +59,7 @@ def page() -> str:
 
 def rows(listed: Iterable[Field[Any]], answers: dict[str, Support]) -> Iterator[str]:
     """Give the lines of one table."""
-    hints: dict[str, Any] = normal.hints(Seq2SeqTrainingArguments)
+    hints: dict[str, Any] = convert.hints(Seq2SeqTrainingArguments)
     yield "| name | type, default | here | note |"
     yield "|---|---|---|---|"
     for field in listed:
@@ -72,7 +72,7 @@ def rows(listed: Iterable[Field[Any]], answers: dict[str, Support]) -> Iterator[
 def spelled(hint: Any) -> str:
     """Return a type as people say it."""
     text = hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
-    for word in ("anytrain.doors.training_args.choices.", "pathlib.", "typing."):
+    for word in ("anytrain.doors.training_args.fields.", "pathlib.", "typing."):
         text = text.replace(word, "")
     return text.replace(" | None", "").replace("None | ", "").replace(" | ", " or ")
 

@@ -115,7 +115,7 @@ def test_every_option_of_accelerates_launcher_is_known():
     from accelerate.commands.launch import launch_command_parser
 
     from anytrain.cli.main import _load
-    from anytrain.doors.launch.hf_options import sift
+    from anytrain.doors.launch.options import sift_hf_options
 
     command = _load("launch")
     own = {
@@ -128,7 +128,7 @@ def test_every_option_of_accelerates_launcher_is_known():
             name = spelt.lstrip("-").replace("-", "_")
             words = [spelt, *(["value"] if action.nargs != 0 else []), "script.py"]
             try:
-                kept, unused = sift(words, own)
+                kept, unused = sift_hf_options(words, own)
             except Unsupported:
                 continue
             expected = (words, []) if name in own else (["script.py"], [name])

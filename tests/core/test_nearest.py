@@ -10,7 +10,7 @@ from anytrain import Accelerator, Trainer, TrainingArguments
 from anytrain.core.errors import BadInput
 from anytrain.core.nearest import nearest
 from anytrain.core.plan import check_precision, check_strategy, wish
-from anytrain.doors.training_args.choices import RUNNING
+from anytrain.doors.training_args.fields import RUNNING
 from anytrain.engine.optim import build
 from anytrain.engine.recording import trackers
 from anytrain.machine.backends.probe import parse_device

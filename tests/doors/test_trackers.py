@@ -12,7 +12,7 @@ import needs
 import offline_wandb
 from anytrain import Accelerator
 from anytrain.core.errors import Notice, Unsupported
-from anytrain.doors.training_args import TrainingArguments, normal
+from anytrain.doors.training_args import TrainingArguments, convert
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.trackers.general import GeneralTracker
 from equivalence import twins
@@ -231,7 +231,7 @@ def test_a_tracker_that_is_not_served_is_refused_by_both_doors(name: str, tmp_pa
 
 
 def test_all_says_what_it_leaves_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(normal, "_is_installed", lambda name: name == "tensorboard")
+    monkeypatch.setattr(convert, "_is_installed", lambda name: name == "tensorboard")
     with pytest.warns(Notice, match="'all' means tensorboard here: wandb, mlflow, trackio"):
         args: Any = TrainingArguments(str(tmp_path), report_to="all", use_cpu=True)
     assert args.report_to == ["tensorboard"]

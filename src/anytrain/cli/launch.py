@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 from anytrain.core.errors import AnytrainError
-from anytrain.doors.launch import config as files, hf_options
+from anytrain.doors.launch import config as files, options
 from anytrain.doors.launch.options import LaunchOptions
 
 
@@ -119,7 +119,7 @@ class _Launch(TyperCommand):
             for name in parameter.opts
         }
         try:
-            args, unused = hf_options.sift(args, own)
+            args, unused = options.sift_hf_options(args, own)
         except AnytrainError as error:
             typer.echo(f"anytrain: {error}", err=True)
             raise typer.Exit(2) from None

@@ -7,10 +7,12 @@ none of which helps.
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import cast
 
+from anytrain.core import environment
 from anytrain.core.errors import Notice
 
 _PYTHONS = ("warnings", "_py_warnings")
@@ -43,3 +45,17 @@ def as_a_line(message: Warning | str) -> str:
 
 def _formatted(message: Warning | str, *place: object, **more: object) -> str:
     return f"{as_a_line(message)}\n"
+
+
+def notify_caller(text: str) -> None:
+    """Warn once for the job, at the line outside anytrain that asked."""
+    if environment.read().place.rank != 0:
+        return
+    level, frame = 1, sys._getframe(0)
+    while frame.f_back is not None and _is_ours(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back
+    give_notice(text, stacklevel=level)
+
+
+def _is_ours(module: str) -> bool:
+    return module == "anytrain" or module.startswith("anytrain.")

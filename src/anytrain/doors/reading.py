@@ -161,7 +161,7 @@ def _replace(path: Path, text: str) -> None:
 def _defaults() -> dict[str, Any]:
     """Return the arguments of training that nobody has to choose."""
     from anytrain.doors.training_args import TrainingArguments
-    from anytrain.doors.training_args.loaders import AcceleratorConfig
+    from anytrain.doors.training_args.accelerator_config import AcceleratorConfig
 
     found: dict[str, Any] = {}
     for field in fields(TrainingArguments):

@@ -11,8 +11,8 @@ from anytrain.doors.training_args import (
     ParallelMode,
     TrainingArguments,
 )
-from anytrain.doors.training_args.choices import LOG_LEVELS
 from anytrain.doors.training_args.convert import plain
+from anytrain.doors.training_args.fields import LOG_LEVELS
 
 __all__ = ["OptimizerNames", "ParallelMode", "TrainingArguments", "str_to_bool"]
 

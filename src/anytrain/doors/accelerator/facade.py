@@ -18,7 +18,7 @@ from anytrain.core.errors import WrongOrder
 from anytrain.core.nearest import NamedArguments
 from anytrain.core.plan import Plan
 from anytrain.core.text import Sheet
-from anytrain.doors.accelerator import construct
+from anytrain.doors.accelerator import settings
 from anytrain.doors.accelerator.memory import release_memory
 from anytrain.doors.accelerator.options import (
     AutocastKwargs,
@@ -35,12 +35,11 @@ from anytrain.doors.accelerator.options import (
     sort_handlers,
 )
 from anytrain.doors.accelerator.preflight import Foretelling
-from anytrain.doors.accelerator.refused import refuse_plugins
 from anytrain.doors.accelerator.saving import Saving
 from anytrain.doors.accelerator.states import AcceleratorState, GradientState
 from anytrain.doors.accelerator.stepping import Stepping
 from anytrain.doors.accelerator.tracking import Tracking
-from anytrain.doors.accelerator.unlike import UnlikeAccelerate
+from anytrain.doors.accelerator.unsupported import UnsupportedMembers, refuse_plugins
 from anytrain.doors.described import NOWHERE, Described, run_facts, sheet
 from anytrain.engine import collect
 from anytrain.engine.assemble import current
@@ -54,7 +53,7 @@ from anytrain.engine.tree import is_all_tensors, map_tensors
 
 
 class Accelerator(
-    Described, Stepping, Tracking, Saving, Foretelling, UnlikeAccelerate, NamedArguments
+    Described, Stepping, Tracking, Saving, Foretelling, UnsupportedMembers, NamedArguments
 ):
     """Run a training loop on whatever device and processes there are.
 
@@ -136,7 +135,7 @@ class Accelerator(
         )
         check_flags(device_placement=device_placement, cpu=cpu)
         handlers = sort_handlers(kwargs_handlers)
-        plugin = construct.accumulation_plugin(
+        plugin = settings.accumulation_plugin(
             gradient_accumulation_steps, gradient_accumulation_plugin
         )
         dynamo = dynamo_plugin or TorchDynamoPlugin(backend=dynamo_backend)
@@ -149,18 +148,18 @@ class Accelerator(
             self.project_configuration.set_directories(project_dir)
         self._log_with = trackers.resolve(log_with, self.logging_dir)
         found = session(
-            construct.wishes(
+            settings.wishes(
                 cpu=cpu,
                 mixed_precision=mixed_precision,
                 accumulation=plugin.num_steps,
                 dynamo=dynamo,
                 downcast_bf16=downcast_bf16,
             ),
-            construct.session_options(plugin, handlers),
+            settings.session_options(plugin, handlers),
         )
         self._run = Run(
             found,
-            construct.run_options(
+            settings.run_options(
                 device_placement=device_placement,
                 loaders=loaders,
                 rng_types=rng_types,

@@ -6,8 +6,8 @@ from typing import Any
 
 from anytrain.core.errors import WrongOrder
 from anytrain.core.records import LOGGED
-from anytrain.doors.accelerator.processes import ProcessView
 from anytrain.doors.accelerator.settings import Settings
+from anytrain.doors.accelerator.states import ProcessView
 from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.record import Record

@@ -6,6 +6,7 @@ import math
 import numbers
 import os
 import reprlib
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -14,7 +15,6 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput, BadType, Unsupported, WrongOrder
 from anytrain.core.notices import give_notice
 from anytrain.core.plan import Wish, Wishes, check_precision, wish
-from anytrain.doors.launch import forking
 from anytrain.doors.launch.options import DEFAULT_PORT, claimed_port, free_port
 from anytrain.machine.processes import spawn
 
@@ -22,6 +22,7 @@ _UNREAD = (
     "rdzv_conf and rdzv_id change nothing here: the processes meet at one address and port, "
     "without a service that would read them."
 )
+_FRESH = "leave start_method out: fresh processes need no untouched notebook. Or restart the kernel"
 
 
 def notebook_launcher(
@@ -111,7 +112,7 @@ def notebook_launcher(
             value = function(*args)
         return [value] if return_all else value
     if start_method == "fork":
-        forking.check(function, args, crowd.backend.name)
+        check_fork(function, args, crowd.backend.name)
     variables.update(threads(crowd.num_processes, None))
     variables.update(crowd.backend.launch_environment(crowd.num_processes, everything))
     if not rdzv_endpoint and (is_alone or (num_nodes == 1 and use_port == str(DEFAULT_PORT))):
@@ -298,3 +299,86 @@ def _exported(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def check_fork(function: Callable[..., Any], args: tuple[Any, ...], backend: str) -> None:
+    """Refuse a fork after a device was used or a run begun; tell what it costs on a CPU."""
+    if not hasattr(os, "fork"):
+        raise Unsupported(
+            "Cannot fork on this system.",
+            why=f"{sys.platform} has no fork.",
+            fix="leave start_method out for fresh processes.",
+        )
+    touched = _touched_device()
+    if touched is not None:
+        device, what = touched
+        held = ", ".join(f"`{name}`" for name in _on_devices(function, args))
+        raise WrongOrder(
+            "Cannot fork this process.",
+            why=f"{what}, and {device} does not survive a fork."
+            + (f" These live there: {held}." if held else ""),
+            fix=f"{_FRESH} and touch no device before the launch.",
+        )
+    _check_no_run()
+    import torch
+
+    if backend == "cpu" and torch.get_num_threads() > 1:
+        give_notice(
+            "Forked processes compute with one thread each: the threads of this process "
+            f"({torch.get_num_threads()}) do not come along, and OpenMP would wait for them. "
+            "Fresh processes share the cores.",
+            stacklevel=3,
+        )
+
+
+def _touched_device() -> tuple[str, str] | None:
+    """Return the device runtime that lives in this process, and what started it."""
+    from anytrain.machine.backends import cuda
+
+    if cuda.is_started():
+        return "CUDA", "a GPU has been used here"
+    if "torch_xla" in sys.modules:
+        return "its runtime", "torch_xla has been imported here"
+    if "torch_tpu" in sys.modules and _tpu_is_started():
+        return "its runtime", "torch_tpu (loaded by `import torch`) has started the TPU here"
+    return None
+
+
+def _tpu_is_started() -> bool:
+    import torch
+
+    try:
+        return bool(torch.get_device_module("tpu").is_initialized())
+    except (AttributeError, RuntimeError):
+        return True  # it does not say: a fork that hangs is worse than a refusal
+
+
+def _check_no_run() -> None:
+    """Refuse copies of a run: each would believe that it is alone."""
+    current = sys.modules.get("anytrain.engine.assemble.current")
+    if current is not None and current.get() is not None:
+        raise WrongOrder(
+            "Cannot fork this process.",
+            why="an Accelerator or Trainer was made in it, and each copy would take over its "
+            "world of one process.",
+            fix="leave start_method out for fresh processes; or restart this one, and make it "
+            "inside the function that is launched.",
+        )
+
+
+def _on_devices(function: Callable[..., Any], args: tuple[Any, ...]) -> Iterator[str]:
+    """Name the variables whose tensors live on a device."""
+    for number, thing in enumerate(args):
+        if _is_on_device(thing):
+            yield f"args[{number}]"
+    for name, thing in list(getattr(function, "__globals__", {}).items()):
+        if not name.startswith("_") and _is_on_device(thing):
+            yield name
+
+
+def _is_on_device(thing: Any) -> bool:
+    import torch
+
+    if isinstance(thing, torch.nn.Module):
+        thing = next(thing.parameters(), None)
+    return isinstance(thing, torch.Tensor) and thing.device.type not in ("cpu", "meta")

@@ -1,4 +1,7 @@
-"""What `anytrain launch` can be asked for, on its command line or in a file. Loads no torch."""
+"""What `anytrain launch` can be asked for, on its command line or in a file. Loads no torch.
+
+Options of `accelerate launch` that a launch here has no use for, or cannot serve, are sifted out.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +9,12 @@ import errno
 import secrets
 import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import BadInput, Unsupported
 from anytrain.core.plan import Wish, Wishes, check_precision, check_strategy, wish
 
 _AT_LEAST_ONE = (
@@ -22,6 +25,40 @@ _AT_LEAST_ONE = (
 )
 _AT_LEAST_ZERO = ("machine_rank", "main_process_port", "max_restarts", "stall_timeout")
 DEFAULT_PORT = 29500
+_HF_FLAGS = {
+    *("same_network", "enable_cpu_affinity", "quiet", "q", "use_mps_device", "use_xpu", "ipex"),
+    *("dynamo_use_fullgraph", "dynamo_use_dynamic", "dynamo_use_regional_compilation"),
+    "no_tpu_cluster",
+}
+"""What a run does without, with no value."""
+_HF_VALUES = {
+    *("rdzv_backend", "rdzv_conf", "tee", "t", "log_dir", "role", "monitor_interval"),
+    *("main_training_function", "dynamo_mode"),
+}
+"""What a run does without, with a value."""
+_HF_REFUSED = {
+    "use_deepspeed": "DeepSpeed",
+    "deepspeed_": "DeepSpeed",
+    "zero_stage": "DeepSpeed",
+    "zero3_": "DeepSpeed",
+    "offload_": "DeepSpeed",
+    "gradient_clipping": "DeepSpeed",
+    "use_fsdp": "FSDP",
+    "fsdp_": "FSDP",
+    "use_megatron_lm": "Megatron-LM",
+    "megatron_lm_": "Megatron-LM",
+    "fp8_": "fp8 training",
+    "use_parallelism_config": "several kinds of parallelism at once",
+    "parallelism_config_": "several kinds of parallelism at once",
+    "mpirun_": "starting through mpirun",
+    "tpu_cluster": "starting a TPU pod over ssh",
+    "tpu_use_sudo": "starting a TPU pod over ssh",
+    "vm": "starting a TPU pod over ssh",
+    "env": "starting a TPU pod over ssh",
+    "aws_": "starting on SageMaker",
+    "no_python": "starting programs that are not Python scripts",
+}
+"""What cannot be served, by how its name begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,3 +251,41 @@ def _check_machines(options: LaunchOptions) -> None:
             why="each machine runs the same number; --num_processes counts all of them.",
             fix=f"pass a multiple of {machines}.",
         )
+
+
+def sift_hf_options(words: list[str], own: Mapping[str, bool]) -> tuple[list[str], list[str]]:
+    """Return a command line without the options that a run here does without, and their names.
+
+    `own` says of each of our options whether a value follows it. The first word that is no option
+    is the script, and everything after it the script's.
+
+    >>> sift(["--same_network", "--cpu", "--tee=3", "train.py", "--role", "x"], {"cpu": False})
+    (['--cpu', 'train.py', '--role', 'x'], ['same_network', 'tee'])
+    """
+    kept: list[str] = []
+    unused: list[str] = []
+    left = list(words)
+    while left and left[0].startswith("-") and left[0] != "--":
+        word = left.pop(0)
+        spelt, is_joined, _ = word.partition("=")
+        name = spelt.lstrip("-").replace("-", "_")
+        takes = own.get(name, name in _HF_VALUES) and not is_joined
+        value = [left.pop(0)] if takes and left else []
+        if name in own:
+            kept += [word, *value]
+        elif name in _HF_FLAGS or name in _HF_VALUES:
+            unused.append(name)
+        else:
+            _refuse_hf_option(spelt, name)
+            kept.append(word)  # whoever reads it next says that there is no such option
+    return kept + left, unused
+
+
+def _refuse_hf_option(spelt: str, name: str) -> None:
+    for begin, what in _HF_REFUSED.items():
+        if name == begin or (begin.endswith("_") and name.startswith(begin)):
+            raise Unsupported(
+                f"Cannot launch with {spelt}.",
+                why=f"anytrain does not do {what}.",
+                fix=f"leave {spelt} out, or start the job with the tool it was made for.",
+            )

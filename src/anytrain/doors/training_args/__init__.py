@@ -1,7 +1,8 @@
 """Arguments of a run, as HF's `TrainingArguments` spells them; importing this loads no torch."""
 
+from anytrain.doors.training_args.accelerator_config import AcceleratorConfig
 from anytrain.doors.training_args.arguments import Seq2SeqTrainingArguments, TrainingArguments
-from anytrain.doors.training_args.choices import (
+from anytrain.doors.training_args.fields import (
     DebugOption,
     EvaluationStrategy,
     FSDPOption,
@@ -12,7 +13,6 @@ from anytrain.doors.training_args.choices import (
     SaveStrategy,
     SchedulerType,
 )
-from anytrain.doors.training_args.loaders import AcceleratorConfig
 from anytrain.doors.training_args.parse import HfArg, HfArgumentParser
 
 __all__ = [

@@ -20,7 +20,8 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput, Unsupported
 from anytrain.core.nearest import unknown
 from anytrain.core.plan import STEPS
-from anytrain.doors.training_args.choices import (
+from anytrain.doors.training_args.convert import LIBRARIES
+from anytrain.doors.training_args.fields import (
     ACTIVATIONS,
     COMPILE_MODES,
     LOG_LEVELS,
@@ -34,9 +35,8 @@ from anytrain.doors.training_args.choices import (
     IntervalStrategy,
     SaveStrategy,
     SchedulerType,
+    packs,
 )
-from anytrain.doors.training_args.fields import packs
-from anytrain.doors.training_args.normal import LIBRARIES
 
 _LARGEST_SEED = 2**32 - 1  # numpy takes no larger one
 

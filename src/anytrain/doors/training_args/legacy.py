@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from anytrain.core.errors import BadInput, Unsupported
+from anytrain.core.notices import notify_caller
 from anytrain.doors.training_args.fields import Fields, flag, option
-from anytrain.doors.training_args.notices import tell
 
 Kind = Literal["works", "replaced", "no_effect", "refused"]
 _OLD = "An old name; docs/arguments.md says what became of it."
@@ -84,7 +84,7 @@ class Moved:
                 fix=f"drop {name}.",
             )
         setattr(args, self.new, target)
-        tell(f"{name} is an old name: taken as {self.new}={shown(name, target)!r}.")
+        notify_caller(f"{name} is an old name: taken as {self.new}={shown(name, target)!r}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Gone:
 
     def answer(self, args: Any, name: str, value: Any) -> None:
         """Say so."""
-        tell(f"{name}={value!r} changes nothing: {self.note}.")
+        notify_caller(f"{name}={value!r} changes nothing: {self.note}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,9 @@ def _warmup(args: Any, name: str, value: float) -> None:
             fix="pass warmup_steps alone: below 1 it is a share of all steps.",
         )
     args.warmup_steps = share
-    tell(f"warmup_ratio is an old name: taken as warmup_steps={value}, a share of all steps.")
+    notify_caller(
+        f"warmup_ratio is an old name: taken as warmup_steps={value}, a share of all steps."
+    )
 
 
 def _organization(args: Any, name: str, value: str) -> None:
@@ -168,21 +170,21 @@ def _organization(args: Any, name: str, value: str) -> None:
             fix=f"pass hub_model_id='{value}/<name>' alone.",
         )
     args.hub_model_id = model if "/" in model else f"{value}/{model}"
-    tell(f"{name} is an old name: taken as hub_model_id={args.hub_model_id!r}.")
+    notify_caller(f"{name} is an old name: taken as hub_model_id={args.hub_model_id!r}.")
 
 
 def _inputs(args: Any, name: str, value: bool) -> None:
     args.include_for_metrics = [*args.include_for_metrics]
     if "inputs" not in args.include_for_metrics:
         args.include_for_metrics.append("inputs")
-    tell(f"{name} is an old name: taken as include_for_metrics=['inputs'].")
+    notify_caller(f"{name} is an old name: taken as include_for_metrics=['inputs'].")
 
 
 def _tokens(args: Any, name: str, value: bool) -> None:
     if args.include_num_input_tokens_seen in ("no", False):
         args.include_num_input_tokens_seen = "all"
     seen = args.include_num_input_tokens_seen
-    tell(f"{name} is an old name: taken as include_num_input_tokens_seen={seen!r}.")
+    notify_caller(f"{name} is an old name: taken as include_num_input_tokens_seen={seen!r}.")
 
 
 def _loaders(args: Any, name: str, value: bool) -> None:
@@ -194,7 +196,7 @@ def _loaders(args: Any, name: str, value: bool) -> None:
             fix=f"drop {name}.",
         )
     args.accelerator_config = type(config)(**{**config.to_dict(), name: value})
-    tell(f"{name} is an old name: taken as accelerator_config={{{name!r}: {value!r}}}.")
+    notify_caller(f"{name} is an old name: taken as accelerator_config={{{name!r}: {value!r}}}.")
 
 
 _SHARDED = "anytrain replicates the model on every process (DDP) and does not shard it."

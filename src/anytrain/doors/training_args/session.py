@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from anytrain.core.plan import Wishes, wish
+from anytrain.doors.training_args.accelerator_config import refuse_configured
 from anytrain.doors.training_args.arguments import TrainingArguments
-from anytrain.doors.training_args.loaders import refuse_configured
 from anytrain.doors.training_args.processes import asked_precision
 from anytrain.engine.assemble import session as sessions
 from anytrain.engine.assemble.loaders import LoaderOptions

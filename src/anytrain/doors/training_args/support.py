@@ -7,8 +7,7 @@ from typing import Any
 
 from anytrain.core.errors import Unsupported
 from anytrain.doors.training_args import legacy
-from anytrain.doors.training_args.choices import RUNNING, DebugOption, OptimizerNames
-from anytrain.doors.training_args.fields import Fields
+from anytrain.doors.training_args.fields import RUNNING, DebugOption, Fields, OptimizerNames
 
 Kind = legacy.Kind
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
-from anytrain.doors.launch import config, elastic, hf_options
+from anytrain.doors.launch import config, elastic, options
 from anytrain.doors.launch.options import LaunchOptions
 
 __all__ = ["launch_command", "launch_command_parser", "main"]
@@ -28,7 +28,7 @@ class _Parser(ArgumentParser):
             for action in self._actions
             for spelling in action.option_strings
         }
-        words, unused = hf_options.sift(list(sys.argv[1:] if args is None else args), own)
+        words, unused = options.sift_hf_options(list(sys.argv[1:] if args is None else args), own)
         if unused:
             sys.stderr.write(f"anytrain: not used here: {', '.join(unused)}.\n")
         return super().parse_known_args(words, namespace)
