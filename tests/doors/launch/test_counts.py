@@ -6,7 +6,7 @@ from anytrain.core.errors import BadInput, Notice
 from anytrain.core.facts import Found, NotFound
 from anytrain.core.plan import Choice, Wish, Wishes
 from anytrain.doors.launch import counts
-from anytrain.doors.launch.counts import choose, threads
+from anytrain.doors.launch.counts import choose_target, threads
 from anytrain.machine.backends import probe
 
 
@@ -40,27 +40,27 @@ def host(monkeypatch):
 @pytest.mark.parametrize(("machine", "number"), [(CUDA, 4), (TPU, 8), (MPS, 1)])
 def test_without_a_number_there_is_one_process_for_each_device(host, machine, number):
     host(machine)
-    assert choose(Wishes(), None).num_processes == number
+    assert choose_target(Wishes(), None).num_processes == number
 
 
 def test_a_cpu_gets_one_process_and_as_many_as_asked():
     cpu = Wishes(device=Wish("cpu", "test"))
-    assert choose(cpu, None).num_processes == 1
-    assert choose(cpu, 3).num_processes == 3
+    assert choose_target(cpu, None).num_processes == 1
+    assert choose_target(cpu, 3).num_processes == 3
 
 
 def test_more_processes_than_gpus_are_refused(host):
     host(CUDA)
-    assert choose(Wishes(), 3).num_processes == 3
+    assert choose_target(Wishes(), 3).num_processes == 3
     with pytest.raises(BadInput, match="Cannot start 5 processes on 'cuda'") as caught:
-        choose(Wishes(), 5)
+        choose_target(Wishes(), 5)
     assert "1 to 4 processes" in caught.value.why
 
 
 def test_a_number_that_a_tpu_cannot_be_cut_into_is_refused(host):
     host(TPU)
     with pytest.raises(BadInput) as caught:
-        choose(Wishes(), 2)
+        choose_target(Wishes(), 2)
     assert "1 or 4 or 8 processes" in caught.value.why
 
 
@@ -68,35 +68,37 @@ def test_a_number_that_a_tpu_cannot_be_cut_into_is_refused(host):
 def test_downcasting_is_refused_before_a_process_is_started(host, machine):
     host(machine)
     with pytest.raises(BadInput, match=f"Cannot use downcast_bf16 on '{machine.name}'"):
-        choose(Wishes(downcast_bf16=Wish("True", "launch option")), None)
+        choose_target(Wishes(downcast_bf16=Wish("True", "launch option")), None)
     host(Machine("xla", None, (1,)))
-    assert choose(Wishes(downcast_bf16=Wish("True", "launch option")), None).num_processes == 1
+    assert (
+        choose_target(Wishes(downcast_bf16=Wish("True", "launch option")), None).num_processes == 1
+    )
 
 
 def test_one_process_holds_all_devices_where_batches_are_split_over_them(host):
     host(Machine("xla", "xla", (1, 4)))
     spmd = Wishes(strategy=Wish("spmd", "launch option"))
-    assert choose(spmd, None).num_processes == 1
-    assert choose(Wishes(), None).num_processes == 4
+    assert choose_target(spmd, None).num_processes == 1
+    assert choose_target(Wishes(), None).num_processes == 4
     with pytest.raises(BadInput, match="Cannot start 4 processes with --strategy spmd"):
-        choose(spmd, 4)
+        choose_target(spmd, 4)
 
 
 def test_chips_of_two_devices_are_told_of_their_strategy(host, monkeypatch):
     monkeypatch.setattr(counts, "tpu_chips", lambda: ("TPU v2/v3",) * 4)
     host(Machine("xla", "xla", (1,)))
     with pytest.warns(Notice, match="--strategy spmd to split each batch over all devices"):
-        assert choose(Wishes(), None).num_processes == 1
+        assert choose_target(Wishes(), None).num_processes == 1
     with pytest.raises(BadInput) as caught:
-        choose(Wishes(), 8)
+        choose_target(Wishes(), 8)
     assert "--strategy spmd" in caught.value.fix
-    assert choose(Wishes(strategy=Wish("spmd", "launch option")), None).num_processes == 1
+    assert choose_target(Wishes(strategy=Wish("spmd", "launch option")), None).num_processes == 1
 
 
 def test_two_processes_on_mps_are_refused_with_the_way_out(host):
     host(MPS)
     with pytest.raises(BadInput) as caught:
-        choose(Wishes(), 2)
+        choose_target(Wishes(), 2)
     assert "gloo and nccl do not know it" in caught.value.why
     assert "anytrain launch --cpu --num_processes 2" in caught.value.fix
 
@@ -106,7 +108,7 @@ def test_a_tpu_is_whichever_engine_is_here(monkeypatch):
     here = {"tpu": missing, "xla": Machine("xla", None, (1,))}
     monkeypatch.setattr(probe, "get", here.__getitem__)
     monkeypatch.setattr(probe, "choose", lambda wish: here[wish.value])
-    assert choose(Wishes(device=Wish("tpu", "test")), None).backend.name == "xla"
+    assert choose_target(Wishes(device=Wish("tpu", "test")), None).backend.name == "xla"
 
 
 def test_several_processes_share_the_cores_and_wait_without_burning_them(monkeypatch):

@@ -49,7 +49,7 @@ def told(error):
     try:
         raise error
     except BaseException as raised:  # noqa: BLE001  all kinds are told
-        return exceptions.revive(exceptions.tell(raised))
+        return exceptions.unpickle_error(exceptions.pickle_error(raised))
 
 
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_a_long_chain_of_errors_costs_no_more_than_its_length():
     with pytest.raises(RuntimeError) as caught:
         fail(60)
     begun = time.monotonic()
-    again = exceptions.revive(exceptions.tell(caught.value))
+    again = exceptions.unpickle_error(exceptions.pickle_error(caught.value))
     assert time.monotonic() - begun < 240
     depth = 0
     while again.__cause__ is not None:

@@ -140,7 +140,7 @@ def test_the_scripts_own_calls_are_shown_and_libraries_folded():
 
 
 def test_a_stack_that_is_too_deep_for_the_file_keeps_its_innermost_calls(tmp_path):
-    places = faults.Places(str(tmp_path), 0)
+    places = faults.StackFile(str(tmp_path), 0)
 
     def a_function_with_a_rather_long_name_that_takes_room_in_the_file(depth):
         if depth:
@@ -155,7 +155,7 @@ def test_a_stack_that_is_too_deep_for_the_file_keeps_its_innermost_calls(tmp_pat
 
 
 def test_looking_costs_next_to_nothing(tmp_path):
-    places = faults.Places(str(tmp_path), 0)
+    places = faults.StackFile(str(tmp_path), 0)
     best = min(timeit.repeat(places.look, timer=time.process_time, number=10, repeat=20))
     # Four times a second: a millisecond would be a 250th of it.
     assert best / 10 < 1e-3

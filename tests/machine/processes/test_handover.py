@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from anytrain.machine.processes import host_limits, pickling
-from anytrain.machine.processes.spawn import Crew, call
+from anytrain.machine.processes.spawn import SpawnOptions, call
 
 
 def handed_over(thing):
@@ -143,7 +143,7 @@ def test_globals_and_closures_are_handed_over_once_for_all_children():
         return same, int(table["rows"].sum()), os.getpid()
 
     (same, total, pid), (same_too, total_too, pid_too) = call(
-        work, (), Crew(2, 2, port=1, brings_all=True)
+        work, (), SpawnOptions(2, 2, port=1, brings_all=True)
     )
     assert same and same_too
     assert (total, total_too) == (10, 10)
@@ -151,7 +151,7 @@ def test_globals_and_closures_are_handed_over_once_for_all_children():
 
 
 def test_a_returned_tensor_comes_back():
-    found = call(lambda: {"x": torch.full((3,), 2.0)}, (), Crew(1, 1, port=1))
+    found = call(lambda: {"x": torch.full((3,), 2.0)}, (), SpawnOptions(1, 1, port=1))
     assert found["x"].tolist() == [2.0, 2.0, 2.0]
     found["x"] += 1
     assert found["x"].tolist() == [3.0, 3.0, 3.0]
@@ -180,7 +180,7 @@ def test_eight_processes_share_one_copy_of_a_model(tmp_path):
         meet(folder, "measured", rank)
         return used
 
-    crew = Crew(8, 8, port=1, brings_all=True, environ={"OMP_NUM_THREADS": "1"})
+    crew = SpawnOptions(8, 8, port=1, brings_all=True, environ={"OMP_NUM_THREADS": "1"})
     sums = []
     for name, handed in (("base", nn.Linear(10, 10)), ("model", model)):
         (tmp_path / name).mkdir()

@@ -13,7 +13,7 @@ import cloudpickle
 import pytest
 
 from anytrain.machine.processes import pickling
-from anytrain.machine.processes.spawn import Crew, call
+from anytrain.machine.processes.spawn import SpawnOptions, call
 
 MODULE = """
 import os, sys
@@ -52,7 +52,7 @@ def test_a_function_of_a_module_that_no_child_can_import_is_called_there(
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
     monkeypatch.setenv("CHANGED", "after the start")
     monkeypatch.chdir(tmp_path / "..")
-    found = call(by_path.train, (), Crew(1, 1))
+    found = call(by_path.train, (), SpawnOptions(1, 1))
     assert type(found) is by_path.Kept
     assert found.value == [42, sys.argv, os.getcwd(), "after the start"]
     assert not cloudpickle.list_registry_pickle_by_value()

@@ -14,12 +14,12 @@ import psutil
 import pytest
 
 from anytrain.core.errors import BadType, DiskFull, Notice, PeerLost
-from anytrain.machine.processes.spawn import Crew, call
+from anytrain.machine.processes.spawn import SpawnOptions, call
 from launching import child_environment, run_script
 
 
 def crew(size=2, **more):
-    return Crew(size, size, port=1, **more)
+    return SpawnOptions(size, size, port=1, **more)
 
 
 def rank():
@@ -170,7 +170,7 @@ def test_an_errors_causes_come_along():
 
 
 def test_another_machines_ranks_bring_no_value_and_that_is_no_news(recwarn):
-    assert call(os.getpid, (), Crew(1, 2, first_rank=1, port=1)) is None
+    assert call(os.getpid, (), SpawnOptions(1, 2, first_rank=1, port=1)) is None
     assert not [each for each in recwarn if each.category is Notice]
 
 

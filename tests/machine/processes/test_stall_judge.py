@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from anytrain.machine.processes.heartbeat import Beat
-from anytrain.machine.processes.stalls import Frozen, Heard, Lagging, StallJudge, describe_lag
+from anytrain.machine.processes.stalls import Frozen, Lagging, PeerBeat, StallJudge, describe_lag
 
 STALL = 10.0
 
@@ -20,14 +20,14 @@ class Listener:
     def __init__(self, rank=0, size=2, store_rank=None):
         self.judge = StallJudge(rank, size, STALL, store_rank)
         self.rank, self.size, self.ticks = rank, size, 0
-        self.heard = {r: Heard(1, beat(r)) for r in range(size) if r != rank}
+        self.heard = {r: PeerBeat(1, beat(r)) for r in range(size) if r != rank}
 
     def tick(self, seconds=1.0, silent=(), answered=True, moves=None, **own):
         self.ticks += 1
         for rank, last in self.heard.items():
             if rank not in silent and answered:
                 step = self.ticks if moves is None else moves
-                self.heard[rank] = Heard(last.count + 1, beat(rank, moves=step))
+                self.heard[rank] = PeerBeat(last.count + 1, beat(rank, moves=step))
         mine = beat(self.rank, moves=self.ticks if moves is None else moves)
         return self.judge.tick(seconds, dict(self.heard), mine, answered)
 
@@ -72,7 +72,7 @@ def test_a_suspended_job_that_wakes_up_is_not_frozen_however_short_the_stall_tim
 def test_a_rank_that_said_goodbye_may_be_silent():
     listener = Listener()
     listener.run(2)
-    listener.heard[1] = Heard(99, beat(1), left=True)
+    listener.heard[1] = PeerBeat(99, beat(1), left=True)
     assert listener.run(50, silent={1}) == []
 
 
@@ -118,7 +118,7 @@ def test_ranks_in_different_places_that_do_not_move_are_named_once():
     said = []
     for count in range(30):
         other = beat(1, doing="barrier 'download'", waiting=True)
-        verdict = judge.tick(1.0, {1: Heard(count, other)}, beat(0, step=0, doing=""), True)
+        verdict = judge.tick(1.0, {1: PeerBeat(count, other)}, beat(0, step=0, doing=""), True)
         said += [verdict] if verdict else []
     assert len(said) == 1
     assert isinstance(said[0], Lagging)
@@ -158,6 +158,6 @@ def test_the_rank_that_the_others_wait_for_is_shown_with_its_stack():
     listener = Listener()
     late = replace(beat(1, step=4), stack="    train.py line 3, in f")
     own = beat(0, waiting=True)
-    told = [listener.judge.tick(1.0, {1: Heard(n, late)}, own, True) for n in range(2, 30)]
+    told = [listener.judge.tick(1.0, {1: PeerBeat(n, late)}, own, True) for n in range(2, 30)]
     [verdict] = [each for each in told if each is not None]
     assert verdict.stack == " Rank 1's Python stack:\n    train.py line 3, in f"

@@ -7,7 +7,7 @@ import types
 import cloudpickle
 
 from anytrain.machine.processes import pickling
-from anytrain.machine.processes.spawn import Crew, call
+from anytrain.machine.processes.spawn import SpawnOptions, call
 
 
 def made_here():
@@ -28,7 +28,7 @@ def test_a_class_that_comes_back_stays_this_process_own():
         net.calls.append(1)
         return net()
 
-    back = call(work, (), Crew(1, 1, port=1))
+    back = call(work, (), SpawnOptions(1, 1, port=1))
     assert type(back) is net
     assert net.calls is calls
     assert net.forward is forward
@@ -46,7 +46,7 @@ def test_a_raised_errors_class_stays_this_process_own():
         raise Mine("x")
 
     try:
-        call(work, (), Crew(1, 1, port=1))
+        call(work, (), SpawnOptions(1, 1, port=1))
     except Mine as error:
         assert str(error) == "x"
     assert Mine.seen is seen

@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from anytrain.core.errors import BadType
-from anytrain.machine.processes.spawn import Crew, call, pack
+from anytrain.machine.processes.spawn import SpawnOptions, call, pack
 
 lock = threading.Lock()
 
@@ -64,7 +64,7 @@ def test_what_cannot_come_back_is_named_too():
         return {"held": [threading.Lock()]}
 
     with pytest.raises(BadType, match="Cannot bring back") as caught:
-        call(work, (), Crew(1, 1, port=1))
+        call(work, (), SpawnOptions(1, 1, port=1))
     assert "`value['held'][0]` (a _thread.lock)" in caught.value.why
 
 

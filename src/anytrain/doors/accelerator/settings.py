@@ -104,7 +104,7 @@ def wishes(
     )
 
 
-class Settings:
+class AcceleratorSettings:
     """What the constructor was given, as HF's properties name it."""
 
     dataloader_config: DataLoaderConfiguration

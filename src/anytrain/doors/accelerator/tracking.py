@@ -6,7 +6,7 @@ from typing import Any
 
 from anytrain.core.errors import WrongOrder
 from anytrain.core.records import LOGGED
-from anytrain.doors.accelerator.settings import Settings
+from anytrain.doors.accelerator.settings import AcceleratorSettings
 from anytrain.doors.accelerator.states import ProcessView
 from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.recording import trackers
@@ -15,7 +15,7 @@ from anytrain.engine.recording.trackers.general import GeneralTracker
 from anytrain.engine.recording.trackers.values import read
 
 
-class Tracking(ProcessView, Settings):
+class Tracking(ProcessView, AcceleratorSettings):
     """Trackers, from the main process alone."""
 
     _log_with: list[Any]

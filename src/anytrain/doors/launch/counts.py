@@ -20,23 +20,23 @@ _SPMD = "--strategy spmd to split each batch over all devices, "
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class LaunchTarget:
     """The backend of a job and its number of processes on this machine."""
 
     backend: Backend
     num_processes: int
 
 
-def choose(wishes: Wishes, asked: int | None) -> Crowd:
+def choose_target(wishes: Wishes, asked: int | None) -> LaunchTarget:
     """Return the backend and the count: as asked, or one process for each device."""
     backend = probe.choose(_present_tpu(wishes.device))
     check_downcast(wishes.downcast_bf16, backend.name)
     if wishes.strategy is not None and wishes.strategy.value == "spmd":
-        return _one_for_all(backend, asked)
+        return _one_process(backend, asked)
     if asked is None:
         _tell_unused(backend)
         # Every core could run a rank, but torch uses all of them from one process already.
-        return Crowd(backend, 1 if backend.name == "cpu" else backend.process_counts()[-1])
+        return LaunchTarget(backend, 1 if backend.name == "cpu" else backend.process_counts()[-1])
     _check_transport(backend, asked)
     counts = backend.process_counts()
     if asked not in counts:
@@ -46,10 +46,10 @@ def choose(wishes: Wishes, asked: int | None) -> Crowd:
             fix=f"pass --num_processes {counts[-1]}, {_SPMD if _needs_spmd(backend) else ''}"
             "or --cpu for CPU processes.",
         )
-    return Crowd(backend, asked)
+    return LaunchTarget(backend, asked)
 
 
-def _one_for_all(backend: Backend, asked: int | None) -> Crowd:
+def _one_process(backend: Backend, asked: int | None) -> LaunchTarget:
     """Return the one process that holds all devices."""
     if asked not in (None, 1):
         raise BadInput(
@@ -57,7 +57,7 @@ def _one_for_all(backend: Backend, asked: int | None) -> Crowd:
             why="one process holds all devices, and its compiler splits each batch over them.",
             fix="leave --num_processes out, or --strategy.",
         )
-    return Crowd(backend, 1)
+    return LaunchTarget(backend, 1)
 
 
 def _needs_spmd(backend: Backend) -> bool:

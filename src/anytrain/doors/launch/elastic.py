@@ -25,7 +25,7 @@ from anytrain.machine.processes.crashes import Ending
 from anytrain.machine.processes.host_limits import MemoryMarks
 
 if TYPE_CHECKING:
-    from anytrain.doors.launch.counts import Crowd
+    from anytrain.doors.launch.counts import LaunchTarget
 
 # A single process must not take itself for a rank of some other launcher's job.
 _OTHERS_PLACE = (
@@ -62,18 +62,18 @@ def launch(options: LaunchOptions, script: str, args: Sequence[str]) -> int:
 def _prepared(options: LaunchOptions, script: str, args: Sequence[str]) -> tuple[list[str], int]:
     """Return what each process runs, and how many of them this machine is to have."""
     # From here on torch is loaded: everything that needs no device was refused before.
-    from anytrain.doors.launch.counts import choose, threads
+    from anytrain.doors.launch.counts import choose_target, threads
 
     wishes = options.wishes().over(environment.read().wishes)
     asked = None if options.num_processes is None else options.num_processes // options.machines
-    crowd = choose(wishes, asked)
-    _tell_children(options, wishes, crowd)
-    if crowd.num_processes * options.machines > 1:
+    target = choose_target(wishes, asked)
+    _tell_children(options, wishes, target)
+    if target.num_processes * options.machines > 1:
         import anytrain.machine.parallel.agent  # noqa: F401  it takes its time, too
-    os.environ.update(threads(crowd.num_processes, options.num_cpu_threads_per_process))
+    os.environ.update(threads(target.num_processes, options.num_cpu_threads_per_process))
     command = [sys.executable, "-u", *(["-m"] if options.module else []), script, *args]
     # Whatever the ranks are doing, importing torch or not ours at all, they end with this process.
-    return parent_death.tied(command), crowd.num_processes
+    return parent_death.with_death_signal(command), target.num_processes
 
 
 def _check_script(script: str, module: bool) -> None:
@@ -103,16 +103,16 @@ def _set_before_torch(options: LaunchOptions) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def _tell_children(options: LaunchOptions, wishes: Wishes, crowd: Crowd) -> None:
+def _tell_children(options: LaunchOptions, wishes: Wishes, target: LaunchTarget) -> None:
     """Put the options and the vendor's variables where the children find them."""
     told = options.wishes()
     if told.device is not None:
         # "gpu" is a friendly name that only the launcher knows; a number in the name is kept.
         number = told.device.value.partition(":")[2]
-        name = f"{crowd.backend.name}:{number}" if number else crowd.backend.name
+        name = f"{target.backend.name}:{number}" if number else target.backend.name
         told = Wishes(device=Wish(name, told.device.source)).over(told)
     os.environ.update(environment.launch_variables(told))
-    os.environ.update(crowd.backend.launch_environment(crowd.num_processes, wishes))
+    os.environ.update(target.backend.launch_environment(target.num_processes, wishes))
 
 
 def _run_one(command: list[str], beats: str, max_restarts: int) -> int:
@@ -159,7 +159,7 @@ def _run_many(command: list[str], beats: str, num_processes: int, options: Launc
         _say_restart(endings, size, before, left + 1)
 
     port = options.main_process_port
-    job = agent.Job(
+    job = agent.ElasticJob(
         command=command,
         local_size=num_processes,
         beats=beats,

@@ -95,7 +95,7 @@ def notebook_launcher(
     args = _check_args(args)
     if rdzv_conf or rdzv_id != "none":
         give_notice(_UNREAD, stacklevel=2)
-    from anytrain.doors.launch.counts import choose, threads
+    from anytrain.doors.launch.counts import choose_target, threads
 
     # "no" is the argument's default: it must not silence what the environment says.
     precision = None if mixed_precision == "no" else mixed_precision
@@ -105,16 +105,16 @@ def notebook_launcher(
     )
     variables = environment.launch_variables(wishes)
     everything = wishes.over(environment.read().wishes)
-    crowd = choose(everything, num_processes)
-    is_alone = crowd.num_processes * num_nodes == 1
+    target = choose_target(everything, num_processes)
+    is_alone = target.num_processes * num_nodes == 1
     if is_alone and start_method is None and timeout is None:
         with _exported(variables):
             value = function(*args)
         return [value] if return_all else value
     if start_method == "fork":
-        check_fork(function, args, crowd.backend.name)
-    variables.update(threads(crowd.num_processes, None))
-    variables.update(crowd.backend.launch_environment(crowd.num_processes, everything))
+        check_fork(function, args, target.backend.name)
+    variables.update(threads(target.num_processes, None))
+    variables.update(target.backend.launch_environment(target.num_processes, everything))
     if not rdzv_endpoint and (is_alone or (num_nodes == 1 and use_port == str(DEFAULT_PORT))):
         use_port = 0  # nobody else needs to know the number
     address, port = _meeting_point(rdzv_endpoint, master_addr, use_port)
@@ -122,10 +122,10 @@ def notebook_launcher(
     if port == 0:
         _check_one_machine(num_nodes)
         port = free_port()
-    crew = spawn.Crew(
-        num_processes=crowd.num_processes,
-        size=crowd.num_processes * num_nodes,
-        first_rank=crowd.num_processes * node_rank,
+    options = spawn.SpawnOptions(
+        num_processes=target.num_processes,
+        size=target.num_processes * num_nodes,
+        first_rank=target.num_processes * node_rank,
         address=address,
         port=port,
         environ=variables,
@@ -135,10 +135,10 @@ def notebook_launcher(
         forks=start_method == "fork",
         timeout_s=timeout,
         brings_all=return_all,
-        trains_on_host=crowd.backend.name == "cpu",
+        trains_on_host=target.backend.name == "cpu",
     )
     with claimed_port(port, "use_port") if is_ours else nullcontext():
-        return spawn.call(function, args, crew)
+        return spawn.call(function, args, options)
 
 
 def debug_launcher(
@@ -154,13 +154,13 @@ def debug_launcher(
     _check("no", num_processes, 0, 1, "static")
     args = _check_args(args)
     wishes = Wishes(device=Wish("cpu", "debug_launcher"))
-    crew = spawn.Crew(
+    options = spawn.SpawnOptions(
         num_processes,
         num_processes,
         port=free_port(),
         environ={"OMP_NUM_THREADS": "1", **environment.launch_variables(wishes)},
     )
-    return spawn.call(function, args, crew)
+    return spawn.call(function, args, options)
 
 
 def _check_function(function: Any) -> None:

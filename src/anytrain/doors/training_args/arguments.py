@@ -31,7 +31,7 @@ else:
     GenerationChoice = str | Path | None
 
 
-class Record(Fields):
+class WrittenArguments(Fields):
     """Ways to write arguments down; tokens are never written."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -376,7 +376,7 @@ def _check_steps(strategy: IntervalStrategy | SaveStrategy, steps: float) -> Non
 
 
 @dataclass(repr=False)
-class TrainingArguments(Setters, Processes, Record, OldFields, Fields, NamedArguments):
+class TrainingArguments(Setters, Processes, WrittenArguments, OldFields, Fields, NamedArguments):
     """What a run is told: HF's names, checked before a model is loaded.
 
     Old names are taken for what replaced them; what anytrain does not do is refused at once.

@@ -29,7 +29,7 @@ else:
     PathOrFlag = OutputDir = LengthBuckets = str | None
 
 
-class Named(StrEnum):
+class OptionEnum(StrEnum):
     """An enum of words; a word it does not hold is refused with the nearest one it does."""
 
     @classmethod
@@ -42,7 +42,7 @@ class Named(StrEnum):
         raise unknown(cls.__name__, value, cls.accepted())
 
 
-class IntervalStrategy(Named):
+class IntervalStrategy(OptionEnum):
     """When something happens during training."""
 
     NO = "no"
@@ -53,7 +53,7 @@ class IntervalStrategy(Named):
 EvaluationStrategy = IntervalStrategy
 
 
-class SaveStrategy(Named):
+class SaveStrategy(OptionEnum):
     """When a checkpoint is written."""
 
     NO = "no"
@@ -62,7 +62,7 @@ class SaveStrategy(Named):
     BEST = "best"
 
 
-class HubStrategy(Named):
+class HubStrategy(OptionEnum):
     """What is pushed to the hub, and when."""
 
     END = "end"
@@ -71,7 +71,7 @@ class HubStrategy(Named):
     ALL_CHECKPOINTS = "all_checkpoints"
 
 
-class SchedulerType(Named):
+class SchedulerType(OptionEnum):
     """How the learning rate moves."""
 
     LINEAR = "linear"
@@ -92,7 +92,7 @@ RUNNING = ("adamw_torch", "adamw_torch_fused", "adafactor", "sgd", "adagrad", "r
 """The optimizers that run here."""
 
 
-class OptimizerNames(Named):
+class OptimizerNames(OptionEnum):
     """Optimizers by name; why others than `RUNNING` do not run is said in `support.py`."""
 
     ADAMW_TORCH = "adamw_torch"
@@ -146,14 +146,14 @@ class OptimizerNames(Named):
         return RUNNING
 
 
-class DebugOption(Named):
+class DebugOption(OptionEnum):
     """What is watched while training."""
 
     UNDERFLOW_OVERFLOW = "underflow_overflow"
     TPU_METRICS_DEBUG = "tpu_metrics_debug"
 
 
-class FSDPOption(Named):
+class FSDPOption(OptionEnum):
     """Words of FSDP, which anytrain does not have; named so that scripts can be read."""
 
     FULL_SHARD = "full_shard"

@@ -115,7 +115,7 @@ class Refused:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Custom:
     """The argument is answered by a function of its own."""
 
     kind: ClassVar[Kind] = "replaced"
@@ -128,7 +128,7 @@ class Told:
         self.how(args, name, value)
 
 
-Rule = Moved | Gone | Refused | Told
+Rule = Moved | Gone | Refused | Custom
 
 
 def shown(name: str, value: Any) -> Any:
@@ -215,7 +215,7 @@ RULES: dict[str, Rule] = {
     "per_gpu_eval_batch_size": Moved(
         "per_device_eval_batch_size", "per_device_eval_batch_size", silent=()
     ),
-    "warmup_ratio": Told("warmup_steps, which takes a share below 1", _warmup, silent=(0,)),
+    "warmup_ratio": Custom("warmup_steps, which takes a share below 1", _warmup, silent=(0,)),
     "group_by_length": Moved(
         "train_sampling_strategy",
         'train_sampling_strategy="group_by_length"',
@@ -254,12 +254,12 @@ RULES: dict[str, Rule] = {
         "hyperparameter search runs on optuna, not on Ray.", "drop it.", silent=("last",)
     ),
     "use_legacy_prediction_loop": Gone("there is one evaluation loop"),
-    "include_inputs_for_metrics": Told('include_for_metrics=["inputs"]', _inputs),
-    "include_tokens_per_second": Told('include_num_input_tokens_seen="all"', _tokens),
-    "dispatch_batches": Told('accelerator_config={"dispatch_batches": ...}', _loaders, silent=()),
-    "split_batches": Told('accelerator_config={"split_batches": ...}', _loaders),
+    "include_inputs_for_metrics": Custom('include_for_metrics=["inputs"]', _inputs),
+    "include_tokens_per_second": Custom('include_num_input_tokens_seen="all"', _tokens),
+    "dispatch_batches": Custom('accelerator_config={"dispatch_batches": ...}', _loaders, silent=()),
+    "split_batches": Custom('accelerator_config={"split_batches": ...}', _loaders),
     "push_to_hub_model_id": Moved("hub_model_id", "hub_model_id", silent=()),
-    "push_to_hub_organization": Told("hub_model_id, as owner/name", _organization, silent=()),
+    "push_to_hub_organization": Custom("hub_model_id, as owner/name", _organization, silent=()),
     "push_to_hub_token": Moved("hub_token", "hub_token", silent=()),
     "model_parallel": Refused("a model is not spread over devices.", _SMALLER),
     "sharded_ddp": Refused(_SHARDED, _SMALLER, silent=("", "[]", [])),

@@ -390,11 +390,11 @@ def tell_broken(error: Exception) -> None:
 
 def pick() -> Followed:
     """Return the console that suits where this process writes to."""
-    pipe = notebook_cell.pipe()
+    pipe = notebook_cell.cell_pipe()
     if pipe is not None:  # a notebook launched this process: its cell shows the page
         from anytrain.engine.recording.notebook import NotebookBar
 
-        return NotebookBar(partial(notebook_cell.Page, pipe))
+        return NotebookBar(partial(notebook_cell.CellOutput, pipe))
     if in_notebook():
         from anytrain.engine.recording.notebook import NotebookBar
 

@@ -38,7 +38,7 @@ _RUN_ID = "anytrain"
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class ElasticJob:
     """What to run, how often, and where the machines meet."""
 
     command: Sequence[str]
@@ -60,7 +60,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Outcome:
+class ElasticResult:
     """How the job ended here: nothing failed, or these did; or a signal ended it."""
 
     endings: list[Ending] = field(default_factory=list)
@@ -69,7 +69,7 @@ class Outcome:
     """The ranks of this machine that were done when the first failed."""
 
 
-def run(job: Job) -> Outcome:
+def run(job: ElasticJob) -> ElasticResult:
     """Run the job on this machine until it succeeds, fails or is stopped."""
     agent: _Agent | None = None
     # torch's agent takes the signals over once its processes run; before that they are ours. Of
@@ -83,13 +83,13 @@ def run(job: Job) -> Outcome:
             agent.run()
         except (SignalException, supervise.Stopped) as stop:
             signum = stop.signum if isinstance(stop, supervise.Stopped) else int(stop.sigval)
-            return Outcome([] if agent is None else agent.endings, signum)
+            return ElasticResult([] if agent is None else agent.endings, signum)
         except dist.DistError as error:
             raise _no_meeting(job, error) from error
-    return Outcome(agent.endings, returned=agent.returned)
+    return ElasticResult(agent.endings, returned=agent.returned)
 
 
-def _spec(job: Job, meeting: _Meeting) -> WorkerSpec:
+def _spec(job: ElasticJob, meeting: _Meeting) -> WorkerSpec:
     return WorkerSpec(
         role=_RUN_ID,
         local_world_size=job.local_size,
@@ -113,7 +113,7 @@ def quiet() -> None:
 class _Agent(LocalElasticAgent):
     """torch's agent, which ends the others at once when a rank has died."""
 
-    def __init__(self, spec: WorkerSpec, job: Job) -> None:
+    def __init__(self, spec: WorkerSpec, job: ElasticJob) -> None:
         super().__init__(spec, DefaultLogsSpecs(log_dir=f"{job.beats}/agent"))
         self._job = job
         self.endings: list[Ending] = []
@@ -204,7 +204,7 @@ class _Meeting(RendezvousHandler):
     A machine's rank is the one that the user gave, so ranks are the same in every run.
     """
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: ElasticJob) -> None:
         self._job = job
         self._attempt = 0
         if job.machine_rank != 0:
@@ -291,7 +291,7 @@ class _Meeting(RendezvousHandler):
         return True
 
 
-def _await_listener(job: Job) -> None:
+def _await_listener(job: ElasticJob) -> None:
     """Knock at machine 0 until it listens: the store's own knocking would not hear a Ctrl-C."""
     deadline = time.monotonic() + job.meet_s
     while True:
@@ -304,7 +304,7 @@ def _await_listener(job: Job) -> None:
             time.sleep(0.2)
 
 
-def _no_meeting(job: Job, error: Exception) -> AnytrainError:
+def _no_meeting(job: ElasticJob, error: Exception) -> AnytrainError:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "EADDRINUSE" in text or "already in use" in text:
         return port_in_use(job.port)

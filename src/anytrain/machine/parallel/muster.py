@@ -14,7 +14,7 @@ from collections.abc import Callable
 from anytrain.core.notices import give_notice
 from anytrain.machine.parallel.world import Board
 from anytrain.machine.processes.heartbeat import Beat, Pulse
-from anytrain.machine.processes.stalls import Heard, process_state
+from anytrain.machine.processes.stalls import PeerBeat, process_state
 
 _SURE_BEATS = 3
 """So many signs of life from one and the same place, where a rank waits for others."""
@@ -23,7 +23,7 @@ _PATIENT_BEATS = 10
 _AGAIN_BEATS = 1, 3
 """The same, once the main process was alone before."""
 _QUICK_S, _SLOW_S, _LONG_S = 0.002, 0.1, 30.0
-Hear = Callable[[int], Heard | None]
+Hear = Callable[[int], PeerBeat | None]
 
 
 class Muster:
@@ -136,7 +136,7 @@ class _Stillness:
         self._since: tuple[int, int] | None = None
         """The moves of the rank, and the number of the message that told them first."""
 
-    def beats(self, heard: Heard) -> int:
+    def beats(self, heard: PeerBeat) -> int:
         """Return how many there were, with this one."""
         if self._since is None or self._since[0] != heard.beat.moves:
             self._since = heard.beat.moves, heard.count
@@ -151,7 +151,7 @@ def _tell_waiting(what: str, missing: list[int]) -> None:
     )
 
 
-def _where(heard: Heard | None) -> str:
+def _where(heard: PeerBeat | None) -> str:
     if heard is None:
         return "was not heard of"
     if heard.left:

@@ -27,7 +27,7 @@ from anytrain.machine.parallel.muster import Muster
 from anytrain.machine.parallel.world import ReduceOp, Solo, World
 from anytrain.machine.processes.error_hooks import ErrorHooks
 from anytrain.machine.processes.heartbeat import Beat, Pulse
-from anytrain.machine.processes.stalls import Heard, RankWatch
+from anytrain.machine.processes.stalls import PeerBeat, RankWatch
 
 T = TypeVar("T")
 
@@ -221,7 +221,7 @@ class TorchWorld:
             self._pulse, StoreBoard("beats"), self.size, stall_s, rendezvous.store_holder()
         )
 
-    def _hear(self, rank: int) -> Heard | None:
+    def _hear(self, rank: int) -> PeerBeat | None:
         return None if self._watch is None else self._watch.heard(rank)
 
     def _hush(self) -> None:

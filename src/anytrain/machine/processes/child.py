@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 from anytrain.core.errors import BadType, DiskFull
 from anytrain.machine.processes import exceptions, faults, notes, parent_death, pickling
 from anytrain.machine.processes.error_hooks import ErrorHooks, is_peer_lost
-from anytrain.machine.processes.exceptions import Told
+from anytrain.machine.processes.exceptions import PickledError
 
 Call = tuple[Callable[..., Any], Sequence[Any]]
 
@@ -22,13 +22,13 @@ Call = tuple[Callable[..., Any], Sequence[Any]]
 def main(folder: str, parcel: str, end: str, brings_value: str) -> NoReturn:
     """Make the call that lies in the open file `parcel`, as the rank that the environment says.
 
-    `end` is the number of the child's end of the leash; `brings_value` is "1" or "0".
+    `end` is the number of the child's end of the liveness pipe; `brings_value` is "1" or "0".
     """
     for stream in (sys.stdout, sys.stderr):
         # Whole lines: those of two ranks must not be mixed, whatever PYTHONUNBUFFERED says.
         stream.reconfigure(line_buffering=True, write_through=False)  # type: ignore[union-attr]
     rank = int(os.environ["RANK"])
-    parent_death.follow(int(end), folder)
+    parent_death.exit_with_parent(int(end), folder)
 
     def unpack() -> Call:
         call: Call = pickling.receive(int(parcel), settles=True)
@@ -58,7 +58,7 @@ def perform(unpack: Callable[[], Call], folder: str, rank: int, brings_value: bo
 def _bring(folder: str, rank: int, function: Callable[..., Any], value: Any) -> None:
     what = f"Cannot bring back what {getattr(function, '__name__', repr(function))} returned."
     try:
-        parcel = pickling.pack(Outcome(None, value))
+        parcel = pickling.pack(CallResult(None, value))
     except Exception as error:
         raise BadType(
             what,
@@ -66,7 +66,7 @@ def _bring(folder: str, rank: int, function: Callable[..., Any], value: Any) -> 
             fix="return plain values and tensors, or save the object and return its path.",
         ) from error
     try:
-        write_outcome(folder, rank, parcel)
+        write_result(folder, rank, parcel)
     except OSError as error:
         raise DiskFull(
             what,
@@ -83,8 +83,8 @@ def _fail(error: BaseException, folder: str, rank: int) -> int:
     is_lost = is_peer_lost(error)
     notes.leave(folder, rank, "peer lost" if is_lost else "error", notes.words(error))
     try:
-        told = Outcome(exceptions.tell(error), None)
-        write_outcome(folder, rank, pickling.pack(told))
+        told = CallResult(exceptions.pickle_error(error), None)
+        write_result(folder, rank, pickling.pack(told))
     except OSError:
         traceback.print_exception(error)  # there is no room even for that
     if is_lost and isinstance(getattr(sys.excepthook, "__self__", None), ErrorHooks):
@@ -105,16 +105,16 @@ def _leave(leave: SystemExit, folder: str, rank: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class CallResult:
     """How a rank's call went."""
 
-    error: list[Told] | None
+    error: list[PickledError] | None
     value: Any
 
 
-def write_outcome(folder: str, rank: int, parcel: pickling.Parcel) -> None:
+def write_result(folder: str, rank: int, parcel: pickling.Parcel) -> None:
     """Write down how it went, whole or not at all; a full disk is an OSError."""
-    path = _outcome_path(folder, rank)
+    path = _result_path(folder, rank)
     draft = path.with_suffix(".draft")
     try:
         with draft.open("wb") as file:
@@ -125,15 +125,15 @@ def write_outcome(folder: str, rank: int, parcel: pickling.Parcel) -> None:
         raise
 
 
-def read_outcome(folder: str, rank: int) -> Outcome | None:
+def read_result(folder: str, rank: int) -> CallResult | None:
     """Return what the rank wrote; tensors in it are on the CPU."""
-    path = _outcome_path(folder, rank)
+    path = _result_path(folder, rank)
     if not path.exists():
         return None
     with path.open("rb") as file:
-        found: Outcome = pickling.receive(file.fileno())
+        found: CallResult = pickling.receive(file.fileno())
     return found
 
 
-def _outcome_path(folder: str, rank: int) -> Path:
+def _result_path(folder: str, rank: int) -> Path:
     return Path(folder) / f"outcome-{rank}.pkl"

@@ -19,7 +19,7 @@ import cloudpickle
 from anytrain.machine.processes import notes, pickling
 
 _FIRST_FRAMES, _LAST_FRAMES = 20, 60
-Place = tuple[str, str, int, int]
+FrameLine = tuple[str, str, int, int]
 """A line that an error came through: file, function, the function's first line, the line."""
 # An entry of CPython's table of positions: "8 code units, no columns, so many lines further".
 _EIGHT_UNITS = 0x80 | 13 << 3 | 7
@@ -27,14 +27,14 @@ _OURS = str(Path(__file__).parent)
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PickledError:
     """One error as it travels; others are named by their place in the list of all."""
 
     pickled: bytes | None
     """What it is made from again; None where its words alone travel."""
     words: str
     notes: list[str]
-    frames: list[Place]
+    frames: list[FrameLine]
     cause: int | None
     context: int | None
     hides_context: bool
@@ -42,7 +42,7 @@ class Told:
     """Those of a group."""
 
 
-def tell(error: BaseException) -> list[Told]:
+def pickle_error(error: BaseException) -> list[PickledError]:
     """Make an error fit to travel, with the errors it came from; it is the first of the list."""
     places = {id(error): 0}
     errors = [error]
@@ -59,7 +59,7 @@ def tell(error: BaseException) -> list[Told]:
     for each in errors:  # the list grows while it is walked
         members = each.exceptions if isinstance(each, BaseExceptionGroup) else ()
         found.append(
-            Told(
+            PickledError(
                 _portable(each),
                 notes.words(each),
                 [str(note) for note in getattr(each, "__notes__", ())],
@@ -73,14 +73,14 @@ def tell(error: BaseException) -> list[Told]:
     return found
 
 
-def revive(told: list[Told]) -> BaseException:
+def unpickle_error(told: list[PickledError]) -> BaseException:
     """Return the error with its type, its causes, and a traceback through the child's lines."""
     made: dict[int, BaseException] = {}
 
     def make(number: int) -> BaseException:
         if number not in made:
             members = [make(member) for member in told[number].members]
-            made[number] = _again(told[number], members)
+            made[number] = _made_again(told[number], members)
         return made[number]
 
     for number, each in enumerate(told):
@@ -92,7 +92,7 @@ def revive(told: list[Told]) -> BaseException:
     return made[0]
 
 
-def _again(told: Told, members: list[BaseException]) -> BaseException:
+def _made_again(told: PickledError, members: list[BaseException]) -> BaseException:
     error: BaseException = RuntimeError(told.words)
     if told.pickled is not None:
         try:
@@ -162,7 +162,7 @@ def _travels(thing: Any) -> bool:
     return True
 
 
-def _frames(error: BaseException) -> list[Place]:
+def _frames(error: BaseException) -> list[FrameLine]:
     """Return the place of each frame, without ours before the call."""
     walked = [
         (code.co_filename, code.co_qualname, code.co_firstlineno, line or code.co_firstlineno)
@@ -176,7 +176,7 @@ def _frames(error: BaseException) -> list[Place]:
     return walked
 
 
-def _traceback(frames: list[Place]) -> types.TracebackType | None:
+def _traceback(frames: list[FrameLine]) -> types.TracebackType | None:
     """Make a traceback out of places: whoever shows it looks the lines up by file and number."""
     found = None
     for place in reversed(frames):

@@ -88,7 +88,7 @@ def watch_faults(folder: str, rank: int) -> None:
         _kept[os.getpid()] = file
         if not faulthandler.is_enabled():
             faulthandler.enable(file)
-        places = Places(folder, rank)
+        places = StackFile(folder, rank)
         threading.Thread(
             target=_look_on, args=(places,), name="anytrain-place", daemon=True
         ).start()
@@ -204,7 +204,7 @@ def is_library(path: str) -> bool:
     return path.startswith((_STDLIB, _OURS, "<frozen")) or bool(_PACKAGES.search(path))
 
 
-class Places:
+class StackFile:
     """A small file, kept in memory, that holds where the main thread was last seen.
 
     A look takes turns between two slots and names the newer one by its last write, a byte: an
@@ -229,7 +229,7 @@ class Places:
         self._memory[0] = slot
 
 
-def _look_on(places: Places) -> None:
+def _look_on(places: StackFile) -> None:
     while True:
         places.look()
         time.sleep(LOOK_EVERY_S)

@@ -24,7 +24,7 @@ _CHUNK = 2**16
 _LOOK_S = 0.2
 
 
-def pipe() -> int | None:
+def cell_pipe() -> int | None:
     """Return the pipe to the cell of the notebook that launched this process; None without."""
     number = environment.variable(PIPE)
     try:
@@ -35,7 +35,7 @@ def pipe() -> int | None:
     return int(number) if number is not None and is_open else None
 
 
-class Page:
+class CellOutput:
     """One output of the cell, held by a child: shown once, then updated."""
 
     def __init__(self, pipe: int, rendering: Mapping[str, str]) -> None:
@@ -53,7 +53,7 @@ class Page:
             return  # nobody looks any more: the run goes on
 
 
-class Copy:
+class PipeReader:
     """A thread that shows what comes through a pipe, until it ends or nobody waits for more."""
 
     def __init__(self, pipe: IO[bytes], show: Callable[[bytes], None]) -> None:
@@ -80,7 +80,7 @@ class Copy:
                         return
 
 
-def copy_text(pipe: IO[bytes], stream: TextIO, prefix: str) -> Copy:
+def copy_text(pipe: IO[bytes], stream: TextIO, prefix: str) -> PipeReader:
     """Copy a child's output to this process's, from a thread."""
     # A character of several bytes may come in two parts.
     decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -94,10 +94,10 @@ def copy_text(pipe: IO[bytes], stream: TextIO, prefix: str) -> Copy:
             stream.write(decoder.decode(chunk, final=not chunk))
         stream.flush()
 
-    return Copy(pipe, show)
+    return PipeReader(pipe, show)
 
 
-def copy_pages(pipe: IO[bytes]) -> Copy:
+def show_cell_outputs(pipe: IO[bytes]) -> PipeReader:
     """Show the pages of a child in this process's cell, from a thread."""
     from IPython.display import display
 
@@ -112,7 +112,7 @@ def copy_pages(pipe: IO[bytes]) -> Copy:
             else:
                 shown[name] = display(rendering, raw=True, display_id=True)
 
-    return Copy(pipe, show)
+    return PipeReader(pipe, show)
 
 
 class _Lines:

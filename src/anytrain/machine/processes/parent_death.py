@@ -4,7 +4,7 @@ A pipe, for children that run our code from their first line. The parent holds o
 nothing. When it ends, by SIGKILL too, the system closes that end, and each child ends itself, with
 everything it has started.
 
-A tie, for children that run anything: a mark that Linux keeps beside the process, from before its
+Linux's parent death signal (prctl), for children that run anything: it is set before the child's
 program begins. When the parent ends, the system sends the child SIGTERM.
 """
 
@@ -22,16 +22,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 _FLUSH_S = 0.2
-_SET_TIE, _GET_TIE = 1, 2
+_SET_DEATH_SIGNAL, _GET_DEATH_SIGNAL = 1, 2
 """Linux's PR_SET_PDEATHSIG and PR_GET_PDEATHSIG."""
-# Runs in the child and becomes the command, which keeps the mark and the process's number. Who asks
-# for the parent after the mark is set cannot miss its end. An interrupt here ends without a word.
-_TIE = f"""
+# Runs in the child and becomes the command, which keeps the setting and the process's number. Who
+# asks for the parent after it is set cannot miss its end. An interrupt here ends without a word.
+_DEATH_SIGNAL_STARTER = f"""
 import os, signal, sys
 if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 import ctypes
-ctypes.CDLL(None).prctl({_SET_TIE}, ctypes.c_ulong(signal.SIGTERM))
+ctypes.CDLL(None).prctl({_SET_DEATH_SIGNAL}, ctypes.c_ulong(signal.SIGTERM))
 if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
@@ -40,7 +40,7 @@ _held: set[int] = set()
 
 
 @contextmanager
-def held() -> Iterator[tuple[int, int]]:
+def liveness_pipe() -> Iterator[tuple[int, int]]:
     """Give the child's end and the parent's end, for as long as the children live."""
     ends = os.pipe()
     _held.add(ends[1])
@@ -52,7 +52,7 @@ def held() -> Iterator[tuple[int, int]]:
             os.close(end)
 
 
-def let_go() -> None:
+def close_liveness_pipes() -> None:
     """Close the parent's ends, of every launch that is under way, in a fork of the parent."""
     for end in _held:
         with suppress(OSError):
@@ -60,12 +60,14 @@ def let_go() -> None:
     _held.clear()
 
 
-def follow(end: int, folder: str) -> None:
+def exit_with_parent(end: int, folder: str) -> None:
     """Watch the parent from a thread; when it is gone, clear the folder and end the group."""
-    threading.Thread(target=_follow, args=(end, folder), name="anytrain-leash", daemon=True).start()
+    threading.Thread(
+        target=_exit_with_parent, args=(end, folder), name="anytrain-parent", daemon=True
+    ).start()
 
 
-def _follow(end: int, folder: str) -> None:
+def _exit_with_parent(end: int, folder: str) -> None:
     while not select.select([end], [], [], _FLUSH_S)[0]:
         # What was printed without an end of line must not wait for one.
         _flush()
@@ -81,33 +83,33 @@ def _flush() -> None:
             continue  # closed, replaced, or being written to by a signal's handler
 
 
-def tied(command: Sequence[str]) -> list[str]:
+def with_death_signal(command: Sequence[str]) -> list[str]:
     """Return a command that runs this one, and gets SIGTERM when this process ends.
 
     The thread that starts it must live as long as this process: the system watches that thread.
-    Elsewhere than on Linux there is no such mark, and the command stays as it is.
+    Elsewhere than on Linux there is no such signal, and the command stays as it is.
     """
     if sys.platform != "linux":
         return list(command)
     # Neither the folder it starts in nor installed packages: this takes 50 ms, not a second.
-    return [sys.executable, "-P", "-S", "-c", _TIE, str(os.getpid()), *command]
+    return [sys.executable, "-P", "-S", "-c", _DEATH_SIGNAL_STARTER, str(os.getpid()), *command]
 
 
-def untie() -> int:
-    """Outlive the parent from now on; return the signal of the tie, 0 where there was none."""
+def clear_death_signal() -> int:
+    """Outlive the parent from now on; return the death signal that was set, 0 for none."""
     if sys.platform != "linux":
         return 0
     found = ctypes.c_int(0)
     libc = ctypes.CDLL(None)
-    libc.prctl(_GET_TIE, ctypes.byref(found))
-    libc.prctl(_SET_TIE, ctypes.c_ulong(0))
+    libc.prctl(_GET_DEATH_SIGNAL, ctypes.byref(found))
+    libc.prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(0))
     return found.value
 
 
-def tie_again(signum: int) -> None:
-    """Get this signal when the parent ends; what `untie` returned may be 0, which does nothing."""
+def set_death_signal(signum: int) -> None:
+    """Get this signal when the parent ends; 0, which `clear_death_signal` may return, does nothing."""
     if signum:
-        ctypes.CDLL(None).prctl(_SET_TIE, ctypes.c_ulong(signum))
+        ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signum))
 
 
 def replace_lost_terminal(descriptors: Iterable[int] = (1, 2)) -> None:

@@ -61,7 +61,7 @@ main(*sys.argv[1:])
 
 
 @dataclass(frozen=True, slots=True)
-class Crew:
+class SpawnOptions:
     """The processes that one machine brings to a job, and where all of them meet."""
 
     num_processes: int
@@ -100,24 +100,24 @@ class Crew:
         return self.brings_all or self.first_rank + local_rank == 0
 
 
-def call(function: Callable[..., Any], args: Sequence[Any], crew: Crew) -> Any:
-    """Call the function in each process of the crew; return rank 0's value, if it is here.
+def call(function: Callable[..., Any], args: Sequence[Any], options: SpawnOptions) -> Any:
+    """Call the function in each process of the options; return rank 0's value, if it is here.
 
     The error of the rank that failed first is raised here, with its type and its traceback.
     A Ctrl-C ends the children before it goes on.
     """
     with ExitStack() as stack:
         parcel = None
-        if not crew.forks:
-            parcel = stack.enter_context(_stored(pack(function, args), crew))
-        for attempt in range(crew.max_restarts + 1):
+        if not options.forks:
+            parcel = stack.enter_context(_stored(pack(function, args), options))
+        for attempt in range(options.max_restarts + 1):
             with supervise.launch_folder() as folder:
-                failure = _Attempt(folder, crew, (function, tuple(args)), parcel).run()
+                failure = _Attempt(folder, options, (function, tuple(args)), parcel).run()
                 if failure is None:
-                    return _values(folder, crew)
-                if attempt == crew.max_restarts:
+                    return _values(folder, options)
+                if attempt == options.max_restarts:
                     raise failure
-                _say_restart(failure, attempt + 1, crew.max_restarts)
+                _say_restart(failure, attempt + 1, options.max_restarts)
     raise AssertionError("the last attempt returns or raises")
 
 
@@ -156,11 +156,13 @@ def _way_out(culprit: str) -> str:
 
 
 @contextmanager
-def _stored(parcel: pickling.Parcel, crew: Crew) -> Iterator[IO[bytes]]:
+def _stored(parcel: pickling.Parcel, options: SpawnOptions) -> Iterator[IO[bytes]]:
     """Give an open file that holds the parcel and that no folder lists."""
     free = host_limits.free_memory()
-    copies = crew.num_processes if crew.trains_on_host else 0
-    host_limits.check_memory(host_limits.Need(crew.num_processes, parcel.num_bytes, copies), free)
+    copies = options.num_processes if options.trains_on_host else 0
+    host_limits.check_memory(
+        host_limits.Need(options.num_processes, parcel.num_bytes, copies), free
+    )
     with pickling.nameless_file(host_limits.folder_for_tensors(parcel.num_bytes, free)) as file:
         parcel.write(file)
         del parcel  # the file holds it all
@@ -170,26 +172,28 @@ def _stored(parcel: pickling.Parcel, crew: Crew) -> Iterator[IO[bytes]]:
 class _Attempt:
     """One start of all processes, to its end."""
 
-    def __init__(self, folder: str, crew: Crew, call: child.Call, parcel: IO[bytes] | None) -> None:
-        self._folder, self._crew, self._call, self._parcel = folder, crew, call, parcel
+    def __init__(
+        self, folder: str, options: SpawnOptions, call: child.Call, parcel: IO[bytes] | None
+    ) -> None:
+        self._folder, self._options, self._call, self._parcel = folder, options, call, parcel
         self._members: list[supervise.Process] = []
         self._failed: dict[int, crashes.Ending] = {}
         """By rank: how those ended that failed, as soon as it was seen."""
         self._ended_at: float | None = None
         """When the launcher began to end the others."""
-        self._piped = crew.prefix is not None or not _is_terminal_output(sys.stdout)
+        self._piped = options.prefix is not None or not _is_terminal_output(sys.stdout)
 
     def run(self) -> BaseException | None:
         """Start them, wait, and return the error that ended it."""
         before = host_limits.memory_marks()
         is_well = True
-        copies: list[notebook_cell.Copy] = []
-        with parent_death.held() as ends, _pages() as pages:
+        copies: list[notebook_cell.PipeReader] = []
+        with parent_death.liveness_pipe() as ends, _pages() as pages:
             try:
-                for local_rank in range(self._crew.num_processes):
+                for local_rank in range(self._options.num_processes):
                     self._members.append(self._start(local_rank, ends, pages))
                 if self._piped:
-                    copies = _show_output(self._members, self._crew)
+                    copies = _show_output(self._members, self._options)
                 is_well = self._wait()
             except BaseException:
                 self._interrupt()
@@ -204,8 +208,8 @@ class _Attempt:
         return failure
 
     def _start(self, local_rank: int, ends: tuple[int, int], pages: int | None) -> Any:
-        crew, folder = self._crew, self._folder
-        variables = crew.variables(local_rank, folder)
+        options, folder = self._options, self._folder
+        variables = options.variables(local_rank, folder)
         shared = [] if pages is None else [pages]
         if pages is not None:
             variables[notebook_cell.PIPE] = str(pages)
@@ -213,26 +217,26 @@ class _Attempt:
             return self._fork(local_rank, variables, ends)
         files = [self._parcel.fileno(), ends[0]]
         paths = [each for each in (*sys.path, _HOME) if isinstance(each, str)]
-        words = [json.dumps(paths), folder, *files, int(crew.brings(local_rank))]
+        words = [json.dumps(paths), folder, *files, int(options.brings(local_rank))]
         command = [sys.executable, *_flags(), "-c", _BOOT, *map(str, words)]
         environ = {**os.environ, **variables}
         return supervise.start(command, environ, self._piped, files + shared, listens=False)
 
     def _fork(self, local_rank: int, variables: dict[str, str], ends: tuple[int, int]) -> Any:
-        rank, brings = self._crew.first_rank + local_rank, self._crew.brings(local_rank)
+        rank, brings = self._options.first_rank + local_rank, self._options.brings(local_rank)
 
         def work() -> int:
-            parent_death.let_go()
-            parent_death.follow(ends[0], self._folder)
+            parent_death.close_liveness_pipes()
+            parent_death.exit_with_parent(ends[0], self._folder)
             return child.perform(lambda: self._call, self._folder, rank, brings)
 
         return supervise.start_fork(work, variables, self._piped)
 
     def _wait(self) -> bool:
         """Wait for all; where one fails, end the others. Return whether all went well."""
-        crew = self._crew
+        options = self._options
         try:
-            failed = supervise.first_failure(self._members, crew.interval_s, crew.timeout_s)
+            failed = supervise.first_failure(self._members, options.interval_s, options.timeout_s)
         except TimeoutError:
             raise self._out_of_time() from None
         if failed is None:
@@ -262,23 +266,25 @@ class _Attempt:
     def _out_of_time(self) -> PeerLost:
         """Say where each rank was when the time was over."""
         doing = "\n".join(
-            _doing(self._folder, self._crew.first_rank + local_rank, member)
+            _doing(self._folder, self._options.first_rank + local_rank, member)
             for local_rank, member in enumerate(self._members)
         )
         return PeerLost(
-            f"The launch was ended after {self._crew.timeout_s:g} s.",
-            why=f"timeout={self._crew.timeout_s:g} was given and it was not done.\n{doing}",
+            f"The launch was ended after {self._options.timeout_s:g} s.",
+            why=f"timeout={self._options.timeout_s:g} was given and it was not done.\n{doing}",
             fix="give it more time, or look at these lines for what it waited for.",
         )
 
     def _failure(self, before: host_limits.MemoryMarks) -> BaseException:
-        crew, endings = self._crew, self._endings()
+        options, endings = self._options, self._endings()
         first = crashes.cause(endings)
-        found = child.read_outcome(self._folder, first.rank)
+        found = child.read_result(self._folder, first.rank)
         told = None if found is None else found.error
-        returned = [crew.first_rank + i for i, m in enumerate(self._members) if m.returncode == 0]
+        returned = [
+            options.first_rank + i for i, m in enumerate(self._members) if m.returncode == 0
+        ]
         is_lost = first.note is not None and first.note.kind == "peer lost"
-        if told and is_lost and (returned or crew.size > crew.num_processes):
+        if told and is_lost and (returned or options.size > options.num_processes):
             seen = [
                 faults.Frame(file, line, name.rpartition(".")[2])
                 for file, name, _, line in reversed(told[0].frames)
@@ -287,9 +293,9 @@ class _Attempt:
             endings, told = [first], None
         if not told:
             after = host_limits.memory_marks()
-            return crashes.explain(endings, crew.size, before, after, returned)
-        error = exceptions.revive(told)
-        error.add_note(f"It was raised by rank {first.rank} of {crew.size}.")
+            return crashes.explain(endings, options.size, before, after, returned)
+        error = exceptions.unpickle_error(told)
+        error.add_note(f"It was raised by rank {first.rank} of {options.size}.")
         if remark := crashes.remark(first, before, host_limits.memory_marks()):
             error.add_note(remark)
         return error
@@ -297,7 +303,7 @@ class _Attempt:
     def _endings(self) -> list[crashes.Ending]:
         """Return how those ended that did not end well, and which of them were ended here."""
         since = self._ended_at
-        for rank, member in enumerate(self._members, self._crew.first_rank):
+        for rank, member in enumerate(self._members, self._options.first_rank):
             if member.returncode and rank not in self._failed:
                 end = crashes.ending(self._folder, rank, member.pid, member.returncode)
                 # Its own words count if they are older than that.
@@ -334,20 +340,20 @@ def _is_of_the_call(frame: faults.Frame) -> bool:
     return frame.file != child.__file__
 
 
-def _values(folder: str, crew: Crew) -> Any:
-    ranks = range(crew.first_rank, crew.first_rank + crew.num_processes)
+def _values(folder: str, options: SpawnOptions) -> Any:
+    ranks = range(options.first_rank, options.first_rank + options.num_processes)
     try:
-        found = [child.read_outcome(folder, rank) for rank in ranks]
+        found = [child.read_result(folder, rank) for rank in ranks]
     except Exception as error:
         raise BadType(
             "Cannot bring back what the function returned.",
             why=f"it is made of something that this process does not have: {notes.words(error)}",
             fix="import that here first, or return plain values and tensors.",
         ) from error
-    silent = [local for local, each in enumerate(found) if each is None and crew.brings(local)]
-    _say_left([crew.first_rank + local for local in silent])
+    silent = [local for local, each in enumerate(found) if each is None and options.brings(local)]
+    _say_left([options.first_rank + local for local in silent])
     values = [None if each is None else each.value for each in found]
-    return values if crew.brings_all else values[0]
+    return values if options.brings_all else values[0]
 
 
 def _say_left(ranks: list[int]) -> None:
@@ -376,7 +382,7 @@ def _pages() -> Iterator[int | None]:
         yield None
         return
     ours, theirs = os.pipe()
-    copy = notebook_cell.copy_pages(os.fdopen(ours, "rb"))
+    copy = notebook_cell.show_cell_outputs(os.fdopen(ours, "rb"))
     try:
         yield theirs
     finally:
@@ -384,12 +390,14 @@ def _pages() -> Iterator[int | None]:
         copy.end(time.monotonic() + _OUTPUT_S)
 
 
-def _show_output(members: Sequence[supervise.Process], crew: Crew) -> list[notebook_cell.Copy]:
+def _show_output(
+    members: Sequence[supervise.Process], options: SpawnOptions
+) -> list[notebook_cell.PipeReader]:
     """Copy the children's output to this process's, as a notebook needs."""
     copies = []
     for local_rank, member in enumerate(members):
-        words = {"rank": crew.first_rank + local_rank, "local_rank": local_rank}
-        prefix = Template(crew.prefix or "").safe_substitute(words, role_name="default")
+        words = {"rank": options.first_rank + local_rank, "local_rank": local_rank}
+        prefix = Template(options.prefix or "").safe_substitute(words, role_name="default")
         for pipe, stream in ((member.stdout, sys.stdout), (member.stderr, sys.stderr)):
             if pipe is not None:
                 copies.append(notebook_cell.copy_text(pipe, stream, prefix))

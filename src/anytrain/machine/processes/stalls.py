@@ -62,7 +62,7 @@ class RankWatch:
         self._judge = StallJudge(pulse.rank, size, stall_s, store_rank)
         self._end_job = end_job or self._leave
         self._tick_s = min(1.0, stall_s / 5)
-        self._heard: dict[int, Heard] = {}
+        self._heard: dict[int, PeerBeat] = {}
         self._followed: set[int] = set()
         """Ranks that end because they have lost another."""
         self._count = 0
@@ -74,7 +74,7 @@ class RankWatch:
         self._parent = os.getppid()
         # From here on this watch ends the rank with its launcher, and says so. Not a moment
         # earlier: a launcher that has ended before its number was read would not be missed.
-        self._tie = parent_death.untie()
+        self._death_signal = parent_death.clear_death_signal()
         self._threads = [
             threading.Thread(target=self._talk, name="anytrain-beat", daemon=True),
             threading.Thread(target=self._listen, name="anytrain-watch", daemon=True),
@@ -82,7 +82,7 @@ class RankWatch:
         for thread in self._threads:
             thread.start()
 
-    def heard(self, rank: int) -> Heard | None:
+    def heard(self, rank: int) -> PeerBeat | None:
         """Return a rank's last message; the main process hears all, the others hear it."""
         return self._heard.get(rank)
 
@@ -108,7 +108,7 @@ class RankWatch:
         """Say goodbye, so that the others take silence for what it is."""
         hushed = self._stop.is_set()
         self._stop.set()
-        parent_death.tie_again(self._tie)
+        parent_death.set_death_signal(self._death_signal)
         self._leave_with_parent()
         # A thread inside the store's native code when the interpreter goes down aborts the process.
         self._threads[0].join(_OPENING_S)
@@ -151,7 +151,7 @@ class RankWatch:
         for rank, value in zip(ranks, values, strict=True):
             if value is not None:
                 count, left, fields = json.loads(value)
-                self._heard[rank] = Heard(count, Beat(*fields), left)
+                self._heard[rank] = PeerBeat(count, Beat(*fields), left)
 
     def _listen(self) -> None:
         before, rounds = time.monotonic(), 0
@@ -214,7 +214,7 @@ class RankWatch:
         os._exit(1)
 
 
-def _has_ended(heard: Heard) -> bool:
+def _has_ended(heard: PeerBeat) -> bool:
     if heard.left or heard.beat.host != socket.gethostname():
         return False
     try:
@@ -307,7 +307,7 @@ def say(text: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class PeerBeat:
     """The last message of a peer; `count` grows with each one, `left` says goodbye."""
 
     count: int
@@ -365,7 +365,7 @@ class StallJudge:
         return others if self.rank == 0 or quiet else [0]
 
     def tick(
-        self, elapsed_s: float, heard: Mapping[int, Heard], own: Beat, answered: bool
+        self, elapsed_s: float, heard: Mapping[int, PeerBeat], own: Beat, answered: bool
     ) -> Frozen | Lagging | None:
         """Take in what was heard since the last tick; return a verdict when there is one.
 
@@ -389,7 +389,7 @@ class StallJudge:
         """Start counting a rank's silence again: something else shows that it lives."""
         self._silence[rank] = _Silence(self._silence.get(rank, _Silence()).count)
 
-    def _listen(self, rank: int, heard: Heard | None, elapsed_s: float) -> None:
+    def _listen(self, rank: int, heard: PeerBeat | None, elapsed_s: float) -> None:
         silence = self._silence.setdefault(rank, _Silence())
         count = -1 if heard is None else heard.count
         if count != silence.count:
@@ -397,7 +397,7 @@ class StallJudge:
         else:
             silence.seconds += elapsed_s
 
-    def _frozen_ranks(self, heard: Mapping[int, Heard]) -> list[int]:
+    def _frozen_ranks(self, heard: Mapping[int, PeerBeat]) -> list[int]:
         return [
             rank
             for rank, silence in sorted(self._silence.items())
@@ -408,16 +408,16 @@ class StallJudge:
         """A rank that was never heard may still be opening its connection."""
         return self.stall_s if silence.count >= 0 else self.stall_s + START_GRACE_S
 
-    def _speaker(self, frozen: list[int], heard: Mapping[int, Heard]) -> int:
+    def _speaker(self, frozen: list[int], heard: Mapping[int, PeerBeat]) -> int:
         """Return the lowest rank that lives: only it speaks and acts."""
         gone = {*frozen, *(r for r in range(self.size) if _left(heard, r))} - {self.rank}
         return next(r for r in range(self.size) if r not in gone)
 
-    def _frozen(self, rank: int, heard: Mapping[int, Heard]) -> Frozen:
+    def _frozen(self, rank: int, heard: Mapping[int, PeerBeat]) -> Frozen:
         last = heard.get(rank)
         return Frozen(rank, self._silence[rank].seconds, last.beat if last else None)
 
-    def _store_verdict(self, heard: Mapping[int, Heard]) -> Frozen | None:
+    def _store_verdict(self, heard: Mapping[int, PeerBeat]) -> Frozen | None:
         """A store that does not answer is held by a frozen rank, if a rank holds it at all."""
         if self._store_silent_s < self.stall_s or self.store_rank in (None, self.rank):
             return None
@@ -427,7 +427,9 @@ class StallJudge:
         last = heard.get(self.store_rank or 0)
         return Frozen(self.store_rank or 0, self._store_silent_s, last.beat if last else None)
 
-    def _lagging(self, elapsed_s: float, heard: Mapping[int, Heard], own: Beat) -> Lagging | None:
+    def _lagging(
+        self, elapsed_s: float, heard: Mapping[int, PeerBeat], own: Beat
+    ) -> Lagging | None:
         beats = [own, *(h.beat for h in heard.values() if not h.left)]
         moves = {b.rank: b.moves for b in beats}
         if moves != self._moves:
@@ -484,6 +486,6 @@ def _ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
-def _left(heard: Mapping[int, Heard], rank: int) -> bool:
+def _left(heard: Mapping[int, PeerBeat], rank: int) -> bool:
     last = heard.get(rank)
     return last is not None and last.left

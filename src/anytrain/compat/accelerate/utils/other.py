@@ -295,13 +295,13 @@ def write_basic_config(
     path = Path(save_location)
     if path.exists():
         return False
-    crowd = counts.choose(LaunchOptions().wishes(), None)
+    target = counts.choose_target(LaunchOptions().wishes(), None)
     options = LaunchOptions(
-        num_processes=crowd.num_processes,
+        num_processes=target.num_processes,
         mixed_precision=mixed_precision.lower(),
-        cpu=crowd.backend.name == "cpu" or None,
-        multi_gpu=(crowd.backend.name == "cuda" and crowd.num_processes > 1) or None,
-        tpu=crowd.backend.name in ("tpu", "xla") or None,
+        cpu=target.backend.name == "cpu" or None,
+        multi_gpu=(target.backend.name == "cuda" and target.num_processes > 1) or None,
+        tpu=target.backend.name in ("tpu", "xla") or None,
     )
     check(options)
     path.parent.mkdir(parents=True, exist_ok=True)
