@@ -130,7 +130,8 @@ class Interrupts:
             signal.raise_signal(self._wanted)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if notes.peer_died(self._beats):  # the launcher ends the survivors: nothing to save
+        # The launcher ends the survivors: there is nothing to save.
+        if notes.has_flag(self._beats, notes.PEER_DIED):
             os._exit(128 + number)
         parent_death.replace_lost_terminal()
         if self._leaves_until is not None:
@@ -148,7 +149,7 @@ class Interrupts:
         if self._wanted != number:
             self._wanted = number
             if self._is_walking():
-                notes.tell_saving(self._beats)
+                notes.set_flag(self._beats, notes.SAVING)
             self._announce(number)
         self._remind_later(number)
 

@@ -260,7 +260,7 @@ def test_children_that_save_their_work_may_finish_it(tmp_path):
             Path(folder, "begun").touch()
             time.sleep(1000)
         except KeyboardInterrupt:
-            notes.tell_saving(os.environ["ANYTRAIN_BEATS"])
+            notes.set_flag(os.environ["ANYTRAIN_BEATS"], notes.SAVING)
             time.sleep(2.5)
             Path(folder, "saved").touch()
 

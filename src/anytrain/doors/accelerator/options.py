@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import EnumType, StrEnum
 from typing import Any
@@ -391,8 +391,3 @@ def check_flags(**flags: Callable[..., Any] | Any) -> None:
                 why=f"{name} is a yes-or-no argument.",
                 fix=f"pass {name}=True or {name}=False.",
             )
-
-
-def loader_fields() -> tuple[str, ...]:
-    """Return the names of what a DataLoaderConfiguration holds."""
-    return tuple(f.name for f in fields(DataLoaderConfiguration))

@@ -129,7 +129,7 @@ class _Agent(LocalElasticAgent):
         if self.endings:
             self._job.on_restart(self.endings, self._remaining_restarts)
         self.endings = []
-        notes.forget_peer_died(self._job.beats)
+        notes.clear_flag(self._job.beats, notes.PEER_DIED)
         for worker in worker_group.workers:
             notes.clear(self._job.beats, worker.global_rank)
         started: dict[int, Any] = super()._start_workers(worker_group)
@@ -146,7 +146,7 @@ class _Agent(LocalElasticAgent):
             ranks = [worker.global_rank for worker in worker_group.workers]
             codes = [supervise.poll(process) for process in processes]
             self.returned = [rank for rank, code in zip(ranks, codes, strict=True) if code == 0]
-            notes.tell_peer_died(self._job.beats)
+            notes.set_flag(self._job.beats, notes.PEER_DIED)
             supervise.end(processes, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
             self._note_endings(worker_group, processes, only_own_errors=True)
         result: RunResult = super()._monitor_workers(worker_group)

@@ -77,7 +77,7 @@ def _bring(folder: str, rank: int, function: Callable[..., Any], value: Any) -> 
 
 def _fail(error: BaseException, folder: str, rank: int) -> int:
     """Write down the error that ended the call; return the exit code."""
-    if isinstance(error, KeyboardInterrupt) and notes.is_interrupted(folder):
+    if isinstance(error, KeyboardInterrupt) and notes.has_flag(folder, notes.INTERRUPTED):
         notes.leave(folder, rank, "interrupt", "")
         return 128 + signal.SIGINT
     is_lost = is_peer_lost(error)

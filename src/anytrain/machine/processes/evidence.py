@@ -94,7 +94,8 @@ def reaped(pid: int, usage: resource.struct_rusage) -> None:
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if usage.ru_maxrss > own:
         seen = _looks.setdefault(pid, _Look())
-        seen.peak_bytes = max(seen.peak_bytes, _rss_bytes(usage.ru_maxrss))
+        unit = 1 if sys.platform == "darwin" else 1024
+        seen.peak_bytes = max(seen.peak_bytes, usage.ru_maxrss * unit)
 
 
 def collect(folder: str | Path, rank: int, pid: int, code: int) -> Evidence:
@@ -125,10 +126,6 @@ def _high_water(pid: int) -> int:
         with suppress(psutil.Error):
             return int(psutil.Process(pid).memory_info().rss)
         return 0
-
-
-def _rss_bytes(ru_maxrss: int) -> int:
-    return ru_maxrss if sys.platform == "darwin" else ru_maxrss * 1024
 
 
 def _least(one: Space | None, other: Space | None) -> Space | None:

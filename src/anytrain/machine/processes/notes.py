@@ -1,6 +1,6 @@
-"""Leave a note on how a rank ended, for the launcher that explains it.
+"""Leave a note on how a rank ended, for the launcher that explains it; flags for all ranks.
 
-A note is a small file in the launcher's folder. Without a launcher of ours nothing is written.
+Each is a small file in the launcher's folder. Without a launcher of ours nothing is written.
 """
 
 from __future__ import annotations
@@ -10,8 +10,16 @@ import json
 import os
 import signal
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+PEER_DIED = "peer-died"
+"""A rank died, and the launcher ends the others: there is nothing to save."""
+INTERRUPTED = "interrupted"
+"""Whoever launched the ranks interrupts them."""
+SAVING = "saving"
+"""A rank was asked to stop, and saves its work before it does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,43 +101,21 @@ def first_to_say(beats: str, text: str) -> bool:
     return True
 
 
-def tell_peer_died(beats: str | Path) -> None:
-    """Leave word, before the survivors are ended, that a rank died: there is nothing to save."""
-    (Path(beats) / "peer-died").touch()
-
-
-def forget_peer_died(beats: str | Path) -> None:
-    """Take that word back, before the ranks are started again."""
-    (Path(beats) / "peer-died").unlink(missing_ok=True)
-
-
-def peer_died(beats: str | None) -> bool:
-    """Whether the launcher left word that a rank died."""
-    return beats is not None and (Path(beats) / "peer-died").exists()
-
-
-def tell_interrupted(beats: str | Path) -> None:
-    """Leave word, before the ranks are interrupted, that whoever launched them asked for it."""
-    (Path(beats) / "interrupted").touch()
-
-
-def is_interrupted(beats: str | Path) -> bool:
-    """Whether the launcher left word that it interrupts the ranks."""
-    return (Path(beats) / "interrupted").exists()
-
-
-def tell_saving(beats: str | None) -> None:
-    """Leave word that this rank was asked to stop, and saves its work before it does."""
+def set_flag(beats: str | Path | None, flag: str) -> None:
+    """Tell all processes of this launch of something that holds from now on."""
     if beats is not None:
-        try:
-            (Path(beats) / "saving").touch()
-        except OSError:
-            return  # the launcher and its folder are gone: nobody will ask
+        with suppress(OSError):  # the launcher and its folder are gone: nobody will ask
+            (Path(beats) / flag).touch()
 
 
-def is_saving(beats: str | Path) -> bool:
-    """Whether a rank left word that it saves its work before it stops."""
-    return (Path(beats) / "saving").exists()
+def clear_flag(beats: str | Path, flag: str) -> None:
+    """Take a flag back, before the ranks are started again."""
+    (Path(beats) / flag).unlink(missing_ok=True)
+
+
+def has_flag(beats: str | Path | None, flag: str) -> bool:
+    """Whether some process of this launch has set the flag."""
+    return beats is not None and (Path(beats) / flag).exists()
 
 
 def _path(beats: str | Path, rank: int) -> Path:

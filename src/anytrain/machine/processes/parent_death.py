@@ -107,7 +107,7 @@ def clear_death_signal() -> int:
 
 
 def set_death_signal(signum: int) -> None:
-    """Get this signal when the parent ends; 0, which `clear_death_signal` may return, does nothing."""
+    """Get this signal when the parent ends; 0, as `clear_death_signal` may say, does nothing."""
     if signum:
         ctypes.CDLL(None).prctl(_SET_DEATH_SIGNAL, ctypes.c_ulong(signum))
 

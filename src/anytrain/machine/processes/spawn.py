@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from string import Template
@@ -248,20 +249,21 @@ class _Attempt:
                 break
             time.sleep(0.02)
         self._ended_at = time.time()
-        notes.tell_peer_died(self._folder)
+        notes.set_flag(self._folder, notes.PEER_DIED)
         supervise.end(self._members, signal.SIGTERM, supervise.SURVIVOR_GRACE_S)
         return False
 
     def _interrupt(self) -> None:
         """End the children at once, but for a checkpoint that they are about to save."""
         folder = self._folder
-        notes.tell_interrupted(folder)
+        notes.set_flag(folder, notes.INTERRUPTED)
         begun = {pid for _, pid in faults.processes(folder)}
         # One that has not come as far as our code would show Python's own end of an interrupt.
         supervise.end([m for m in self._members if m.pid not in begun], signal.SIGKILL, 0)
         is_deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # so are its children, then
         signum, grace_s = signal.SIGTERM if is_deaf else signal.SIGINT, _INTERRUPT_GRACE_S
-        supervise.end(self._members, signum, grace_s, lambda: notes.is_saving(folder))
+        is_saving = partial(notes.has_flag, folder, notes.SAVING)
+        supervise.end(self._members, signum, grace_s, is_saving)
 
     def _out_of_time(self) -> PeerLost:
         """Say where each rank was when the time was over."""
