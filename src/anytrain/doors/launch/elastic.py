@@ -216,8 +216,8 @@ def _where(last: Sequence[heartbeat.Beat], size: int) -> str:
         if len(ranks) == size:
             who = "All ranks were" if size > 1 else "The script was"
         else:
-            shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-            who = f"Rank {shown} was" if len(ranks) == 1 else f"Ranks {shown} were"
+            verb = "was" if len(ranks) == 1 else "were"
+            who = f"{heartbeat.name_ranks(ranks).capitalize()} {verb}"
         said += f" {who} {place}."
     return said
 

@@ -28,6 +28,7 @@ from anytrain.core import environment
 from anytrain.core.environment import RankPlace
 from anytrain.core.errors import AnytrainError, BadInput, PeerLost
 from anytrain.machine.processes import faults, notes
+from anytrain.machine.processes.heartbeat import name_ranks
 from anytrain.machine.processes.stalls import RESUME, say
 
 _LONGEST_S = 1800.0
@@ -220,12 +221,12 @@ class _RollCall:
             f"rank {rank}{self._missing.pid(rank)} {self._since[rank][0]}" for rank in ranks[:8]
         )
         at = f"{self._point[0]}:{self._point[1]}"
-        return f"waited {self._waited_s():.0f} s at {at} for {_names(ranks)}: {seen}."
+        return f"waited {self._waited_s():.0f} s at {at} for {name_ranks(ranks)}: {seen}."
 
     def _end(self, ranks: list[int], roll: Store | None) -> None:
         words = [
-            f"{_names(ranks).capitalize()} of {self._place.size} did not come to the meeting of "
-            "the ranks, so the job was ended.",
+            f"{name_ranks(ranks).capitalize()} of {self._place.size} did not come to the meeting "
+            "of the ranks, so the job was ended.",
             f"rank {self._place.rank} {self._told(ranks)}",
             "look at what was printed above: every rank must come as far as its Accelerator or "
             f"Trainer. Then {RESUME}.",
@@ -259,11 +260,6 @@ class _RollCall:
             f"{self._place.rank} lost the connection to it.",
             fix=f"look for its error, then {RESUME}.",
         )
-
-
-def _names(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 
 
 def _no_meeting(error: Exception, place: RankPlace, point: str) -> AnytrainError:

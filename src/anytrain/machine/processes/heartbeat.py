@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,6 +116,16 @@ def read_beat(beats: str | Path, rank: int) -> Beat | None:
         return None
     words = doing.rstrip(b"\0").decode(errors="ignore")
     return Beat(rank, pid, socket.gethostname(), step, words, waiting, moves, since)
+
+
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return ranks in words, a few of them where there are many.
+
+    >>> name_ranks([3]), name_ranks(range(9))
+    ('rank 3', 'ranks 0, 1, 2, 3, 4, 5, 6, 7, ...')
+    """
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}"
 
 
 def _open(beats: str, rank: int) -> mmap.mmap | None:

@@ -16,7 +16,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -25,7 +25,7 @@ import psutil
 
 from anytrain.core.errors import PeerLost
 from anytrain.machine.processes import faults, notes, parent_death
-from anytrain.machine.processes.heartbeat import Beat, Pulse, read_beat
+from anytrain.machine.processes.heartbeat import Beat, Pulse, name_ranks, read_beat
 
 RESUME = "start the same command again; a script that calls load_state continues from its last save"
 _BUSY_CPU_S = 0.05
@@ -469,7 +469,7 @@ def _places(beats: list[Beat]) -> str:
     for beat in sorted(beats, key=lambda b: (b.step, b.rank)):
         groups.setdefault((beat.where(), beat.waiting), []).append(beat.rank)
     return "; ".join(
-        f"{_ranks(ranks)} {_verb(waiting, len(ranks))} {where}"
+        f"{name_ranks(ranks)} {_verb(waiting, len(ranks))} {where}"
         for (where, waiting), ranks in groups.items()
     )
 
@@ -478,12 +478,6 @@ def _verb(waiting: bool, num_ranks: int) -> str:
     if waiting:
         return "waits" if num_ranks == 1 else "wait"
     return "is" if num_ranks == 1 else "are"
-
-
-def _ranks(ranks: Iterable[int]) -> str:
-    numbers = list(ranks)
-    shown = ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
 
 
 def _left(heard: Mapping[int, PeerBeat], rank: int) -> bool:
