@@ -95,7 +95,6 @@ class Cpu:
         """Return at once: the CPU has done all it was given."""
 
     def is_idle(self, device: torch.device) -> bool:
-        """Return True: the CPU does nothing behind the host's back."""
         return True
 
     def memory(self, device: torch.device) -> MemoryUse:
@@ -123,19 +122,15 @@ class Cpu:
         )
 
     def release(self) -> None:
-        """Collect what nothing refers to any more."""
         gc.collect()
 
     def rng_state(self, device: torch.device) -> torch.Tensor | None:
-        """Return the state of torch's CPU generator."""
         return torch.get_rng_state()
 
     def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
-        """Set the state of torch's CPU generator."""
         torch.set_rng_state(state)
 
     def compilations(self) -> int | None:
-        """Return None: nothing compiles."""
         return None
 
 

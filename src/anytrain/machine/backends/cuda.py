@@ -111,7 +111,6 @@ class Cuda:
         """Do nothing: a stream needs no cut."""
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait for every stream of the GPU."""
         torch.cuda.synchronize(device)
 
     def is_idle(self, device: torch.device) -> bool:
@@ -159,16 +158,13 @@ class Cuda:
         return None
 
     def release(self) -> None:
-        """Collect garbage, and give cached blocks back to the GPU."""
         gc.collect()
         torch.cuda.empty_cache()
 
     def rng_state(self, device: torch.device) -> torch.Tensor | None:
-        """Return the state of the GPU's generator."""
         return torch.cuda.get_rng_state(device)
 
     def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
-        """Set the state of the GPU's generator."""
         torch.cuda.set_rng_state(state.cpu(), device)
 
     def compilations(self) -> int | None:

@@ -50,15 +50,12 @@ class Fake:
         return tuple(range(1, self.num_devices + 1)) if self.process_group else (1,)
 
     def launch_environment(self, num_processes: int, wishes: Wishes) -> Mapping[str, str]:
-        """Return nothing."""
         return {}
 
     def device(self, local_rank: int) -> torch.device:
-        """Return the CPU, which does the work."""
         return torch.device("cpu")
 
     def capabilities(self, device: torch.device) -> Capabilities:
-        """Return what was given."""
         return self.facts
 
     def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
@@ -78,7 +75,6 @@ class Fake:
         """Do nothing."""
 
     def is_idle(self, device: torch.device) -> bool:
-        """Return True: nothing runs behind the host's back."""
         return True
 
     def memory(self, device: torch.device) -> MemoryUse:
@@ -86,7 +82,6 @@ class Fake:
         return MemoryUse(None, None, self.facts.memory_bytes)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether the error is torch's out-of-memory error, or the host's."""
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
         return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
@@ -99,15 +94,12 @@ class Fake:
         """Do nothing."""
 
     def rng_state(self, device: torch.device) -> torch.Tensor | None:
-        """Return the state of the generator that does the work."""
         return torch.get_rng_state()
 
     def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
-        """Set the state of the generator that does the work."""
         torch.set_rng_state(state)
 
     def compilations(self) -> int | None:
-        """Return what was given; None where nothing compiles."""
         return None if self.compiled is None else self.compiled()
 
 

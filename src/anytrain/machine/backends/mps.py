@@ -120,7 +120,6 @@ class Mps:
         """Do nothing: Metal's queue needs no cut."""
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait for Metal's queue."""
         torch.mps.synchronize()
 
     def is_idle(self, device: torch.device) -> bool:
@@ -148,16 +147,13 @@ class Mps:
         return _report(error)
 
     def release(self) -> None:
-        """Collect garbage, and give cached memory back to Metal."""
         gc.collect()
         torch.mps.empty_cache()
 
     def rng_state(self, device: torch.device) -> torch.Tensor | None:
-        """Return the state of the GPU's generator."""
         return torch.mps.get_rng_state()
 
     def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
-        """Set the state of the GPU's generator."""
         torch.mps.set_rng_state(state.cpu())
 
     def compilations(self) -> int | None:

@@ -140,7 +140,6 @@ class Tpu:
         )
 
     def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
-        """Return the tensor on the TPU."""
         return tensor.to(device, non_blocking=non_blocking)
 
     def lane(self, device: torch.device) -> None:
@@ -150,7 +149,6 @@ class Tpu:
         """Do nothing: torch_tpu runs eagerly and has no step to mark."""
 
     def synchronize(self, device: torch.device) -> None:
-        """Wait until the TPU is done."""
         torch.accelerator.synchronize(device)
 
     def is_idle(self, device: torch.device) -> bool:
@@ -167,7 +165,6 @@ class Tpu:
         )
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether the TPU's memory is full."""
         if isinstance(error, torch.OutOfMemoryError):
             return True
         return isinstance(error, RuntimeError) and any(word in str(error) for word in _FULL)
@@ -189,12 +186,10 @@ class Tpu:
         )
 
     def release(self) -> None:
-        """Collect garbage, and give cached memory back."""
         gc.collect()
         torch.accelerator.empty_cache()
 
     def rng_state(self, device: torch.device) -> torch.Tensor | None:
-        """Return the state of the TPU's generator."""
         generic = getattr(torch.accelerator, "random", None)  # absent in torch 2.13
         if generic is not None:
             state: torch.Tensor = generic.get_rng_state(device)
@@ -205,7 +200,6 @@ class Tpu:
         return state.cpu()
 
     def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
-        """Set the state of the TPU's generator."""
         with _without_stage_warnings():
             torch.get_device_module(device).set_rng_state(state.cpu(), device)
 

@@ -170,7 +170,6 @@ class Xla:
         return torch.tensor(list(seed.to_bytes(8, "little")), dtype=torch.uint8)
 
     def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
-        """Set the device's seed."""
         from torch_xla.core import xla_model
 
         xla_model.set_rng_state(int.from_bytes(bytes(state.tolist()), "little"), str(device))

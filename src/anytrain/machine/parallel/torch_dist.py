@@ -143,7 +143,6 @@ class TorchWorld:
         return carried.to(value.device, carried.dtype if counted else value.dtype)
 
     def gather(self, value: torch.Tensor) -> torch.Tensor:
-        """Return every rank's tensor, joined along the first dimension."""
         piece = value.detach().reshape(1) if value.ndim == 0 else value.detach()
         shape = (self.size * piece.shape[0], *piece.shape[1:])
         if piece.numel() == 0:
@@ -156,14 +155,12 @@ class TorchWorld:
         return joined.view(piece.dtype).reshape(shape).to(value.device)
 
     def gather_object(self, value: T) -> list[T]:
-        """Return every rank's value, in rank order."""
         everyone: list[Any] = [None] * self.size
         with self._pulse.waiting("gather_object"):
             dist.all_gather_object(everyone, value)
         return everyone
 
     def broadcast(self, value: torch.Tensor, source: int = 0) -> torch.Tensor:
-        """Return `source`'s tensor on every rank."""
         flat = value.detach().clone(memory_format=torch.contiguous_format).reshape(-1)
         flat = self._carry(flat)
         raw = flat if flat.dtype in _CARRIED else flat.view(torch.uint8)
@@ -172,14 +169,12 @@ class TorchWorld:
         return raw.view(flat.dtype).reshape(value.shape).to(value.device)
 
     def broadcast_object(self, value: T, source: int = 0) -> T:
-        """Return `source`'s value on every rank."""
         box = [value if self.rank == source else None]
         with self._pulse.waiting("broadcast_object"):
             dist.broadcast_object_list(box, source, device=self._carrier_device())
         return box[0]  # type: ignore[return-value]  # `source` has put a T in the box
 
     def barrier(self, why: str) -> None:
-        """Wait for every rank; `why` is shown if one of them does not come."""
         with self._pulse.waiting(f"barrier {why!r}"):
             dist.barrier()
 
@@ -191,11 +186,9 @@ class TorchWorld:
         return self._muster.call(what)
 
     def mark(self, step: int, doing: str) -> None:
-        """Leave word of where this rank is."""
         self._pulse.mark(step, doing)
 
     def waiting(self, what: str) -> AbstractContextManager[None]:
-        """Leave word inside the block that this rank waits there for the others."""
         return self._pulse.waiting(what)
 
     def follow(self, device: torch.device) -> None:

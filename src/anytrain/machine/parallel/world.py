@@ -94,11 +94,9 @@ class LocalBoard:
         self._posted: dict[str, str] = {}
 
     def post(self, key: str, value: str) -> None:
-        """Publish a value."""
         self._posted[key] = value
 
     def read(self, key: str) -> str | None:
-        """Return what was posted under the key, or None."""
         return self._posted.get(key)
 
 
