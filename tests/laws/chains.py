@@ -26,7 +26,7 @@ from torch.utils.data import (
 
 from anytrain.core.errors import Notice
 from anytrain.core.plan import Wish, Wishes
-from anytrain.doors.trainer import num_steps
+from anytrain.doors.trainer import training
 from anytrain.engine.assemble.loaders import LoaderOptions, build_feed, prepare_loader
 from anytrain.engine.assemble.session import Session, session
 from anytrain.engine.checkpoint.state_schema import check_loader
@@ -296,7 +296,7 @@ def trainer(chain: Chain, life: Life, own: Session, saved: Any) -> Seen:
     if saved is not None:
         where, place = saved["progress"], loader.place_of(saved["loader"])
         restore(loader, saved, own)
-    progress = num_steps.plan(args, num_batches, samples, where, place)
+    progress = training.plan(args, num_batches, samples, where, place)
     feed = build_feed(own, loader, life.accumulation, lambda micro: None)
 
     def step(batch: Any) -> StepOutput:

@@ -27,7 +27,7 @@ from anytrain.compat import transformers as ours_room
 from anytrain.compat.modules import Refusal
 from anytrain.compat.transformers import other_names
 from anytrain.core.errors import Notice, Unsupported
-from anytrain.doors.trainer.refused import NEVER_CALLED
+from anytrain.doors.trainer.overrides import NEVER_CALLED
 
 OURS = "anytrain.compat.transformers"
 MODULES = [

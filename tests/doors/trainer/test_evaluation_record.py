@@ -378,7 +378,7 @@ def test_training_is_the_same_to_the_bit(tmp_path: Path, monkeypatch: pytest.Mon
     looked = losses("looked", compute_metrics=accuracy)
     assert (tmp_path / "looked/evaluation.json").exists()
     blind = evaluation_record.look_on
-    look = lambda t, loader, _, own: blind(t, loader, "", own)  # noqa: E731
+    look = lambda t, loader, _: blind(t, loader, "")  # noqa: E731
     monkeypatch.setattr(evaluation_record, "look_on", look)
     assert losses("blind", compute_metrics=accuracy) == looked
     assert not (tmp_path / "blind/evaluation.json").exists()

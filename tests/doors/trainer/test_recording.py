@@ -12,7 +12,7 @@ import torch
 from anytrain.core import records
 from anytrain.core.errors import Notice
 from anytrain.doors.callbacks import TrainerCallback
-from anytrain.doors.trainer import Trainer, recording
+from anytrain.doors.trainer import Trainer, recorder
 from equivalence import twins
 
 
@@ -75,7 +75,7 @@ def test_the_next_training_ends_the_trackers_that_were_left_open(tmp_path: Path)
     assert "eval/loss" in tracked(tmp_path / "a")[-1]
     second.end()
     assert second._trackers is None
-    recording._finish_left_open()  # what the interpreter does at its end
+    recorder._finish_left_open()  # what the interpreter does at its end
     assert not first._trackers.is_running
 
 

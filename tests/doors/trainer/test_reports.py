@@ -12,12 +12,12 @@ import torch
 from anytrain.core.errors import Notice
 from anytrain.core.plan import Wishes
 from anytrain.doors.callbacks import TrainerState
-from anytrain.doors.trainer.reports import Reports
+from anytrain.doors.trainer import Trainer
 from anytrain.engine.assemble.session import session
 
 
-class Reporting(Reports):
-    """Reports with just what they stand on."""
+class Reporting(Trainer):
+    """A Trainer's reports with just what they stand on."""
 
     def __init__(self, folder: Path) -> None:
         self.args: Any = SimpleNamespace(output_dir=str(folder))

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from anytrain import Accelerator
 from anytrain.core.errors import CheckpointError, Notice
 from anytrain.doors.callbacks import TrainerCallback
-from anytrain.doors.trainer.saving import disk_errors
+from anytrain.doors.trainer.saver import disk_errors
 from doors.trainer.lives import Signals
 from equivalence import twins
 from launching import launch

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import Dataset
 
 from anytrain.core import clock, records
-from anytrain.doors.trainer import Trainer, timing
+from anytrain.doors.trainer import Trainer, recorder
 from anytrain.insight.report import why
 from anytrain.insight.report.why import judge, shares
 from equivalence import twins
@@ -114,7 +114,7 @@ def test_a_remark_is_made_of_a_run_that_was_long_enough(
 ) -> None:
     build(tmp_path, disable_tqdm=False, **SLOW["data"]).train()
     assert "time went to" not in capsys.readouterr().out
-    monkeypatch.setattr(timing, "_WORTH_A_REMARK_S", 0.0)
+    monkeypatch.setattr(recorder, "_WORTH_A_REMARK_S", 0.0)
     monkeypatch.setattr(why, "_WORTH_S", 0.0)
     build(tmp_path, disable_tqdm=False, **SLOW["data"]).train()
     told = capsys.readouterr().out

@@ -119,7 +119,7 @@ class _Heard(ModuleType):
     """A module that notes what a script puts in the place of its functions."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        from anytrain.doors.trainer.refused import REPLACED
+        from anytrain.doors.trainer.overrides import REPLACED
 
         told = f"{self.__name__.removeprefix('anytrain.compat.')}.{name}"
         before = REPLACED.get(told, getattr(self, name, value))
@@ -130,7 +130,7 @@ class _Heard(ModuleType):
             REPLACED.pop(told, None)
 
     def __delattr__(self, name: str) -> None:
-        from anytrain.doors.trainer.refused import REPLACED
+        from anytrain.doors.trainer.overrides import REPLACED
 
         super().__delattr__(name)
         REPLACED.pop(f"{self.__name__.removeprefix('anytrain.compat.')}.{name}", None)

@@ -8,7 +8,7 @@ from typing import Any
 from anytrain.compat.transformers import other_names
 from anytrain.doors.callbacks import DefaultFlowCallback, ProgressCallback
 from anytrain.doors.trainer import Trainer
-from anytrain.doors.trainer.reports import TRAINER_STATE_NAME
+from anytrain.doors.trainer.outputs import TRAINER_STATE_NAME
 
 __all__ = [
     "DEFAULT_CALLBACKS",

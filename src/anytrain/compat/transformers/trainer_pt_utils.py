@@ -6,8 +6,8 @@ from typing import Any
 
 from anytrain.compat.accelerate.utils.operations import gather
 from anytrain.compat.transformers import other_names
+from anytrain.doors.trainer import Trainer
 from anytrain.doors.trainer.outputs import metrics_format
-from anytrain.doors.trainer.reports import Reports
 from anytrain.doors.training_args import AcceleratorConfig
 
 __all__ = [
@@ -20,9 +20,9 @@ __all__ = [
 ]
 
 # HF has these as functions that take a Trainer first.
-log_metrics = Reports.log_metrics
-save_metrics = Reports.save_metrics
-save_state = Reports.save_state
+log_metrics = Trainer.log_metrics
+save_metrics = Trainer.save_metrics
+save_state = Trainer.save_state
 
 
 def nested_gather(tensors: Any, parallel_mode: Any = None, name: str | None = None) -> Any:

@@ -1,4 +1,4 @@
-"""The part of `Trainer` that knows which checkpoint is best, and ends with it.
+"""Know which checkpoint is best, and end with it.
 
 Only a checkpoint that was committed can be best: where the best model's save failed, the best of
 those that are there takes its place.
@@ -9,65 +9,60 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
-
-from torch import nn
+from typing import TYPE_CHECKING, Any
 
 from anytrain.core.errors import BadType, CheckpointError
 from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
-from anytrain.doors.trainer.search import Search
 from anytrain.engine import checkpoint
-from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.checkpoint import locks
 from anytrain.engine.checkpoint.catalog import is_runs_own
 from anytrain.engine.checkpoint.manifest import MANIFEST
 
+if TYPE_CHECKING:
+    from anytrain.doors.trainer.trainer import Trainer
+
 _STEP = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
 
-class Best(Search):
+class Best:
     """The best evaluation so far, and its checkpoint."""
 
-    model: nn.Module
-    _trial: Any
-    _happened: Callable[..., None]
-    _untold_best: dict[str, Any] | None = None
-    """A best checkpoint that is being written."""
-    _coming_best: str | None = None
-    """The best checkpoint while it is written behind the loop, and the state names another."""
-    _left: Mapping[Path, tuple[int, int]] = MappingProxyType({})
-    """Checkpoints of a branch that was left: of later steps than this run began with."""
-    _between: BetweenSteps
-    _load_weights: Callable[[str], None]
-    _weights_of: str | None
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.coming: str | None = None
+        """The best checkpoint while it is written behind the loop, and the state names another."""
+        self._untold: dict[str, Any] | None = None
+        """A best checkpoint that is being written."""
+        self._left: Mapping[Path, tuple[int, int]] = {}
+        """Checkpoints of a branch that was left: of later steps than this run began with."""
 
-    def _best_metric_name(self) -> str | None:
-        name = self.args.metric_for_best_model
+    def metric_name(self) -> str | None:
+        name = self._trainer.args.metric_for_best_model
         return name if name is None or name.startswith("eval_") else f"eval_{name}"
 
-    def _determine_best_metric(self, metrics: dict[str, float], trial: Any = None) -> bool:
+    def is_new(self, metrics: dict[str, float], trial: Any = None) -> bool:
         """Whether this evaluation is the best so far, by metric_for_best_model."""
-        name = self._best_metric_name()
+        trainer = self._trainer
+        name = self.metric_name()
         if name is None:
             return False
         if name not in metrics:
             raise CheckpointMetricMissing(name, list(metrics))
-        value, best = _number(name, metrics[name]), self.state.best_metric
-        better = best is None or (value > best if self.args.greater_is_better else value < best)
+        value, best = _number(name, metrics[name]), trainer.state.best_metric
+        better = best is None or (value > best if trainer.args.greater_is_better else value < best)
         if better and value == value:  # a NaN is never best
-            self.state.best_metric = value
-            self.state.best_global_step = self.state.global_step
+            trainer.state.best_metric = value
+            trainer.state.best_global_step = trainer.state.global_step
             return True
         return False
 
-    def _settle_best(self, root: Path, coming: str | None = None) -> None:
+    def settle(self, root: Path, coming: str | None = None) -> None:
         """Name the best checkpoint: one that is there, or the one about to be written."""
-        state, world = self.state, self._session.world
+        state, world = self._trainer.state, self._trainer._session.world
 
         def find() -> str | None:
             best = root / f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
@@ -77,51 +72,54 @@ class Best(Search):
             is_held = known is None or self._is_of_this_run(Path(known))
             return known if is_held else self._best_saved(root)
 
-        self._tell_best()
-        self._coming_best = None
+        self.tell()
+        self.coming = None
         before = state.best_model_checkpoint
         best = state.best_model_checkpoint = world.broadcast_object(
             find() if world.rank == 0 else None
         )
         if best is not None and (before is None or not _is_same(best, before)):
-            name, value = self._best_metric_name(), state.best_metric
-            self._untold_best = {"path": best, "metric": name, "value": value}
-            self._untold_best["step"] = state.best_global_step
-            self._tell_best()
+            name, value = self.metric_name(), state.best_metric
+            self._untold = {"path": best, "metric": name, "value": value}
+            self._untold["step"] = state.best_global_step
+            self.tell()
 
-    def _leave_branch(self, root: Path) -> None:
+    def leave_branch(self, root: Path) -> None:
         """Note the checkpoints of steps that this run, which began earlier, has yet to do."""
         found = ((path, _STEP.fullmatch(path.name)) for path in root.glob("*-*") if path.is_dir())
-        here = self.state.global_step
+        here = self._trainer.state.global_step
         self._left = {path: _mark(path) for path, step in found if step and int(step[1]) > here}
 
     def _is_of_this_run(self, path: Path) -> bool:
         """Whether a checkpoint is there, and none that a run left which took another way."""
         return path.is_dir() and self._left.get(path) != _mark(path)
 
-    def _hold_back_best(self, path: Path, before: str | None) -> None:
+    def hold_back(self, path: Path, before: str | None) -> None:
         """Name the earlier best again while the new one, saved already in the state, is written."""
-        if self.state.best_model_checkpoint == str(path):
-            self._coming_best = str(path)
-            self.state.best_model_checkpoint = before
+        if self._trainer.state.best_model_checkpoint == str(path):
+            self.coming = str(path)
+            self._trainer.state.best_model_checkpoint = before
 
-    def _tell_best(self) -> None:
+    def tell(self) -> None:
         """Name a new best checkpoint, and write it down, once it is committed."""
-        coming, untold = self._coming_best, self._untold_best
+        trainer = self._trainer
+        coming, untold = self.coming, self._untold
         if coming is not None:
-            if self._between.saved != Path(coming):
+            if trainer._between.saved != Path(coming):
                 return
-            self.state.best_model_checkpoint = coming
-            self._coming_best = None
+            trainer.state.best_model_checkpoint = coming
+            self.coming = None
         if untold is not None and Path(untold["path"]).is_dir():
-            self._untold_best = None
-            self._happened("best", **untold)
+            self._untold = None
+            trainer._parts.recorder.happened("best", **untold)
 
     def _best_saved(self, root: Path) -> str | None:
         """Return the best of the checkpoints there are, by their steps' evaluations."""
-        name = self._best_metric_name()
+        name = self.metric_name()
         logged = {
-            entry["step"]: entry.get(name) for entry in self.state.log_history if name in entry
+            entry["step"]: entry.get(name)
+            for entry in self._trainer.state.log_history
+            if name in entry
         }
         found: list[tuple[float, str]] = []
         for entry in checkpoint.Store(root).entries():
@@ -133,26 +131,28 @@ class Best(Search):
                 found.append((float(value), str(entry.path)))
         if not found:
             return None
-        pick = max if self.args.greater_is_better else min
+        pick = max if self._trainer.args.greater_is_better else min
         return pick(found, key=lambda pair: pair[0])[1]
 
-    def _end_with_best(self) -> None:
+    def end(self) -> None:
         """Once the last save is over, load the best model and keep the best alone, as asked."""
-        root = Path(self._get_output_dir(self._trial))
-        self._settle_best(root)
-        if self.args.load_best_model_at_end and not self._session.observer.is_watching:
-            self._load_best_model()
-            loaded = self.state.best_model_checkpoint
-            self._weights_of = None if loaded is None else Path(loaded).name
-        if self.args.save_total_limit == 1 and self.args.should_save:
+        trainer = self._trainer
+        root = Path(trainer._get_output_dir(trainer._trial))
+        self.settle(root)
+        if trainer.args.load_best_model_at_end and not trainer._session.observer.is_watching:
+            trainer._load_best_model()
+            loaded = trainer.state.best_model_checkpoint
+            trainer._parts.recorder.weights_of = None if loaded is None else Path(loaded).name
+        if trainer.args.save_total_limit == 1 and trainer.args.should_save:
             self._remove_all_but_best(root)
 
-    def _load_best_model(self) -> None:
+    def load(self) -> None:
         """Put the best checkpoint's weights into the model, as load_best_model_at_end asks."""
-        state, world = self.state, self._session.world
+        trainer = self._trainer
+        state, world = trainer.state, trainer._session.world
         best = state.best_model_checkpoint
         if best is None:
-            root = Path(self._get_output_dir(self._trial))
+            root = Path(trainer._get_output_dir(trainer._trial))
             best = world.broadcast_object(self._best_saved(root) if world.rank == 0 else None)
         if best is None:
             _tell(
@@ -166,19 +166,19 @@ class Best(Search):
                 f"The best model, of step {state.best_global_step}, was not saved. The best of "
                 f"those that were is loaded: {best}."
             )
-        self._load_weights(best)
+        trainer._parts.saver.load_weights(best)
 
     def _why_no_best(self) -> str:
-        name = self._best_metric_name()
-        if self.state.best_metric is not None:
+        name = self.metric_name()
+        if self._trainer.state.best_metric is not None:
             return "none of it was saved"
-        if any(name in entry for entry in self.state.log_history):
+        if any(name in entry for entry in self._trainer.state.log_history):
             return f"every {name} was NaN"
         return "nothing was evaluated"
 
     def _remove_all_but_best(self, root: Path) -> None:
         """Keep the best alone; where it lies in another run's folder, keep what is here."""
-        best = self.state.best_model_checkpoint
+        best = self._trainer.state.best_model_checkpoint
         if best is None or Path(best).resolve().parent != root.resolve():
             return
         if not (Path(best) / MANIFEST).is_file():
@@ -188,7 +188,7 @@ class Best(Search):
             if is_other and (entry / MANIFEST).exists():
                 with suppress(OSError):
                     locks.remove(root, entry.name)
-                    self._happened("removed", path=str(entry))
+                    self._trainer._parts.recorder.happened("removed", path=str(entry))
 
 
 def _is_same(path: str, other: str) -> bool:

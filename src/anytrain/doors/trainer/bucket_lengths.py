@@ -1,9 +1,9 @@
-"""The part of `Trainer` that chooses the lengths which batches keep to, from the data's own."""
+"""Choose the lengths which batches keep to, from the data's own."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from torch import nn
@@ -12,12 +12,14 @@ from torch.utils.data import IterableDataset
 
 from anytrain.core.errors import BadInput
 from anytrain.doors.trainer.outputs import has_length
-from anytrain.doors.trainer.reports import Reports
 from anytrain.engine.data.buckets import Numbers, choose
 from anytrain.engine.data.columns import as_rows, base_model
 from anytrain.engine.data.grouped import lengths_of
 from anytrain.engine.data.padding import BY_TOKEN, columns_by_token, num_values
 from anytrain.engine.data.seeded import hold, put_back
+
+if TYPE_CHECKING:
+    from anytrain.doors.trainer.trainer import Trainer
 
 _MOST = 8
 _MULTIPLE = 8
@@ -48,44 +50,43 @@ class Lengths(NamedTuple):
     """What has a value for each token, besides the inputs."""
 
 
-class ChosenLengths(Reports):
+class BucketLengths:
     """The lengths of a run: as listed, or chosen so that little is padded and little recorded."""
 
-    model: nn.Module
-    train_dataset: Any
-    processing_class: Any
-    _measured_lengths: tuple[Any, Numbers] | None = None
-    _chosen_buckets: tuple[Any, Any, Lengths] | None = None
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._measured: tuple[Any, Numbers] | None = None
+        self._chosen: tuple[Any, Any, Lengths] | None = None
 
-    def _length_buckets(self, dataset: Any) -> Lengths:
+    def chosen(self, dataset: Any) -> Lengths:
         """Return the lengths of the run: as listed, or chosen from what is trained on, once."""
-        source = self.train_dataset if self.train_dataset is not None else dataset
+        source = self._trainer.train_dataset if self._trainer.train_dataset is not None else dataset
         asked = self._buckets_asked()
-        kept = self._chosen_buckets
+        kept = self._chosen
         if kept is None or kept[0] is not source or kept[1] != asked:
             inputs = asked[0] if isinstance(asked[0], tuple) else self._choose_buckets(source)
             rows = as_rows(source)
             found = Lengths(inputs, self._target_lengths(rows, inputs), self._by_token(rows))
-            self._chosen_buckets = kept = (source, asked, found)
+            self._chosen = kept = (source, asked, found)
         return kept[2]
 
     def _buckets_asked(self) -> tuple[Any, ...]:
         """Return what the choice depends on, besides the data."""
-        args, asked = self.args, self.args.length_buckets
+        args, asked = self._trainer.args, self._trainer.args.length_buckets
         step = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
         how_long = (args.max_steps, args.num_train_epochs, step, self._tokens_per_shape())
         return tuple(sorted(set(asked))) if isinstance(asked, list) else asked, how_long
 
     def _choose_buckets(self, source: Any) -> tuple[int, ...]:
-        args, asked = self.args, self.args.length_buckets
+        args, asked = self._trainer.args, self._trainer.args.length_buckets
         if not can_be_read(source):
             raise BadInput(
                 f"Cannot choose length_buckets={asked!r} from a stream.",
                 why="the lengths of its samples are not known before they come.",
                 fix="list the lengths, as in length_buckets=[64, 128, 256], or leave it out.",
             )
-        lengths = self._lengths_of(as_rows(source))
-        limit = next((most for most in self._limits if most >= lengths.max(initial=0)), None)
+        lengths = self.measured(as_rows(source))
+        limit = next((most for most in self.limits if most >= lengths.max(initial=0)), None)
         if asked not in ("auto", None):  # None: chosen unasked
             assert isinstance(asked, int)  # a list is no choice
             return choose(lengths, asked, _MULTIPLE, limit=limit)
@@ -98,23 +99,26 @@ class ChosenLengths(Reports):
 
     def _tokens_per_shape(self) -> float:
         """Return what one more shape costs: how many tokens are trained in that time."""
-        if self.args.torch_compile or self._session.graphs is not None:
+        trainer = self._trainer
+        if trainer.args.torch_compile or trainer._session.graphs is not None:
             return _COMPILED_TOKENS
-        planned = self._session.planned
+        planned = trainer._session.planned
         records = planned.step_is_free or planned.step.value == "cuda_graph"
-        if self._session.backend.name != "cuda" or not records or self.args.world_size > 1:
+        if trainer._session.backend.name != "cuda" or not records or trainer.args.world_size > 1:
             return 0.0  # nothing is made for a shape
-        return _RECORDED_FLOP / (6 * max(_num_multiplied(base_model(self.model)), 1))
+        return _RECORDED_FLOP / (6 * max(_num_multiplied(base_model(trainer.model)), 1))
 
-    def _lengths_of(self, dataset: Any) -> Numbers:
+    def measured(self, dataset: Any) -> Numbers:
         """Return the samples' lengths, counted once."""
-        kept = self._measured_lengths
+        kept = self._measured
         if kept is None or kept[0] is not dataset:
             kept = (
                 dataset,
-                self._count_lengths(dataset, self.args.length_column_name, self._input_name),
+                self._count_lengths(
+                    dataset, self._trainer.args.length_column_name, self.input_name
+                ),
             )
-            self._measured_lengths = kept
+            self._measured = kept
         return kept[1]
 
     def _count_lengths(self, dataset: Any, column: str, name: str) -> Numbers:
@@ -126,12 +130,12 @@ class ChosenLengths(Reports):
 
     def _target_lengths(self, source: Any, buckets: tuple[int, ...]) -> tuple[int, ...] | None:
         """Return how long targets are made for each length, where a model reads two sequences."""
-        if not _writes(base_model(self.model)) or not can_be_read(source):
+        if not _writes(base_model(self._trainer.model)) or not can_be_read(source):
             return None
         if num_values(looked_at(source).get("labels")) is None:  # none to pad
             return None
         targets = self._count_lengths(source, "", "labels")
-        place = np.searchsorted(buckets, self._lengths_of(source)).clip(max=len(buckets) - 1)
+        place = np.searchsorted(buckets, self.measured(source)).clip(max=len(buckets) - 1)
         longest = np.ones(len(buckets), dtype=np.int64)
         np.maximum.at(longest, place, targets)
         # A short sample may move up to any longer bucket.
@@ -140,7 +144,7 @@ class ChosenLengths(Reports):
 
     def _by_token(self, source: Any) -> frozenset[str]:
         """Return what has a value for each token, as the model and the first samples tell."""
-        model, name = base_model(self.model), self._input_name
+        model, name = base_model(self._trainer.model), self.input_name
         first = looked_at(source)
         size, found = num_values(first.get(name)), BY_TOKEN
         for index in range(1, min(len(source), _LOOKED_AT) if size is not None else 0):
@@ -151,17 +155,17 @@ class ChosenLengths(Reports):
         return found - {"labels"} if _writes(model) or names_classes(model) else found
 
     @property
-    def _input_name(self) -> str:
-        names = getattr(self.processing_class, "model_input_names", None) or ["input_ids"]
+    def input_name(self) -> str:
+        names = getattr(self._trainer.processing_class, "model_input_names", None) or ["input_ids"]
         return str(names[0])
 
     @property
-    def _limits(self) -> tuple[int, ...]:
+    def limits(self) -> tuple[int, ...]:
         """The numbers of tokens that the tokenizer or the model may read at most, ascending."""
-        config = getattr(base_model(self.model), "config", None)
+        config = getattr(base_model(self._trainer.model), "config", None)
         parts = (config, *getattr(config, "__dict__", {}).values())  # a text's, a decoder's
         known = [getattr(part, name, None) for part in parts for name in _LONGEST]
-        known.append(getattr(self.processing_class, "model_max_length", None))
+        known.append(getattr(self._trainer.processing_class, "model_max_length", None))
         return tuple(sorted({n for n in known if isinstance(n, int) and 0 < n < _NO_LIMIT}))
 
 

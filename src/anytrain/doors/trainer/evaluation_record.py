@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, SequentialSampler
 
 from anytrain.core.notices import give_notice
-from anytrain.doors.trainer.data import Data
+from anytrain.doors.trainer.override_points import OverridePoints
 from anytrain.doors.trainer.sample_text import label_of, look_up, token
 from anytrain.engine import objective
 from anytrain.engine.data.columns import base_model
@@ -29,7 +29,7 @@ from anytrain.engine.recording.evaluation import Share, Verdicts, figures, join,
 from anytrain.engine.tree import batch_size, take_rows
 
 if TYPE_CHECKING:
-    from anytrain.doors.trainer.evaluating import Evaluating
+    from anytrain.doors.trainer.trainer import Trainer
 
 _UNNAMED = re.compile(r"LABEL_\d+")
 
@@ -75,7 +75,7 @@ class Looking:
         self.verdicts.end_batch(new)
 
 
-def look_on(trainer: Evaluating, loader: Any, description: str, owner: type) -> Looking:
+def look_on(trainer: Trainer, loader: Any, description: str) -> Looking:
     """Return what looks on at an evaluation; it sees nothing where nothing is to be written.
 
     `owner` is the class whose step is known to do no more work where it gives its scores too;
@@ -89,12 +89,12 @@ def look_on(trainer: Evaluating, loader: Any, description: str, owner: type) -> 
     return Looking(
         loader,
         verdicts,
-        gives_scores=_is_ours(trainer, "prediction_step", owner),
-        sees_repeats=trainer._keeps_repeats(),
+        gives_scores=_is_ours(trainer, "prediction_step", OverridePoints),
+        sees_repeats=trainer._parts.steps.keeps_repeats(),
     )
 
 
-def note(trainer: Evaluating, looking: Looking | None, asked: Any, prefix: str) -> None:
+def note(trainer: Trainer, looking: Looking | None, asked: Any, prefix: str) -> None:
     """Write the file of an evaluation that is over; every rank calls it, the main one writes.
 
     `asked` is the data set that `evaluate` was given, or its name.
@@ -125,14 +125,14 @@ def note(trainer: Evaluating, looking: Looking | None, asked: Any, prefix: str) 
         )
 
 
-def _write(trainer: Evaluating, shown: Share, dataset: Any, prefix: str) -> None:
+def _write(trainer: Trainer, shown: Share, dataset: Any, prefix: str) -> None:
     found = figures(shown, _class_names(trainer, dataset, shown.num_classes))
     _add_inputs(found, dataset, trainer.processing_class)
     place: dict[str, Any] = {"step": None, "epoch": None}
-    if trainer._has_trained():
+    if trainer._parts.recorder.has_trained():
         place = {"step": trainer.state.global_step, "epoch": trainer.state.epoch}
-        if trainer._weights_of is not None:
-            place["of"] = trainer._weights_of
+        if trainer._parts.recorder.weights_of is not None:
+            place["of"] = trainer._parts.recorder.weights_of
     split = prefix.removeprefix("eval_")
     if split == "eval":
         split = str(getattr(dataset, "evaluated_as", None) or split)
@@ -181,10 +181,11 @@ def _differs(held: Any, seen: Any, names: Sequence[str]) -> bool:
 # -- which samples these were ---------------------------------------------------------------------
 
 
-def _evaluated(trainer: Evaluating, asked: Any, loader: Any) -> Any:
+def _evaluated(trainer: Trainer, asked: Any, loader: Any) -> Any:
     """Return the data set whose rows were evaluated, with all its columns where they are known."""
     if not all(
-        _is_ours(trainer, name, Data) for name in ("get_eval_dataloader", "_get_dataloader")
+        _is_ours(trainer, name, OverridePoints)
+        for name in ("get_eval_dataloader", "_get_dataloader")
     ):
         return loader.dataset
     if isinstance(asked, str):
@@ -222,7 +223,7 @@ def _in_order(shown: Share, loader: Any) -> Share:
 # -- what they are called -------------------------------------------------------------------------
 
 
-def _class_names(trainer: Evaluating, dataset: Any, num_classes: int) -> list[str]:
+def _class_names(trainer: Trainer, dataset: Any, num_classes: int) -> list[str]:
     """Return the classes' names: the model's where it has real ones, else the data set's."""
     config = getattr(base_model(trainer.model), "config", None)
     named = getattr(config, "id2label", None) or {}

@@ -1,4 +1,4 @@
-"""The part of `Trainer` that puts a model on the hub.
+"""Put a model on the hub.
 
 What can fail is tried before training begins. A push behind the loop that fails later is told
 and never stops the run.
@@ -7,7 +7,6 @@ and never stops the run.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -19,14 +18,15 @@ from torch import nn
 from anytrain.core.errors import BadInput, HubError
 from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.card import CardFacts, RunFacts, as_list, card_tags, write_card
-from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR
-from anytrain.doors.trainer.reports import Reports, write_text
+from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, write_text
 from anytrain.engine.checkpoint import files, manifest
 from anytrain.engine.checkpoint.files import Damaged
 from anytrain.engine.checkpoint.manifest import MANIFEST
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, HfApi
+
+    from anytrain.doors.trainer.trainer import Trainer
 
 CARD_NAME = "README.md"
 LAST_CHECKPOINT = "last-checkpoint"
@@ -45,37 +45,34 @@ _STAGED = ".hub-"
 _TEXTS = (".json", ".jsonl", ".md")
 
 
-class Hub(Reports):
+class Hub:
     """A repository for the run: made before training, fed at saves, filled at the end."""
 
-    model: nn.Module
-    processing_class: Any
-    hub_model_id: str | None = None
-    push_in_progress: Future[Any] | None = None
-    """The newest push behind the loop."""
-    _pushes: list[tuple[Future[Any], Path]] | None = None
-    _hub_api: HfApi | None = None
-    save_model: Callable[..., None]
-    _tell: Callable[..., Any]
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._pushes: list[tuple[Future[Any], Path]] = []
+        """Pushes behind the loop, and the folders that they are sent from."""
+        self._known_api: HfApi | None = None
 
-    def init_hf_repo(self, token: str | None = None) -> None:
+    def open(self, token: str | None = None) -> None:
         """Make the repository, or find out now why that cannot be.
 
         Args:
             token: The hub's token. None: args.hub_token, else the one that `hf auth login`
                 has kept.
         """
-        wanted = self.args.hub_model_id or Path(str(self.args.output_dir)).absolute().name
+        trainer = self._trainer
+        wanted = trainer.args.hub_model_id or Path(str(trainer.args.output_dir)).absolute().name
         answer: str | HubError = ""
-        if self.is_world_process_zero():
-            answer = self._make_repository(wanted, token or self.args.hub_token)
+        if trainer.is_world_process_zero():
+            answer = self._make_repository(wanted, token or trainer.args.hub_token)
         # A refusal is every rank's: the others would wait for the first one in the first step.
-        answer = self._session.world.broadcast_object(answer)
+        answer = trainer._session.world.broadcast_object(answer)
         if isinstance(answer, HubError):
             raise answer
-        self.hub_model_id = answer
+        trainer.hub_model_id = answer
 
-    def create_model_card(
+    def write_card(
         self,
         language: str | None = None,
         license: str | None = None,
@@ -101,25 +98,26 @@ class Hub(Reports):
             dataset: The data sets' names for readers.
             dataset_args: Their configurations or splits.
         """
-        if not self.is_world_process_zero():
+        trainer = self._trainer
+        if not trainer.is_world_process_zero():
             return
         facts = CardFacts(
             language=language,
             license=license,
             tags=tags,
             model_name=model_name,
-            finetuned_from=_hub_name(finetuned_from) or _base_model(self.model),
+            finetuned_from=_hub_name(finetuned_from) or _base_model(trainer.model),
             tasks=tasks,
             dataset_tags=dataset_tags,
             dataset=dataset,
             dataset_args=dataset_args,
         )
-        target = Path(str(self.args.output_dir)) / CARD_NAME
-        known = [*as_list(tags), *as_list(getattr(self.model, "model_tags", None))]
+        target = Path(str(trainer.args.output_dir)) / CARD_NAME
+        known = [*as_list(tags), *as_list(getattr(trainer.model, "model_tags", None))]
         facts = replace(facts, tags=list(dict.fromkeys([*known, *card_tags(target)])))
         write_text(target, write_card(facts, self._run_facts()))
 
-    def push_to_hub(
+    def push(
         self,
         commit_message: str | None = "End of training",
         blocking: bool = True,
@@ -140,23 +138,24 @@ class Hub(Reports):
             revision: The branch to push to. None: args.hub_revision, else the main one.
             **kwargs: What goes to `create_model_card`.
         """
-        self._tell("push_begin")
-        token = token or self.args.hub_token
-        if self.hub_model_id is None:
-            self.init_hf_repo(token=token)
-        self.save_model(_internal_call=True)
-        if not self.is_world_process_zero():
+        trainer = self._trainer
+        trainer._parts.recorder.tell("push_begin")
+        token = token or trainer.args.hub_token
+        if trainer.hub_model_id is None:
+            trainer.init_hf_repo(token=token)
+        trainer.save_model(_internal_call=True)
+        if not trainer.is_world_process_zero():
             return None
-        kwargs["model_name"] = kwargs.get("model_name") or str(self.hub_model_id).split("/")[-1]
-        self.create_model_card(**kwargs)
-        self._finish_current_push()
-        folder = Path(str(self.args.output_dir))
+        kwargs["model_name"] = kwargs.get("model_name") or str(trainer.hub_model_id).split("/")[-1]
+        trainer.create_model_card(**kwargs)
+        trainer._finish_current_push()
+        folder = Path(str(trainer.args.output_dir))
         return self._upload(folder, str(commit_message), token, revision, blocking=blocking)
 
     def _make_repository(self, wanted: str, token: str | None) -> str | HubError:
         try:
             made = self._api().create_repo(
-                wanted, token=token, private=self.args.hub_private_repo, exist_ok=True
+                wanted, token=token, private=self._trainer.args.hub_private_repo, exist_ok=True
             )
         except _hub_errors() as error:
             return HubError(
@@ -167,44 +166,47 @@ class Hub(Reports):
             )
         return str(made.repo_id)
 
-    def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
+    def push_checkpoint(self, checkpoint_folder: str) -> None:
         """Push a checkpoint's model behind the loop, as hub_strategy says."""
-        strategy = str(getattr(self.args.hub_strategy, "value", self.args.hub_strategy))
-        if not self.is_world_process_zero() or strategy == "end":
+        trainer = self._trainer
+        strategy = str(getattr(trainer.args.hub_strategy, "value", trainer.args.hub_strategy))
+        if not trainer.is_world_process_zero() or strategy == "end":
             return
         self._settle(wait=False)
-        if self._pushes and not self.args.hub_always_push:
+        if self._pushes and not trainer.args.hub_always_push:
             return
-        self._tell("push_begin")
+        trainer._parts.recorder.tell("push_begin")
         source = Path(checkpoint_folder)
         within = {"checkpoint": LAST_CHECKPOINT, "all_checkpoints": source.name}.get(strategy)
         try:
-            staged = _stage(source, Path(str(self.args.output_dir)), within)
+            staged = _stage(source, Path(str(trainer.args.output_dir)), within)
             pushed = self._upload(
-                staged, f"Training in progress, step {self.state.global_step}", blocking=False
+                staged,
+                f"Training in progress, step {trainer.state.global_step}",
+                blocking=False,
             )
         except (Damaged, HubError, OSError) as error:
             _tell_failed_push(error)
             return
         assert isinstance(pushed, Future)
-        self.push_in_progress = pushed
-        self._pushes = [*(self._pushes or []), (pushed, staged)]
+        trainer.push_in_progress = pushed
+        self._pushes = [*(self._pushes), (pushed, staged)]
 
-    def _push_after_save(self) -> None:
+    def push_after_save(self) -> None:
         """Push what `save_model` wrote; a hub that fails costs a notice, not the run."""
         try:
-            self.push_to_hub(commit_message="Model save")
+            self._trainer.push_to_hub(commit_message="Model save")
         except HubError as error:
             _tell_failed_push(error)
 
-    def _finish_current_push(self) -> None:
+    def finish(self) -> None:
         """Wait for what is pushed behind the loop, and tell if it failed."""
         self._settle(wait=True)
-        self.push_in_progress = None
+        self._trainer.push_in_progress = None
 
     def _settle(self, *, wait: bool) -> None:
         """Tell of pushes that are over and failed, and remove the files they were sent from."""
-        pushes, self._pushes = self._pushes or [], []
+        pushes, self._pushes = self._pushes, []
         for pushed, staged in pushes:
             if not (wait or pushed.done()):
                 self._pushes.append((pushed, staged))
@@ -224,40 +226,42 @@ class Hub(Reports):
         blocking: bool,
     ) -> CommitInfo | Future[CommitInfo]:
         # A checkpoint inside a staged folder is meant to go; one in the output folder is not.
+        trainer = self._trainer
         ignored = [] if folder.name.startswith(_STAGED) else _NOT_PUSHED
         try:
             return self._api().upload_folder(
-                repo_id=str(self.hub_model_id),
+                repo_id=str(trainer.hub_model_id),
                 folder_path=str(folder),
                 commit_message=message,
-                token=token or self.args.hub_token,
+                token=token or trainer.args.hub_token,
                 run_as_future=not blocking,
                 ignore_patterns=ignored,
-                revision=revision or self.args.hub_revision,
+                revision=revision or trainer.args.hub_revision,
             )
         except _hub_errors() as error:
             raise HubError(
-                f"The push to {self.hub_model_id} failed.",
+                f"The push to {trainer.hub_model_id} failed.",
                 why=_first_line(error),
                 fix=f"the files are whole in {folder}: call trainer.push_to_hub() again, or "
-                f"`hf upload {self.hub_model_id} {folder}`.",
+                f"`hf upload {trainer.hub_model_id} {folder}`.",
             ) from error
 
     def _run_facts(self) -> RunFacts:
-        found = self._session
+        trainer = self._trainer
+        found = trainer._session
         precision = found.plan.precision.value
         return RunFacts(
-            name=Path(str(self.args.output_dir)).absolute().name,
-            library=_library(self.model),
-            arguments=self.args,
+            name=Path(str(trainer.args.output_dir)).absolute().name,
+            library=_library(trainer.model),
+            arguments=trainer.args,
             num_processes=found.world.size,
             device=str(found.device.type),
             precision={"no": "float32"}.get(precision, precision),
-            history=self.state.log_history,
+            history=trainer.state.log_history,
         )
 
     def _api(self) -> HfApi:
-        if self._hub_api is None:
+        if self._known_api is None:
             try:
                 from huggingface_hub import HfApi
             except ImportError:
@@ -266,8 +270,8 @@ class Hub(Reports):
                     why="it is the library that talks to the hub.",
                     fix="pip install huggingface_hub, or leave push_to_hub out.",
                 ) from None
-            self._hub_api = HfApi(library_name="anytrain")
-        return self._hub_api
+            self._known_api = HfApi(library_name="anytrain")
+        return self._known_api
 
 
 def _hub_errors() -> tuple[type[Exception], ...]:

@@ -105,7 +105,7 @@ class Inputs:
     def _told(self, error: Exception) -> AnytrainError | None:
         if is_lost(error) and self._trainer._session.device.type != "cpu":
             return self._of_lost()
-        at_work = None if self._is_evaluation else self._trainer._at_work
+        at_work = None if self._is_evaluation else self._trainer._parts.steps.at_work
         if at_work is not None:
             self._failed = [(micro, at_work.first + n) for n, micro in enumerate(at_work.micro)]
         feds = [
@@ -119,7 +119,7 @@ class Inputs:
             return out_of_range(*found)
         if not feds:
             return None
-        dropped = self._trainer._columns_left_out(is_training=not self._is_evaluation)
+        dropped = self._trainer._parts.loaders.columns_left_out(is_training=not self._is_evaluation)
         return explain(error, feds[0], self._model, dropped)
 
     def _found(self, batch: Any) -> ranges.Outside | None:

@@ -1,146 +1,87 @@
-"""The part of `Trainer` that makes the optimizer and the schedule."""
+"""Make a Trainer's optimizer and its schedule."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
 from torch.optim import Optimizer
 from torch.utils._foreach_utils import _get_fused_kernels_supported_devices
 
 from anytrain.core.errors import BadInput
-from anytrain.doors.trainer.reports import Reports
 from anytrain.doors.training_args import TrainingArguments
-from anytrain.engine.assemble.run import Run
 from anytrain.engine.optim import build, schedules
 
+if TYPE_CHECKING:
+    from anytrain.doors.trainer.trainer import Trainer
 
-class Optimizing(Reports):
-    """Optimizer and schedule, and what may be overridden about them."""
 
-    model: nn.Module
-    optimizer: Any
-    lr_scheduler: Any
-    optimizer_cls_and_kwargs: tuple[type[Optimizer], dict[str, Any]] | None
-    _run: Run
-    _made_scheduler: bool
+class Optimizing:
+    """What makes the optimizer and the schedule, where they were not given."""
 
-    def create_optimizer_and_scheduler(self, num_training_steps: int) -> None:
-        """Make the optimizer and the schedule.
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self.made_scheduler = False
+        """Whether the schedule was made here: then the next training makes another one."""
 
-        Args:
-            num_training_steps: Optimizer steps of the whole training.
-        """
-        self.create_optimizer()
-        self.create_scheduler(num_training_steps)
-
-    def create_optimizer(self, model: nn.Module | None = None) -> Optimizer:
-        """Make the optimizer, unless there is one; weight decay spares norms and biases.
-
-        Args:
-            model: Whose parameters to train. None: the Trainer's model.
-        """
-        if self.optimizer is None:
-            trained = self.model if model is None else model
-            groups = build.parameter_groups(
-                trained, self.args.weight_decay, self.get_decay_parameter_names(trained)
-            )
+    def create_optimizer(self, model: nn.Module | None) -> Optimizer:
+        """Make the Trainer's optimizer, unless there is one."""
+        trainer = self._trainer
+        if trainer.optimizer is None:
+            trained = trainer.model if model is None else model
+            decayed = trainer.get_decay_parameter_names(trained)
+            groups = build.parameter_groups(trained, trainer.args.weight_decay, decayed)
             if not any(group["params"] for group in groups):
                 raise BadInput(
                     "Cannot train: the model has no parameter that may change.",
                     why="every parameter has requires_grad=False, or there is none.",
                     fix="unfreeze what is to be trained.",
                 )
-            if self.optimizer_cls_and_kwargs is not None:
-                kind, options = self.optimizer_cls_and_kwargs
+            if trainer.optimizer_cls_and_kwargs is not None:
+                kind, options = trainer.optimizer_cls_and_kwargs
             else:
-                kind, options = self.get_optimizer_cls_and_kwargs(self.args, trained)
-            self.optimizer = _made(kind, groups, dict(options))
-        made: Optimizer = self.optimizer
+                kind, options = trainer.get_optimizer_cls_and_kwargs(trainer.args, trained)
+            trainer.optimizer = _made(kind, groups, dict(options))
+        made: Optimizer = trainer.optimizer
         return made
 
-    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None = None) -> Any:
-        """Make the learning-rate schedule, unless there is one.
-
-        Args:
-            num_training_steps: Optimizer steps of the whole training, the warm-up
-                included.
-            optimizer: Whose learning rate it moves. None: the Trainer's optimizer.
-        """
-        if self.lr_scheduler is None:
-            holder = self.optimizer if optimizer is None else optimizer
-            self.lr_scheduler = schedules.build(
-                str(self.args.lr_scheduler_type),
+    def create_scheduler(self, num_training_steps: int, optimizer: Optimizer | None) -> Any:
+        """Make the Trainer's learning-rate schedule, unless there is one."""
+        trainer = self._trainer
+        if trainer.lr_scheduler is None:
+            holder = trainer.optimizer if optimizer is None else optimizer
+            trainer.lr_scheduler = schedules.build(
+                str(trainer.args.lr_scheduler_type),
                 getattr(holder, "optimizer", holder),
-                num_warmup_steps=self.args.get_warmup_steps(num_training_steps),
+                num_warmup_steps=trainer.args.get_warmup_steps(num_training_steps),
                 num_training_steps=num_training_steps,
-                options=self.args.lr_scheduler_kwargs or {},
+                options=trainer.args.lr_scheduler_kwargs or {},
             )
-            self._made_scheduler = True
-        return self.lr_scheduler
+            self.made_scheduler = True
+        return trainer.lr_scheduler
 
-    @staticmethod
-    def get_optimizer_cls_and_kwargs(
-        args: TrainingArguments, model: nn.Module | None = None
-    ) -> tuple[type[Optimizer], dict[str, Any]]:
-        """Return the class that args.optim names, and what it is made with.
-
-        Args:
-            args: The settings to read optim, optim_args, the learning rate and Adam's
-                numbers from.
-            model: Taken as HF has it; no optimizer here asks for it.
-        """
-        return build.optimizer_class(
-            str(args.optim),
-            learning_rate=args.learning_rate,
-            beta1=args.adam_beta1,
-            beta2=args.adam_beta2,
-            epsilon=args.adam_epsilon,
-            options=build.parse_options(args.optim_args),
-            fuses=args.device.type in _get_fused_kernels_supported_devices(),
-        )
-
-    def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
-        """Return the parameters that weight decay applies to.
-
-        Args:
-            model: The model whose biases and norms are left out.
-        """
-        return build.decay_names(model)
-
-    def get_num_trainable_parameters(self) -> int:
-        """Return how many numbers training may change."""
-        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
-
-    def get_learning_rates(self) -> list[float]:
-        """Return the learning rate of each group; reads the device."""
-        return [float(group["lr"]) for group in self._known_optimizer().param_groups]
-
-    def get_optimizer_group(self, param: str | torch.nn.Parameter | None = None) -> Any:
-        """Return the group that holds a parameter, or all groups.
-
-        Args:
-            param: A parameter, or its name. None: the parameters of every group.
-        """
-        groups = self._known_optimizer().param_groups
-        if param is None:
-            return [group["params"] for group in groups]
-        if isinstance(param, str):
-            param = dict(self.model.named_parameters())[param]
-        return next((g for g in groups if any(param is held for held in g["params"])), None)
-
-    def _get_learning_rate(self) -> float:
-        return self.get_learning_rates()[0]
-
-    def _known_optimizer(self) -> Any:
-        if self.optimizer is None:
+    def known(self) -> Any:
+        """Return the optimizer, or refuse to say anything of one that is not there."""
+        if self._trainer.optimizer is None:
             raise BadInput(
                 "There is no optimizer yet.",
                 why="it is made when training begins.",
                 fix="call create_optimizer() first, or train().",
             )
-        return self.optimizer
+        return self._trainer.optimizer
+
+
+def optimizer_class(args: TrainingArguments) -> tuple[type[Optimizer], dict[str, Any]]:
+    """Return the class that args.optim names, and what it is made with."""
+    return build.optimizer_class(
+        str(args.optim),
+        learning_rate=args.learning_rate,
+        beta1=args.adam_beta1,
+        beta2=args.adam_beta2,
+        epsilon=args.adam_epsilon,
+        options=build.parse_options(args.optim_args),
+        fuses=args.device.type in _get_fused_kernels_supported_devices(),
+    )
 
 
 def _made(kind: type[Optimizer], groups: Any, options: dict[str, Any]) -> Optimizer:

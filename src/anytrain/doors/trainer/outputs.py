@@ -1,9 +1,10 @@
-"""What a Trainer gives back, and the small functions that scripts import beside it."""
+"""What a Trainer gives back and writes, and the small functions that scripts import beside it."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -15,13 +16,17 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from anytrain.core.errors import BadInput
+from anytrain.core import documents
+from anytrain.core.documents import as_file
+from anytrain.core.errors import BadInput, NotAFile
 from anytrain.core.notices import give_notice
 from anytrain.engine import rng
 from anytrain.engine.checkpoint import catalog
 from anytrain.engine.checkpoint.manifest import MANIFEST
+from anytrain.engine.recording.disk import in_text, reason, to_json
 
 PREFIX_CHECKPOINT_DIR = "checkpoint"
+TRAINER_STATE_NAME = "trainer_state.json"
 Arrays: TypeAlias = Any
 """A numpy array, or arrays nested in tuples, lists and dicts."""
 
@@ -238,3 +243,50 @@ def seed_worker(worker_id: int, num_workers: int, rank: int) -> None:
     """Seed a loader's worker, differently on each rank."""
     del worker_id  # torch has already put it into initial_seed
     rng.seed_everything((torch.initial_seed() + num_workers * rank) % 2**32)
+
+
+def print_metrics(split: str, metrics: Mapping[str, Any]) -> None:
+    """Print the metrics of a split as an aligned table."""
+    shown = {str(name): str(value) for name, value in metrics_format(metrics).items()}
+    left = max(map(len, shown), default=0)
+    right = max(map(len, shown.values()), default=0)
+    lines = [f"  {name:<{left}} = {shown[name]:>{right}}" for name in sorted(shown)]
+    sys.stdout.write("\n".join([f"***** {split} metrics *****", *lines]) + "\n")
+
+
+def write_metrics(folder: Path, split: str, metrics: Mapping[str, Any], *, combined: bool) -> None:
+    """Write <split>_results.json and, when `combined`, add to all_results.json."""
+    plain = denumpify_detensorize(dict(metrics))
+    _write_results(folder / f"{split}_results.json", plain)
+    if combined:
+        together = folder / "all_results.json"
+        _write_results(together, {**_read_results(together), **plain})
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all: beside its name first, then over it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        beside.write_text(text, encoding="utf-8")
+        os.replace(beside, path)
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def _write_results(path: Path, metrics: Mapping[str, Any]) -> None:
+    ordered = sorted(metrics.items(), key=lambda named: in_text(named[0]))
+    write_text(path, to_json(dict(ordered), indent=4))
+
+
+def _read_results(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {}
+    try:
+        found = documents.from_json(as_file(path).read_text(encoding="utf-8"))
+    except (ValueError, NotAFile) as error:
+        found = reason(error)
+    if isinstance(found, dict):
+        return found
+    give_notice(f"{path} held no table of results ({found}); it begins anew.", stacklevel=4)
+    return {}

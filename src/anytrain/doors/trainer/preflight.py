@@ -1,11 +1,21 @@
-"""`Trainer.preflight()`: what awaits a Trainer on devices that are not here."""
+"""What awaits a Trainer on devices that are not here, and what it tells where memory was full.
+
+A preflight rehearses the training: two steps and one batch of evaluation are watched, and nothing
+is written.
+"""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from anytrain.doors.trainer import preparing, rehearsal
+from anytrain.core.notices import give_notice
+from anytrain.core.observer import Observer
+from anytrain.doors.callbacks import TrainerCallback
+from anytrain.doors.described import run_facts
+from anytrain.doors.training_args import TrainingArguments
+from anytrain.engine.data.grouped import quick_lengths
 from anytrain.engine.prepared.model import move
 from anytrain.engine.prepared.optimizer import follow
 from anytrain.insight.preflight.claimed_ops import claim_weights
@@ -19,59 +29,77 @@ from anytrain.insight.preflight.words import size
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
 
+NUM_STEPS = 2
+_QUIET: dict[str, Any] = {
+    "push_to_hub": False,
+    "disable_tqdm": True,
+    "save_on_signal": False,
+    "use_cpu": False,
+    "step_engine": "eager",
+    "resume_from_checkpoint": None,
+}
+"""What would reach beyond the rehearsal's folder, or choose another device or step.
 
-class Foretelling:
-    """What a Trainer can say of its training before it begins."""
+The strategies, what is best and the trackers stay the user's: callbacks read them, and refuse what
+does not go together. That nothing comes of them is seen to where they are acted on.
+"""
 
-    def preflight(
-        self: Any,
-        targets: str | Sequence[str] = (),
-        *,
-        num_processes: int | None = None,
-        quick: bool = False,
-        thorough: bool = False,
-    ) -> Report:
-        """Return what awaits this training on targets such as "mps:16GB"; without any, here.
 
-        Two steps and one batch of evaluation are traced in a copy of this process: nothing is
-        trained, and the Trainer stays as it is. All that is written is what was foretold of the
-        memory: preflight.json in `output_dir`, for the day on which it turns out otherwise. Print
-        the report, or ask it for `as_json()` or `as_html()`. A quick one does not look for the
-        largest batch, a thorough one looks for it with bf16 and activation checkpointing, too.
-        `num_processes` says how many will train together; without it, as many as do now.
+def preflight(
+    trainer: Trainer,
+    targets: str | Sequence[str],
+    num_processes: int | None,
+    *,
+    quick: bool,
+    thorough: bool,
+) -> Report:
+    """Return what awaits this training on the targets."""
+    words = (targets,) if isinstance(targets, str) else tuple(targets)
+    return preflight_of(
+        lambda target, setting: trace_call(target, lambda: _rehearse(trainer), setting),
+        parse_targets(words),
+        start=Start(num_processes or trainer.args.world_size),
+        quick=quick,
+        thorough=thorough,
+    )
 
-        Args:
-            targets: Devices and their memory, such as "mps:16GB" or ["cuda:24GB",
-                "tpu:v5e"]. None: this machine's device.
-            num_processes: How many processes will train together. None: as many as now.
-            quick: Skip the search for the largest batch.
-            thorough: Search for the largest batch with bf16 and activation checkpointing
-                too.
-        """
-        words = (targets,) if isinstance(targets, str) else tuple(targets)
-        return preflight_of(
-            lambda target, setting: trace_call(target, lambda: _rehearsed(self), setting),
-            parse_targets(words),
-            start=Start(num_processes or self.args.world_size),
-            quick=quick,
-            thorough=thorough,
-        )
 
-    def _was_split(self: Any, parts: int) -> None:
-        """Tell that batches are cut from now on, and keep it in the run's record."""
-        preparing.tell_split(self.args.train_batch_size, parts)
-        self._note_full(f"in {parts} parts")
+def was_split(trainer: Trainer, parts: int) -> None:
+    """Tell that batches are cut from now on, and keep it in the run's record."""
+    _tell_split(trainer.args.train_batch_size, parts)
+    _note_full(trainer, f"in {parts} parts")
 
-    def _was_checkpointed(self: Any, number: int, total: int) -> None:
-        """Tell that blocks are computed again from now on, and keep it in the run's record."""
-        preparing.tell_checkpointed(self.args.train_batch_size, number, total)
-        self._note_full(f"{number} of {total} blocks computed again")
 
-    def _note_full(self: Any, instead: str) -> None:
-        size, session = self.args.train_batch_size, self._session
-        told = foretold(self.args.output_dir, session.backend.name)
-        why = f"the memory was full with a batch of {size}{_missed(told, size)}"
-        session.revise("batch", instead, why, step=self._progress.step)
+def was_checkpointed(trainer: Trainer, number: int, total: int) -> None:
+    """Tell that blocks are computed again from now on, and keep it in the run's record."""
+    _tell_checkpointed(trainer.args.train_batch_size, number, total)
+    _note_full(trainer, f"{number} of {total} blocks computed again")
+
+
+def _note_full(trainer: Trainer, instead: str) -> None:
+    size, session = trainer.args.train_batch_size, trainer._session
+    told = foretold(trainer.args.output_dir, session.backend.name)
+    why = f"the memory was full with a batch of {size}{_missed(told, size)}"
+    session.revise("batch", instead, why, step=trainer._progress.step)
+
+
+def _tell_split(batch_size: int, parts: int) -> None:
+    """Say that micro-batches are cut from now on."""
+    give_notice(
+        f"A batch of {batch_size} does not fit the memory: it is computed in {parts} parts from "
+        "now on. What a step learns from stays the same.",
+        stacklevel=5,
+    )
+
+
+def _tell_checkpointed(batch_size: int, number: int, total: int) -> None:
+    """Say that some activations are computed again from now on."""
+    which = "all" if number == total else str(number)
+    give_notice(
+        f"A batch of {batch_size} does not fit the memory: {which} of the model's {total} repeated "
+        "blocks are computed again in backward from now on. What a step learns stays the same.",
+        stacklevel=8,
+    )
 
 
 def _missed(told: Mapping[str, Any] | None, batch_size: int) -> str:
@@ -86,10 +114,10 @@ def _missed(told: Mapping[str, Any] | None, batch_size: int) -> str:
     return f"; a preflight had foretold {needed}, and that a batch{same} {right} {told['target']}"
 
 
-def _rehearsed(trainer: Trainer) -> None:
+def _rehearse(trainer: Trainer) -> None:
     """Begin the training anew on the claimed device, in the copy that is watched."""
     observer = present()
-    trainer.args = rehearsal.arguments(trainer.args, observer)
+    trainer.args = rehearsed(trainer.args, observer)
     trainer._asked = None  # the device is another one: the session is opened again
     trainer._follow_arguments()
     trainer._new_run()
@@ -100,3 +128,63 @@ def _rehearsed(trainer: Trainer) -> None:
         optimizer.state.clear()
         follow(optimizer, moved)
     trainer.train()
+
+
+def rehearsed(args: TrainingArguments, observer: Observer) -> TrainingArguments:
+    """Return the arguments with another folder; what callbacks decide by is as it was given."""
+    observer.tell(output_dir=str(args.output_dir or ""), buckets=str(args.length_buckets or "off"))
+    quiet = copy.copy(args)
+    for name, value in {**_QUIET, "output_dir": observer.folder}.items():
+        setattr(quiet, name, value)
+    return quiet
+
+
+def shorten(trainer: Trainer, observer: Observer) -> None:
+    """Let the training that begins end after two steps and one batch of evaluation."""
+    args = trainer.args
+    facts = {
+        **run_facts(trainer._run),
+        "accumulation": args.gradient_accumulation_steps,  # the feed's: the run has none
+        "batch_size": args.train_batch_size,
+        "lengths": _lengths(trainer.train_dataset),
+    }
+    observer.tell(**facts)
+    trainer.add_callback(_LeaveAfter(trainer, observer))
+
+
+def _lengths(dataset: Any) -> tuple[int, ...]:
+    try:
+        return tuple(quick_lengths(dataset) or ())
+    except (TypeError, AttributeError):  # a stream has none
+        return ()
+
+
+class _LeaveAfter(TrainerCallback):
+    """Evaluate one batch after the second step, or the last, and leave.
+
+    It comes last, so it can take back what the callbacks before it, ours and the user's, ask for.
+    """
+
+    def __init__(self, trainer: Trainer, observer: Observer) -> None:
+        self._trainer, self._observer = trainer, observer
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Close the books before anything else runs."""
+        _take_back(control)
+        if state.global_step < min(NUM_STEPS, state.max_steps):
+            return
+        trainer, observer = self._trainer, self._observer
+        observer.end_steps()
+        if trainer.eval_dataset is not None:
+            if trainer.compute_metrics is not None:  # what it would compute from is not there
+                trainer.compute_metrics = lambda *args, **kwargs: {}
+            trainer.evaluate()
+        observer.leave()
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Let nothing come of an epoch's end."""
+        _take_back(control)
+
+
+def _take_back(control: Any) -> None:
+    control.should_log = control.should_evaluate = control.should_save = False

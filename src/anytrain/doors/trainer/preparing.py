@@ -1,4 +1,7 @@
-"""What comes before the first step: checks, seeds, and what the arguments ask of a model."""
+"""What comes before the first step: checks, seeds, and what the arguments ask of the model.
+
+The optimizer and the schedule are made here too.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +17,7 @@ from torch import nn
 
 from anytrain.core.errors import BadInput, BadType
 from anytrain.core.notices import give_notice
-from anytrain.doors.trainer import rehearsal
+from anytrain.doors.trainer.preflight import rehearsed, was_checkpointed
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine import objective, rng
 from anytrain.engine.assemble import session as sessions
@@ -43,7 +47,7 @@ def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
             "names.",
         )
     observer = sessions.observer()
-    return rehearsal.arguments(args, observer) if observer.is_watching else args
+    return rehearsed(args, observer) if observer.is_watching else args
 
 
 def one_processing_class(processing_class: Any, tokenizer: Any) -> Any:
@@ -158,25 +162,6 @@ def settings(args: TrainingArguments, session: Session) -> Iterator[None]:
         yield
 
 
-def tell_split(batch_size: int, parts: int) -> None:
-    """Say that micro-batches are cut from now on."""
-    give_notice(
-        f"A batch of {batch_size} does not fit the memory: it is computed in {parts} parts from "
-        "now on. What a step learns from stays the same.",
-        stacklevel=5,
-    )
-
-
-def tell_checkpointed(batch_size: int, number: int, total: int) -> None:
-    """Say that some activations are computed again from now on."""
-    which = "all" if number == total else str(number)
-    give_notice(
-        f"A batch of {batch_size} does not fit the memory: {which} of the model's {total} repeated "
-        "blocks are computed again in backward from now on. What a step learns stays the same.",
-        stacklevel=8,
-    )
-
-
 def tell_nothing_done(step: int, max_steps: int, args: TrainingArguments) -> None:
     """Say that a training has not trained: its data ended, or it was at its end already."""
     if step < max_steps:
@@ -280,7 +265,7 @@ def _checkpoint_activations(model: nn.Module, args: TrainingArguments) -> None:
 
 def _activations(trainer: Trainer) -> Activations:
     model = trainer.model
-    found = Activations(model, trainer._was_checkpointed)
+    found = Activations(model, partial(was_checkpointed, trainer))
     if not found.num_blocks:
         raise BadInput(
             f"Cannot use activation_checkpointing with {type(model).__name__}.",
@@ -322,3 +307,19 @@ def _noise(model: nn.Module, alpha: float) -> Iterator[None]:
         yield
     finally:
         handle.remove()
+
+
+def smooth(
+    epsilon: float,
+    model_output: Any,
+    labels: torch.Tensor,
+    shift_labels: bool = False,
+    num_items_in_batch: torch.Tensor | int | None = None,
+) -> torch.Tensor:
+    """Return the mean over the counted labels, or with the step's items a share of their mean."""
+    logits = model_output["logits"] if isinstance(model_output, Mapping) else model_output[0]
+    loss = objective.smoothed(logits, labels, epsilon, shifted=shift_labels)
+    if num_items_in_batch is None:
+        return loss
+    counted = labels[..., 1:] if shift_labels else labels
+    return loss * (counted != objective.IGNORED).sum() / num_items_in_batch

@@ -1,4 +1,4 @@
-"""The part of `Trainer` that looks for good settings, with optuna.
+"""Look for good settings, with optuna.
 
 The main process asks optuna; the others are told each trial and follow it, so that every rank
 trains, evaluates and gives up the same trials.
@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -25,10 +25,10 @@ from anytrain.doors.trainer.outputs import (
     default_compute_objective,
     default_hp_space_optuna,
 )
-from anytrain.doors.trainer.reports import Reports
-from anytrain.doors.training_args import session as sessions
-from anytrain.engine.assemble import current
 from anytrain.engine.recording.disk import Disk
+
+if TYPE_CHECKING:
+    from anytrain.doors.trainer.trainer import Trainer
 
 Space = Callable[[Any], dict[str, Any]]
 _ANY_NUMBER = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -36,23 +36,14 @@ _PLAIN = (bool, int, float, str, type(None))
 _OF_OPTIMIZE = ("timeout", "gc_after_trial", "catch", "callbacks", "show_progress_bar")
 
 
-class Search(Reports):
+class Search:
     """Trials, each with its own model, settings and folder."""
 
-    model_init: Callable[..., nn.Module] | None
-    train: Callable[..., Any]
-    evaluate: Callable[..., dict[str, float]]
-    hp_search_backend: HPSearchBackend | None = None
-    hp_space: Space | None = None
-    hp_name: Callable[[Any], str] | None = None
-    compute_objective: Callable[[dict[str, float]], Any] = staticmethod(default_compute_objective)
-    objective: Any = None
-    _trial: Any = None
-    _args_before: dict[str, Any]
-    _asked: Any = None
-    _new_run: Callable[[], None]
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._args_before: dict[str, Any] = {}
 
-    def hyperparameter_search(
+    def run(
         self,
         hp_space: Space | None = None,
         compute_objective: Callable[[dict[str, float]], Any] | None = None,
@@ -82,35 +73,37 @@ class Search(Reports):
                 None: run-0, run-1...
             **kwargs: What goes to optuna.
         """
+        trainer = self._trainer
         self._check_search(backend, n_trials, kwargs)
-        self.hp_search_backend = HPSearchBackend.OPTUNA
-        self.hp_space = hp_space or default_hp_space_optuna
-        self.compute_objective = compute_objective or default_compute_objective
-        self.hp_name = hp_name
+        trainer.hp_search_backend = HPSearchBackend.OPTUNA
+        trainer.hp_space = hp_space or default_hp_space_optuna
+        trainer.compute_objective = compute_objective or default_compute_objective
+        trainer.hp_name = hp_name
         self._args_before = {}
         try:
-            if self.is_world_process_zero():
+            if trainer.is_world_process_zero():
                 return self._lead(n_trials, direction, kwargs)
             return self._follow(kwargs.get("catch", ()))
         finally:
             self._restore_args()
-            self._trial = self.hp_search_backend = None
-            self._follow_arguments()
-            self._new_run()
+            trainer._trial = trainer.hp_search_backend = None
+            trainer._follow_arguments()
+            trainer._new_run()
 
-    def call_model_init(self, trial: Any = None) -> nn.Module:
+    def make_model(self, trial: Any = None) -> nn.Module:
         """Return a fresh model from `model_init`, which may take the trial.
 
         Args:
             trial: The trial, handed on where `model_init` takes one.
         """
-        if self.model_init is None:
+        trainer = self._trainer
+        if trainer.model_init is None:
             raise WrongOrder(
                 "There is no model_init to call.",
                 why="the Trainer was given a model.",
                 fix="pass model_init=, a function that returns a new model.",
             )
-        model = self.model_init(trial) if self._takes_trial() else self.model_init()
+        model = trainer.model_init(trial) if self.takes_trial() else trainer.model_init()
         if not isinstance(model, nn.Module):
             raise BadType(
                 f"model_init returned {type(model).__name__}, not a model.",
@@ -119,10 +112,10 @@ class Search(Reports):
             )
         return model
 
-    def _takes_trial(self) -> bool:
+    def takes_trial(self) -> bool:
         """Whether model_init has a place for a trial: one it must be given, or one so named."""
-        assert self.model_init is not None
-        parameters = inspect.signature(self.model_init).parameters.values()
+        assert self._trainer.model_init is not None
+        parameters = inspect.signature(self._trainer.model_init).parameters.values()
         needed = [p for p in parameters if p.default is p.empty and p.kind not in _ANY_NUMBER]
         if len(needed) > 1:
             raise BadInput(
@@ -141,7 +134,7 @@ class Search(Reports):
                 why="anytrain drives optuna alone.",
                 fix='pass backend="optuna", or leave it out.',
             )
-        if self.model_init is None:
+        if self._trainer.model_init is None:
             raise WrongOrder(
                 "Cannot search: the Trainer has no model_init.",
                 why="every trial trains a new model, and a model that was given is one model.",
@@ -165,20 +158,21 @@ class Search(Reports):
         self, n_trials: int, direction: str | list[str], options: dict[str, Any]
     ) -> BestRun | list[BestRun]:
         """Ask optuna for trials until it has enough, and tell the other ranks."""
-        optuna, world = _optuna(), self._session.world
+        trainer = self._trainer
+        optuna, world = _optuna(), trainer._session.world
         several = not isinstance(direction, str)
         trials = _Trials(
-            self.args.output_dir, [direction] if isinstance(direction, str) else direction
+            trainer.args.output_dir, [direction] if isinstance(direction, str) else direction
         )
         asked = {key: options[key] for key in _OF_OPTIMIZE if key in options}
         rest = {k: v for k, v in options.items() if k not in (*_OF_OPTIMIZE, "n_jobs")}
         goal = {"directions": direction} if several else {"direction": direction}
 
         def objective(trial: Any) -> Any:
-            assert self.hp_space is not None
-            self.hp_space(trial)  # so that its values are known and can be told
+            assert trainer.hp_space is not None
+            trainer.hp_space(trial)  # so that its values are known and can be told
             world.broadcast_object(("trial", dict(trial.params), trial.number))
-            with trials.kept(trial, self._get_output_dir(trial), self):
+            with trials.kept(trial, trainer._get_output_dir(trial), trainer):
                 return self._try(trial)
 
         study = optuna.create_study(**goal, **rest)
@@ -193,7 +187,7 @@ class Search(Reports):
         optuna = _optuna()
         caught = tuple(catch) if isinstance(catch, list | tuple | set) else (catch,)
         while True:
-            what, value, number = self._session.world.broadcast_object(("", None, 0))
+            what, value, number = self._trainer._session.world.broadcast_object(("", None, 0))
             if what == "end":
                 return _something(value)
             try:
@@ -202,66 +196,50 @@ class Search(Reports):
                 continue  # the main process has told optuna
 
     def _try(self, trial: Any) -> Any:
-        self.objective = None
-        self.train(resume_from_checkpoint=None, trial=trial)
-        if self.objective is None:  # nothing was evaluated while it trained
-            self.objective = self.compute_objective(self.evaluate())
-        return self.objective
+        trainer = self._trainer
+        trainer.objective = None
+        trainer.train(resume_from_checkpoint=None, trial=trial)
+        if trainer.objective is None:  # nothing was evaluated while it trained
+            trainer.objective = trainer.compute_objective(trainer.evaluate())
+        return trainer.objective
 
-    def _hp_search_setup(self, trial: Any) -> None:
+    def set_up(self, trial: Any) -> None:
         """Put a trial's values into the arguments; outside a search, do nothing."""
-        self._trial = trial
-        if self.hp_search_backend is None or trial is None:
+        trainer = self._trainer
+        trainer._trial = trial
+        if trainer.hp_search_backend is None or trial is None:
             return
-        assert self.hp_space is not None
+        assert trainer.hp_space is not None
         self._restore_args()  # a value that only an earlier trial set must not stay
-        suggested = self.hp_space(trial)
-        unknown = [name for name in suggested if not hasattr(self.args, name)]
-        if unknown and not self._takes_trial():
+        suggested = trainer.hp_space(trial)
+        unknown = [name for name in suggested if not hasattr(trainer.args, name)]
+        if unknown and not self.takes_trial():
             raise BadInput(
                 f"The search suggests {', '.join(unknown)}, which nothing uses.",
                 why="no training argument has that name, and model_init takes no trial.",
                 fix="correct the name, or let model_init take the trial and read trial.params.",
             )
         for name in suggested.keys() - set(unknown):
-            self._args_before.setdefault(name, getattr(self.args, name))
-            setattr(self.args, name, suggested[name])
-        self.args.check()
-
-    def _follow_arguments(self) -> None:
-        """Open a session, and another one once the arguments ask for it: bf16, for example."""
-        asked, before = sessions.asked(self.args), self._asked
-        if asked == before:
-            return
-        if before is not None:
-            self.args.check()  # what was assigned since then, nobody has looked at yet
-        self._session, self._asked = sessions.open_session(self.args), asked
-        if before is not None:
-            current.take(self._session)
+            self._args_before.setdefault(name, getattr(trainer.args, name))
+            setattr(trainer.args, name, suggested[name])
+        trainer.args.check()
 
     def _restore_args(self) -> None:
         for name, value in self._args_before.items():
-            setattr(self.args, name, value)
+            setattr(self._trainer.args, name, value)
 
-    def _get_output_dir(self, trial: Any) -> str:
-        """Return the folder of a run: the output folder, or a trial's folder inside it."""
-        root = str(self.args.output_dir)
-        if self.hp_search_backend is None or trial is None:
-            return root
-        name = self.hp_name(trial) if self.hp_name is not None else f"run-{trial.number}"
-        return str(Path(root) / name)
-
-    def _report_to_hp_search(self, trial: Any, step: int, metrics: Mapping[str, float]) -> None:
+    def report(self, trial: Any, step: int, metrics: Mapping[str, float]) -> None:
         """Tell optuna how a trial stands; leave it, on every rank, if optuna gives it up."""
-        if self.hp_search_backend is None or trial is None:
+        trainer = self._trainer
+        if trainer.hp_search_backend is None or trial is None:
             return
         optuna = _optuna()
-        self.objective = self.compute_objective(dict(metrics))
+        trainer.objective = trainer.compute_objective(dict(metrics))
         stop = False
-        if self.is_world_process_zero() and len(trial.study.directions) == 1:
-            trial.report(self.objective, step)
+        if trainer.is_world_process_zero() and len(trial.study.directions) == 1:
+            trial.report(trainer.objective, step)
             stop = trial.should_prune()
-        if self._session.world.broadcast_object(stop):
+        if trainer._session.world.broadcast_object(stop):
             raise optuna.TrialPruned(f"given up at step {step}")
 
 
@@ -284,11 +262,11 @@ class _Trials:
                 self._put(trial.number, folder, told, trial.state, values)
 
     @contextmanager
-    def kept(self, trial: Any, folder: str, search: Search) -> Iterator[None]:
+    def kept(self, trial: Any, folder: str, trainer: Trainer) -> Iterator[None]:
         """Keep the trial of the block, and how it ended."""
         told = {n: v if isinstance(v, _PLAIN) else str(v) for n, v in trial.params.items()}
         place = folder if self._root is None else os.path.relpath(folder, self._root)
-        if search.args.should_log:
+        if trainer.args.should_log:
             shown = ", ".join(
                 f"{n} {v:.4g}" if type(v) is float else f"{n} {v}" for n, v in told.items()
             )
@@ -304,7 +282,7 @@ class _Trials:
             state = "pruned"
             raise
         finally:
-            self._put(trial.number, place, told, state, _numbers(search.objective))
+            self._put(trial.number, place, told, state, _numbers(trainer.objective))
 
     def _put(
         self, number: int, folder: str, told: Mapping[str, Any], state: str, values: list[float]

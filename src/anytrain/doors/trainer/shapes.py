@@ -1,13 +1,13 @@
-"""The part of `Trainer` that keeps batches to a few shapes.
+"""Keep batches to a few shapes.
 
-So it is where length_buckets asks for it, and by itself where the device compiles each shape.
+Where length_buckets asks for it, and by itself where the device compiles each shape.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from torch import nn
@@ -15,18 +15,19 @@ from torch.utils.data import RandomSampler, Sampler, SequentialSampler
 
 from anytrain.core.errors import BadInput
 from anytrain.doors.trainer.bucket_lengths import (
-    ChosenLengths,
     can_be_read,
     looked_at,
     names_classes,
 )
 from anytrain.doors.training_args.fields import packs
 from anytrain.engine import objective
-from anytrain.engine.assemble.run import Run
 from anytrain.engine.data.buckets import Bucketed, padding_share
 from anytrain.engine.data.columns import as_rows, base_model
 from anytrain.engine.data.packing import Packed, packed_lengths, why_rows_mix
 from anytrain.engine.data.padding import ToBuckets, num_values
+
+if TYPE_CHECKING:
+    from anytrain.doors.trainer.trainer import Trainer
 
 # Heads whose loss of whole numbers leaves out those that are -100.
 _COUNTING = (
@@ -43,75 +44,80 @@ _COUNTING = (
 _NAMES = ("labels", "label", "label_ids")
 
 
-class Shapes(ChosenLengths):
+class Shapes:
     """The lengths that batches keep to, and whether a last batch is filled up."""
 
-    compute_loss_func: Callable[..., Any] | None
-    can_return_loss: bool
-    _run: Run
-    data_collator: Callable[[list[Any]], Any]
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
 
     @property
-    def _eval_batch_size(self) -> int:
+    def eval_batch_size(self) -> int:
         """The rows of evaluation's batches: training's, where each shape is compiled."""
-        args = self.args
-        if self._session.graphs is None or args.is_told("per_device_eval_batch_size"):
+        trainer = self._trainer
+        args = trainer.args
+        if trainer._session.graphs is None or args.is_told("per_device_eval_batch_size"):
             return args.eval_batch_size
         size = args.train_batch_size
-        self._session.revise(
+        trainer._session.revise(
             "evaluation",
             f"batches of {size}",
-            f"{self._session.backend.name} compiles each shape, and per_device_eval_batch_size was "
-            "not given: as in training",
+            f"{trainer._session.backend.name} compiles each shape, and per_device_eval_batch_size "
+            "was not given: as in training",
         )
         return size
 
     @property
-    def _keeps_shapes(self) -> bool:
+    def keeps_shapes(self) -> bool:
         """Whether batches come in few shapes: if asked for, or where each is compiled."""
-        compiles = self._session.graphs is not None and not packs(self.args)
-        return compiles or self.args.length_buckets is not None
+        trainer = self._trainer
+        compiles = trainer._session.graphs is not None and not packs(trainer.args)
+        return compiles or trainer.args.length_buckets is not None
 
-    def _wants_buckets(self, dataset: Any) -> bool:
+    def wants_buckets(self, dataset: Any) -> bool:
         """Whether batches keep to a few lengths: if asked for, or where each is compiled."""
-        if self.args.length_buckets is not None:
+        if self._trainer.args.length_buckets is not None:
             return True
-        if not self._keeps_shapes:
+        if not self.keeps_shapes:
             return False
         return self._unbucketed_because(dataset) is None
 
-    def _orders_by_bucket(self, dataset: Any) -> bool:
+    def orders_by_bucket(self, dataset: Any) -> bool:
         """Whether a batch holds samples of one length; unasked, one length is no order."""
-        if not self._wants_buckets(dataset):
+        if not self.wants_buckets(dataset):
             return False
-        return self.args.length_buckets is not None or len(self._length_buckets(dataset).inputs) > 1
+        return (
+            self._trainer.args.length_buckets is not None
+            or len(self._trainer._parts.lengths.chosen(dataset).inputs) > 1
+        )
 
     def _unbucketed_because(self, dataset: Any) -> str | None:
         """Say why nobody can choose the lengths of batches unasked; None where it can be done."""
-        source = dataset if self.train_dataset is None else self.train_dataset
-        if str(self.args.train_sampling_strategy) != "random":
-            return f"train_sampling_strategy is {str(self.args.train_sampling_strategy)!r}"
+        trainer = self._trainer
+        source = dataset if trainer.train_dataset is None else trainer.train_dataset
+        if str(trainer.args.train_sampling_strategy) != "random":
+            return f"train_sampling_strategy is {str(trainer.args.train_sampling_strategy)!r}"
         firsts = [looked_at(as_rows(given)) for given in (source, dataset)]
         if not all(
-            num_values(first.get(self._input_name)) and "attention_mask" in first
+            num_values(first.get(trainer._parts.lengths.input_name)) and "attention_mask" in first
             for first in firsts
         ):
             return "the samples are not texts with an attention_mask whose lengths can be read"
-        if not _pads_to_longest(self.data_collator):
-            return f"the data_collator is your own: {type(self.data_collator).__name__}"
+        if not _pads_to_longest(trainer.data_collator):
+            return f"the data_collator is your own: {type(trainer.data_collator).__name__}"
         try:
-            if getattr(self.processing_class, "padding_side", "right") != "left":
-                _check_end_is_found(base_model(self.model))
+            if getattr(trainer.processing_class, "padding_side", "right") != "left":
+                _check_end_is_found(base_model(trainer.model))
         except BadInput as refused:
             return refused.why.rstrip(".")
         return None
 
-    def _bucketed(self, dataset: Any) -> Bucketed:
+    def bucketed(self, dataset: Any) -> Bucketed:
         """Return the order of training: batches of one length each, the steps shuffled."""
-        args, split = self.args, self._run.options.loaders.split_batches
+        trainer = self._trainer
+        args, split = trainer.args, trainer._run.options.loaders.split_batches
         return Bucketed(
-            self._lengths_of(dataset),
-            self._length_buckets(dataset).inputs,
+            trainer._parts.lengths.measured(dataset),
+            trainer._parts.lengths.chosen(dataset).inputs,
             args.train_batch_size,
             batches_per_step=args.gradient_accumulation_steps * (1 if split else args.world_size),
             drop_last=args.dataloader_drop_last,
@@ -128,9 +134,9 @@ class Shapes(ChosenLengths):
             told += f": padding {now:.0%} instead of {otherwise:.0%}".replace("%", " %")
         if small is not None:
             told += f"; the last batch stays small: {small}"
-        self._session.revise("shapes", "buckets", told, step=0)
+        self._trainer._session.revise("shapes", "buckets", told, step=0)
 
-    def _to_buckets(
+    def to_buckets(
         self,
         collate: Callable[[list[Any]], Any],
         dataset: Any,
@@ -140,13 +146,14 @@ class Shapes(ChosenLengths):
         is_training: bool,
     ) -> ToBuckets:
         """Return the collator with its batches padded to the run's lengths."""
-        tokenizer = self.processing_class
+        trainer = self._trainer
+        tokenizer = trainer.processing_class
         left = getattr(tokenizer, "padding_side", "right") == "left"
         if not left:
-            _check_end_is_found(base_model(self.model))
-        buckets = self._length_buckets(dataset)
-        split = self._run.options.loaders.split_batches
-        small = self._small_because(dataset, is_training=is_training)
+            _check_end_is_found(base_model(trainer.model))
+        buckets = trainer._parts.lengths.chosen(dataset)
+        split = trainer._run.options.loaders.split_batches
+        small = trainer._small_because(dataset, is_training=is_training)
         small = small or _deals_otherwise(sampler, dataset)
         if is_training:
             self._tell_shapes(buckets.inputs, sampler, small)
@@ -154,20 +161,20 @@ class Shapes(ChosenLengths):
             collate,
             buckets.inputs,
             fills={
-                self._input_name: self._pad_token,
+                trainer._parts.lengths.input_name: self._pad_token,
                 "decoder_input_ids": self._pad_token,
                 "token_type_ids": getattr(tokenizer, "pad_token_type_id", 0),
             },
             left=left,
-            input_name=self._input_name,
+            input_name=trainer._parts.lengths.input_name,
             names=buckets.names,
-            limits=self._limits,
+            limits=trainer._parts.lengths.limits,
             target_lengths=buckets.targets,
-            rows=None if small else batch_size // (self.args.world_size if split else 1),
+            rows=None if small else batch_size // (trainer.args.world_size if split else 1),
             fills_unlabelled=not is_training,
         )
 
-    def _to_rows(
+    def to_rows(
         self,
         collate: Callable[[list[Any]], Any],
         dataset: Any,
@@ -177,66 +184,72 @@ class Shapes(ChosenLengths):
         is_training: bool,
     ) -> Callable[[list[Any]], Any]:
         """Return the collator with last batches filled up, where lengths cannot be chosen."""
-        small = self._small_because(dataset, is_training=is_training)
+        trainer = self._trainer
+        small = trainer._small_because(dataset, is_training=is_training)
         small = small or _deals_otherwise(sampler, dataset)
-        if is_training or self._session.plan.shapes == self._session.planned.shapes:
+        if is_training or trainer._session.plan.shapes == trainer._session.planned.shapes:
             why = self._unbucketed_because(dataset)
             last = "is filled up" if small is None else f"stays small: {small}"
-            told = f"{self._session.backend.name} compiles each, but {why}; the last batch {last}"
-            self._session.revise("shapes", "any", told)
+            told = (
+                f"{trainer._session.backend.name} compiles each, but {why}; the last batch {last}"
+            )
+            trainer._session.revise("shapes", "any", told)
         if small is not None:
             return collate
-        split = self._run.options.loaders.split_batches
-        rows = batch_size // (self.args.world_size if split else 1)
+        split = trainer._run.options.loaders.split_batches
+        rows = batch_size // (trainer.args.world_size if split else 1)
         return ToBuckets(collate, rows=rows, fills_unlabelled=not is_training)
 
-    def _packed(self, collate: Callable[[list[Any]], Any], dataset: Any, batch_size: int) -> Packed:
+    def packed(self, collate: Callable[[list[Any]], Any], dataset: Any, batch_size: int) -> Packed:
         """Return the collator with its batches in one row each, where the model can read that."""
+        trainer = self._trainer
         why = self._unpackable()
         if why is not None:
             raise BadInput(
-                f"Cannot use packing=True with {type(base_model(self.model)).__name__}.",
+                f"Cannot use packing=True with {type(base_model(trainer.model)).__name__}.",
                 why=f"{why}.",
                 fix="leave packing out; length_buckets='auto' pads less, too.",
             )
         lengths: tuple[int, ...] = ()
         told = "rows of a batch in one"
         if can_be_read(dataset):
-            counted = self._lengths_of(dataset)
+            counted = trainer._parts.lengths.measured(dataset)
             lengths = packed_lengths(counted, batch_size)
             told += f" of {', '.join(map(str, lengths))} tokens: no row is padded"
-        self._session.revise("shapes", "packed", told, step=0)
-        return Packed(collate, lengths, {self._input_name: self._pad_token})
+        trainer._session.revise("shapes", "packed", told, step=0)
+        return Packed(collate, lengths, {trainer._parts.lengths.input_name: self._pad_token})
 
     def _unpackable(self) -> str | None:
         """Say why rows cannot lie in one; None where they can."""
-        precision = self._session.precision
-        if not objective.shifts_labels(base_model(self.model)):
+        trainer = self._trainer
+        precision = trainer._session.precision
+        if not objective.shifts_labels(base_model(trainer.model)):
             return "it is not a causal language model, whose loss is by token"
-        if self.args.world_size > 1 and not self.args.dataloader_drop_last:
+        if trainer.args.world_size > 1 and not trainer.args.dataloader_drop_last:
             return (
                 "a last round that is filled up with repeats cannot be told from others once it "
                 "is in one row; dataloader_drop_last=True leaves that round out"
             )
-        return why_rows_mix(self.model, precision.autocast, is_exact=not precision.is_mixed)
+        return why_rows_mix(trainer.model, precision.autocast, is_exact=not precision.is_mixed)
 
     @property
     def _pad_token(self) -> int:
         """The token that pads: the model's, if it goes by one, else the tokenizer's."""
-        own = _own_pad_token(base_model(self.model))
-        pad = getattr(self.processing_class, "pad_token_id", None) if own is None else own
+        own = _own_pad_token(base_model(self._trainer.model))
+        pad = getattr(self._trainer.processing_class, "pad_token_id", None) if own is None else own
         return pad if isinstance(pad, int) else 0
 
-    def _small_because(self, dataset: Any, *, is_training: bool) -> str | None:
+    def small_because(self, dataset: Any, *, is_training: bool) -> str | None:
         """Say why a last batch cannot be filled with rows that count nothing; None where it can."""
-        kind = type(self)
+        trainer = self._trainer
+        kind = type(trainer)
         step = "training_step" if is_training else "prediction_step"
         own = [name for name in ("compute_loss", step) if not _is_ours(getattr(kind, name))]
-        if own or self.compute_loss_func is not None:
+        if own or trainer.compute_loss_func is not None:
             return f"{own[0] if own else 'compute_loss_func'} is your own"
-        if self._run.options.loaders.dispatch_batches:
+        if trainer._run.options.loaders.dispatch_batches:
             return "batches are dealt out by the first process"
-        model = base_model(self.model)
+        model = base_model(trainer.model)
         if is_training and any(_is_batch_norm(module) for module in model.modules()):
             return "batch normalisation would count the rows that fill it"
         return _loss_counts_all(model) or _unlike_classes(dataset)

@@ -1,17 +1,18 @@
 """`Trainer`: our loop, your model and data.
 
-What each part does is in the file of its name; what happens in a step is in engine/loop.py and
-engine/step/step.py.
+What users call is here, and hands over to the part that does it; what a subclass may override is in
+override_points.py. What happens in a step is in engine/loop.py and engine/step/step.py.
 """
 
 from __future__ import annotations
 
+import copy
 import os
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import nn
@@ -24,56 +25,88 @@ from anytrain.doors.callbacks import (
     DefaultFlowCallback,
     PrinterCallback,
     ProgressCallback,
+    TrainerControl,
     TrainerState,
 )
 from anytrain.doors.described import NOWHERE, Described, sheet
-from anytrain.doors.trainer import num_steps, preparing, rehearsal, timing
-from anytrain.doors.trainer.adapters import inner as inner_model
-from anytrain.doors.trainer.best import CheckpointMetricMissing
-from anytrain.doors.trainer.data import check_eval_sets, default_collator
-from anytrain.doors.trainer.evaluating import Evaluating
+from anytrain.doors.trainer import preparing
+from anytrain.doors.trainer.best import Best
+from anytrain.doors.trainer.bucket_lengths import BucketLengths
+from anytrain.doors.trainer.evaluator import Evaluator
 from anytrain.doors.trainer.hub import Hub
-from anytrain.doors.trainer.inputs import Inputs
-from anytrain.doors.trainer.job import TrainerJob
-from anytrain.doors.trainer.losses import Losses
-from anytrain.doors.trainer.memory import MemoryUse
-from anytrain.doors.trainer.nonfinite import NonFinite
-from anytrain.doors.trainer.optimizing import Optimizing, set_mode
-from anytrain.doors.trainer.outputs import TrainOutput, has_length, speed_metrics
-from anytrain.doors.trainer.preflight import Foretelling
-from anytrain.doors.trainer.recording import Recording
-from anytrain.doors.trainer.refused import UnlikeTransformers
-from anytrain.doors.trainer.resumed import position_of
-from anytrain.doors.trainer.serving import Serving
-from anytrain.doors.training_args import TrainingArguments
+from anytrain.doors.trainer.loaders import Loaders, check_eval_sets, default_collator
+from anytrain.doors.trainer.optimizing import Optimizing
+from anytrain.doors.trainer.outputs import (
+    TRAINER_STATE_NAME,
+    BestRun,
+    HPSearchBackend,
+    PredictionOutput,
+    TrainOutput,
+    default_compute_objective,
+    has_length,
+    metrics_format,
+    print_metrics,
+    write_metrics,
+)
+from anytrain.doors.trainer.override_points import OverridePoints
+from anytrain.doors.trainer.preflight import preflight, shorten
+from anytrain.doors.trainer.recorder import MemoryUse, Recorder
+from anytrain.doors.trainer.resuming import Resuming
+from anytrain.doors.trainer.saver import Saver
+from anytrain.doors.trainer.search import Search, Space
+from anytrain.doors.trainer.shapes import Shapes
+from anytrain.doors.trainer.steps import Steps
+from anytrain.doors.trainer.training import Training, check_end
+from anytrain.doors.training_args import TrainingArguments, session as sessions
 from anytrain.doors.training_args.session import run_options
 from anytrain.engine import objective
 from anytrain.engine.assemble import current
-from anytrain.engine.assemble.loaders import Recount, build_feed, count_items
 from anytrain.engine.assemble.run import Run
-from anytrain.engine.assemble.steps import StepOptions, build_step
-from anytrain.engine.checkpoint import Loaded
-from anytrain.engine.data.columns import can_return_loss, label_names
-from anytrain.engine.loop import fit
-from anytrain.engine.optim.schedules import follows_metric
+from anytrain.engine.assemble.step_boundary import BetweenSteps
+from anytrain.engine.data.columns import base_model, can_return_loss, label_names
+from anytrain.engine.loop import Progress
 from anytrain.engine.prepared.walk import Cursor
-from anytrain.engine.recording.meter import Meter, Reading
+from anytrain.engine.recording.meter import Meter
+from anytrain.engine.recording.trackers import Trackers
 from anytrain.engine.step.activations import Activations
+from anytrain.engine.step.step import Step
+from anytrain.insight.preflight.report import Report
+
+if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from huggingface_hub import CommitInfo
 
 
-class Trainer(
-    Described,
-    Losses,
-    Serving,
-    Recording,
-    Optimizing,
-    NonFinite,
-    Hub,
-    Evaluating,
-    Foretelling,
-    UnlikeTransformers,
-    NamedArguments,
-):
+class Parts:
+    """What a Trainer is put together from; each part holds its own state."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self.loaders = Loaders(trainer)
+        self.lengths = BucketLengths(trainer)
+        self.shapes = Shapes(trainer)
+        self.optimizing = Optimizing(trainer)
+        self.steps = Steps(trainer)
+        self.training = Training(trainer)
+        self.evaluator = Evaluator(trainer)
+        self.recorder = Recorder(trainer)
+        self.saver = Saver(trainer)
+        self.resuming = Resuming(trainer)
+        self.best = Best(trainer)
+        self.hub = Hub(trainer)
+        self.search = Search(trainer)
+
+    def given_to(self, trainer: Trainer) -> Parts:
+        """Return the same parts, in the state they are in, for a copy of their Trainer."""
+        made = copy.copy(self)
+        for name, part in vars(self).items():
+            of_copy = copy.copy(part)
+            of_copy._trainer = trainer
+            setattr(made, name, of_copy)
+        return made
+
+
+class Trainer(Described, OverridePoints, NamedArguments):
     """Train, evaluate and predict with a model, on whatever device and processes there are.
 
     Args:
@@ -112,7 +145,27 @@ class Trainer(
         tokenizer: The former name of `processing_class`.
     """
 
+    hub_model_id: str | None = None
+    push_in_progress: Future[Any] | None = None
+    """The newest push behind the loop."""
+    hp_space: Space | None = None
+    compute_objective: Callable[[dict[str, float]], Any] = staticmethod(default_compute_objective)
+    objective: Any = None
+    model_preparation_time: float
+    """How long the model took to prepare where it was not trained before; else not there."""
+    current_gradient_accumulation_steps: int
+    """The batches of the present update; subclasses read it in compute_loss."""
     _activations: Activations | None = None
+    _asked: Any = None
+    """What the session was opened by."""
+    _trial: Any = None
+    _total_loss_scalar = 0.0
+    """The losses that were logged by a subclass's own code, added up."""
+    _ignored_in_eval: list[str] | None = None
+    _progress: Progress
+    _meter: Meter
+    _between: BetweenSteps
+    _engine_step: Step
 
     def __init__(
         self,
@@ -137,12 +190,12 @@ class Trainer(
         self.model_init = preparing.one_model(model, model_init)
         preparing.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
         check_eval_sets(self, eval_dataset)
-        num_steps.check_end(self.args, has_end=train_dataset is None or has_length(train_dataset))
+        check_end(self.args, has_end=train_dataset is None or has_length(train_dataset))
         self._follow_arguments()
         preparing.check_tf32(self.args, self._session)
         self._new_run()
+        self._parts = Parts(self)
         self._memory = MemoryUse(self._session, off=self.args.skip_memory_metrics)
-        self._trial = self._record = self._trackers = self._tokens = None
         self.model = self.call_model_init() if model is None else model
         self.model_wrapped = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset
@@ -153,13 +206,10 @@ class Trainer(
         self.preprocess_logits_for_metrics = preprocess_logits_for_metrics
         self.optimizer, self.lr_scheduler = optimizers
         self.optimizer_cls_and_kwargs = optimizer_cls_and_kwargs
-        self._made_scheduler = False
         self.is_in_train = False
-        self.current_flos, self._flos_of = 0.0, {}
-        self._began, self._tokens_before, self._globalstep_last_logged = time.time(), 0, 0
+        self.current_flos = 0.0
+        self._began, self._globalstep_last_logged = time.time(), 0
         self.current_gradient_accumulation_steps = self.args.gradient_accumulation_steps
-        self._kept_loaders, self._last_metrics, self._own_folders = {}, {}, set()
-        self._trained_before = False
         self.callback_handler = Callbacks(
             [DefaultFlowCallback, *(callbacks or [])],
             self.model,
@@ -178,8 +228,14 @@ class Trainer(
         if self.args.should_save and self.args.output_dir is not None:
             os.makedirs(self.args.output_dir, exist_ok=True)
         self._memory.built()
-        self._tell("init_end")
+        self._parts.recorder.tell("init_end")
         current.take(self._session)
+
+    def __copy__(self) -> Self:
+        made = object.__new__(type(self))
+        vars(made).update(vars(self))
+        made._parts = self._parts.given_to(made)
+        return made
 
     def _sheet(self) -> Sheet:
         args, state, data = self.args, self.state, self.train_dataset
@@ -202,13 +258,13 @@ class Trainer(
 
     def _inspect_model(self) -> None:
         """Find out what the model takes, and put it where it runs."""
-        base = inner_model(self.model)
+        base = base_model(self.model)
         self._signature_columns = None
         self.label_names = self.args.label_names or label_names(base)
         self.can_return_loss = can_return_loss(base)
         self._shifts = objective.shifts_labels(base)
         self._smoothing = preparing.smoothing(self.args, base)
-        if self.train_dataset is not None and not self._has_own_loss():
+        if self.train_dataset is not None and not self._parts.steps.has_own_loss():
             preparing.check_model(self.model)
         preparing.set_cache(self.model, self.args)
         if self.args.place_model_on_device is not False:
@@ -268,7 +324,7 @@ class Trainer(
         observer = self._session.observer
         is_rehearsal = observer.begin()
         if is_rehearsal:
-            rehearsal.shorten(self, observer)
+            shorten(self, observer)
             resume_from_checkpoint = trial = None  # it has a folder of its own
         self._refuse_idle()
         self._memory.start()
@@ -276,10 +332,10 @@ class Trainer(
         self._follow_arguments()
         self._ignored_in_eval = ignore_keys_for_eval
         with self._alone_in_folder():
-            where = self._find_checkpoint(resume_from_checkpoint)
+            where = self._parts.resuming.find(resume_from_checkpoint)
             self.is_in_train = True
             self._new_run()
-            self._begin_saving()
+            self._parts.saver.begin()
             vars(self).pop("_engine_step", None)
             try:
                 with preparing.model_for_training(self, trial):
@@ -290,7 +346,7 @@ class Trainer(
                         trial=trial,
                         ignore_keys_for_eval=ignore_keys_for_eval,
                     )
-                self._trained_before = True
+                self._parts.saver.trained_before = True
                 if is_rehearsal:  # it was shorter than a rehearsal
                     observer.leave()
                 return output
@@ -303,8 +359,8 @@ class Trainer(
         if "_engine_step" in vars(self):
             self._engine_step.release()
         self.callback_handler.close()
-        self._leave_records()
-        self._end_saving()
+        self._parts.recorder.leave()
+        self._parts.saver.end()
 
     def _inner_training_loop(
         self,
@@ -316,155 +372,280 @@ class Trainer(
     ) -> TrainOutput:
         """Train, once it is clear where from; a subclass may do something before and after."""
         where = None if resume_from_checkpoint is None else Path(resume_from_checkpoint)
-        loader = self._prepared(self.get_train_dataloader())
-        saved = self._open_checkpoint(where)
-        self._load_own_model(where)
-        self._set_length(loader, trial, saved)
-        self._assemble(loader)
+        loader = self._parts.loaders.prepared(self.get_train_dataloader())
+        saved = self._parts.resuming.open(where)
+        self._parts.saver.load_own_model(where)
+        self._parts.training.set_length(loader, trial, saved)
+        self._parts.training.assemble(loader)
         if where is not None:
-            self._resume(where, saved)
-        self._begin_folder(where)
-        with timing.recorded(self):
-            return self._fit()
+            self._parts.resuming.resume(where, saved)
+        self._parts.saver.begin_folder(where)
+        with self._parts.recorder.timed():
+            return self._parts.training.fit()
 
-    def _set_length(self, loader: Any, trial: Any, saved: Loaded | None) -> None:
-        """Work out how long the training is, and begin its state."""
-        args = self.args
-        num_batches = len(loader) if has_length(loader) else None
-        samples = args.train_batch_size * self._session.world.size
-        where = place = None
-        if saved is not None:
-            where = saved.part("registered")["progress"]
-            place = loader.place_of(position_of(saved, loader))
-        self._progress = num_steps.plan(args, num_batches, samples, where, place)
-        max_steps, num_epochs = self._progress.max_steps, self._progress.num_epochs
-        self._meter = Meter(self._session.device)
-        self._loss_so_far, self._total_loss_scalar = (0.0, 0), 0.0
-        self.state = TrainerState(stateful_callbacks=self.callback_handler.exported())
-        self.state.is_hyper_param_search = trial is not None
-        self.state.train_batch_size = args.train_batch_size
-        self.state.compute_steps(args, max_steps)
-        self.state.init_training_references(self, max_steps, num_epochs, trial)
-        self._num_examples = self.num_examples(loader) if num_batches else 0
+    def _follow_arguments(self) -> None:
+        """Open a session, and another one once the arguments ask for it: bf16, for example."""
+        asked, before = sessions.asked(self.args), self._asked
+        if asked == before:
+            return
+        if before is not None:
+            self.args.check()  # what was assigned since then, nobody has looked at yet
+        self._session, self._asked = sessions.open_session(self.args), asked
+        if before is not None:
+            current.take(self._session)
 
-    def _assemble(self, loader: Any) -> None:
-        """Prepare loader, model, optimizer and schedule, and make the step."""
-        run, args = self._run, self.args
-        self.model.zero_grad()  # whatever an earlier attempt has left behind
-        loader = run.loader(loader)
-        if self._made_scheduler:
-            self.lr_scheduler, self._made_scheduler = None, False
-        if self.optimizer is None or self.lr_scheduler is None:
-            self.create_optimizer_and_scheduler(self._progress.max_steps)
-        looks = self._looks_for_unused()
-        self.model_wrapped = run.model(self.model, looks_for_unused=looks)
-        self.optimizer = run.optimizer(self.optimizer)
-        if not follows_metric(self.lr_scheduler):
-            self.lr_scheduler = run.scheduler(self.lr_scheduler)
-        run.close(self.model_wrapped, self.optimizer, self.lr_scheduler, loader)
-        handler = self.callback_handler
-        handler.model, handler.optimizer = self.model, self.optimizer
-        handler.lr_scheduler, handler.train_dataloader = self.lr_scheduler, loader
-        count = count_items(self._session, inner_model(self.model))
-        is_one = self._session.world.size * args.gradient_accumulation_steps == 1
-        alone = is_one and not self._reads_items()
-        self._feed = build_feed(
-            self._session,
-            loader,
-            args.gradient_accumulation_steps,
-            lambda micro: None if alone else count(micro),
-            keeps_repeats=self._keeps_repeats(),
-        )
-        makes_others = self._makes_batches() and (not alone or args.auto_find_batch_size)
-        self._counted = Recount(self._session, self.model) if makes_others else None
-        self._engine_step = build_step(
-            run,
-            self.model_wrapped,
-            self._micro(),
-            StepOptions(
-                args.max_grad_norm,
-                args.on_nonfinite != "skip",
-                args.auto_find_batch_size,
-                self._own_functions(),
-                self._meter.sum_up,
-                self._obstacle(),
-                self._activations,
-                lambda: self._progress.max_steps - self._progress.step,
-                looks,
-                self._counted,
-            ),
-            count=count,
-            tell=self._tell if handler.looks_inside() else None,
-            split=self._was_split,
-        )
+    # -- evaluating and predicting ------------------------------------------------------------
 
-    def _fit(self) -> TrainOutput:
-        """Walk the loop and return how it went."""
-        state, first = self.state, self.state.global_step
-        self._tokens_before = state.num_input_tokens_seen
-        self._began = time.time()
-        self._begin_records()
-        self.model_wrapped.train()
-        set_mode(self.optimizer, is_training=True)
-        self._tell("train_begin", facts=self._facts)
-        if self.args.eval_on_start and not self._session.observer.is_watching:
-            self._evaluate(self._trial, self._ignored_in_eval, skip_scheduler=True)
-        inputs, ledger = Inputs(self, model=self.model_wrapped), self._session.ledger
-        step = self._remembering(inputs.checked_first(self._engine_step))
-        cut = self._session.end_step
-        if cut is not None and first:
-            cut()  # what was restored is an input now: the next step is the run's usual graph
-        with inputs.explained():
-            fit(TrainerJob(self), self._feed, step, self._meter, self._progress, ledger, cut)
-            self._end_saving()
-            self._tell_unsaved()
-            reading = self._meter.read(self._session.world)
-        self._take_loss(reading)
-        self._answer_bad_steps(reading)
-        total, num_steps = self._loss_so_far
-        done = state.global_step - first
-        self._refuse_idle_skipping(done)
-        if not done:
-            preparing.tell_nothing_done(state.global_step, state.max_steps, self.args)
-        share = done / max(state.max_steps, 1)
-        epochs = self.args.num_train_epochs if self.args.max_steps <= 0 else 0
-        samples = self._num_examples * epochs or state.max_steps * self._samples_per_step()
-        metrics = speed_metrics(
-            "train", self._began, num_samples=round(samples * share), num_steps=done
-        )
-        self.store_flos()
-        metrics["total_flos"] = state.total_flos
-        metrics["train_loss"] = train_loss = total / max(num_steps, 1)
-        self._memory.stop("train", metrics)
-        self.log(metrics)
-        self._end_with_best()
-        self._tell("train_end")
-        self._finish_current_push()
-        return TrainOutput(state.global_step, train_loss, metrics)
-
-    def _take_loss(self, reading: Reading | None) -> None:
-        """Add what was read to the mean over the whole training."""
-        if reading is not None and reading.num_steps > reading.num_bad:
-            total, steps = self._loss_so_far
-            num = reading.num_steps - reading.num_bad
-            self._loss_so_far = (total + reading.loss * num, steps + num)
-
-    def _evaluate(
-        self, trial: Any, ignore_keys_for_eval: list[str] | None, skip_scheduler: bool = False
+    def evaluate(
+        self,
+        eval_dataset: Any = None,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Evaluate in the middle of training, and let the schedule and the search know."""
-        metrics = self.evaluate(ignore_keys=ignore_keys_for_eval)
-        self._last_metrics = metrics
-        self._report_to_hp_search(trial, self.state.global_step, metrics)
-        if follows_metric(self.lr_scheduler) and not skip_scheduler:
-            name = self._best_metric_name() or "eval_loss"
-            if name not in metrics:
-                raise CheckpointMetricMissing(name, list(metrics), "let the schedule follow")
-            self.lr_scheduler.step(metrics[name])
-        return metrics
+        """Return the loss and the metrics on a data set, each of a dict's, or the Trainer's.
+
+        Args:
+            eval_dataset: A data set, the name of one in the Trainer's dict of data sets,
+                or a dict of several. None: the Trainer's own.
+            ignore_keys: What of a model's output to leave out of the predictions, by name.
+                None: what its config names in keys_to_ignore_at_inference, else
+                past_key_values.
+            metric_key_prefix: What the names of metrics begin with: "eval" gives
+                eval_loss.
+        """
+        return self._parts.evaluator.evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+
+    def predict(
+        self,
+        test_dataset: Any,
+        ignore_keys: list[str] | None = None,
+        metric_key_prefix: str = "test",
+    ) -> PredictionOutput:
+        """Return the predictions on a data set, with its labels and metrics where it has labels.
+
+        Args:
+            test_dataset: The samples to predict. Without labels there are predictions and
+                no metrics.
+            ignore_keys: What of a model's output to leave out of the predictions, by name.
+                None: what its config names in keys_to_ignore_at_inference, else
+                past_key_values.
+            metric_key_prefix: What the names of metrics begin with: "test" gives
+                test_loss.
+        """
+        return self._parts.evaluator.predict(test_dataset, ignore_keys, metric_key_prefix)
+
+    def preflight(
+        self,
+        targets: str | Sequence[str] = (),
+        *,
+        num_processes: int | None = None,
+        quick: bool = False,
+        thorough: bool = False,
+    ) -> Report:
+        """Return what awaits this training on targets such as "mps:16GB"; without any, here.
+
+        Two steps and one batch of evaluation are traced in a copy of this process: nothing is
+        trained, and the Trainer stays as it is. All that is written is what was foretold of the
+        memory: preflight.json in `output_dir`, for the day on which it turns out otherwise. Print
+        the report, or ask it for `as_json()` or `as_html()`. A quick one does not look for the
+        largest batch, a thorough one looks for it with bf16 and activation checkpointing, too.
+        `num_processes` says how many will train together; without it, as many as do now.
+
+        Args:
+            targets: Devices and their memory, such as "mps:16GB" or ["cuda:24GB",
+                "tpu:v5e"]. None: this machine's device.
+            num_processes: How many processes will train together. None: as many as now.
+            quick: Skip the search for the largest batch.
+            thorough: Search for the largest batch with bf16 and activation checkpointing
+                too.
+        """
+        return preflight(self, targets, num_processes, quick=quick, thorough=thorough)
+
+    def hyperparameter_search(
+        self,
+        hp_space: Space | None = None,
+        compute_objective: Callable[[dict[str, float]], Any] | None = None,
+        n_trials: int = 20,
+        direction: str | list[str] = "minimize",
+        backend: str | HPSearchBackend | None = None,
+        hp_name: Callable[[Any], str] | None = None,
+        **kwargs: Any,
+    ) -> BestRun | list[BestRun]:
+        """Train `n_trials` models with settings that optuna suggests; return the best trial.
+
+        With several directions, return every trial that no other beats in all of them. The
+        arguments are as they were once the search is over. A line says where each trial's folder
+        is; `anytrain report` of the folder that they are in compares them. `kwargs` go to optuna's
+        `create_study` (sampler, pruner, storage) and `Study.optimize` (timeout, catch).
+
+        Args:
+            hp_space: `f(trial)` that returns settings by the names of TrainingArguments.
+                None: learning rate, epochs, seed and batch size in HF's ranges.
+            compute_objective: `f(metrics)` that returns the number to compare trials by,
+                or a list of them. None: the sum of your metrics, or the evaluation's loss
+                where there are none.
+            n_trials: How many models to train.
+            direction: "minimize" or "maximize", or a list with one for each objective.
+            backend: "optuna", the only one here, or None.
+            hp_name: `f(trial)` that returns the trial's name, which its folder has too.
+                None: run-0, run-1...
+            **kwargs: What goes to optuna.
+        """
+        return self._parts.search.run(
+            hp_space, compute_objective, n_trials, direction, backend, hp_name, **kwargs
+        )
+
+    # -- optimizer and ranks ------------------------------------------------------------------
+
+    def get_num_trainable_parameters(self) -> int:
+        """Return how many numbers training may change."""
+        return sum(p.numel() for p in self.model.parameters() if p.requires_grad)
+
+    def get_optimizer_group(self, param: str | torch.nn.Parameter | None = None) -> Any:
+        """Return the group that holds a parameter, or all groups.
+
+        Args:
+            param: A parameter, or its name. None: the parameters of every group.
+        """
+        groups = self._parts.optimizing.known().param_groups
+        if param is None:
+            return [group["params"] for group in groups]
+        if isinstance(param, str):
+            param = dict(self.model.named_parameters())[param]
+        return next((g for g in groups if any(param is held for held in g["params"])), None)
+
+    def is_world_process_zero(self) -> bool:
+        """Whether this process is the one that writes for all."""
+        return self._session.world.rank == 0
+
+    def is_local_process_zero(self) -> bool:
+        """Whether this process is the first one of its machine."""
+        return self._session.world.local_rank == 0
+
+    # -- results and the hub ------------------------------------------------------------------
+
+    def metrics_format(self, metrics: Mapping[str, Any]) -> dict[str, Any]:
+        """Return metrics as people read them: times, megabytes, four decimals.
+
+        Args:
+            metrics: Numbers by name.
+        """
+        return metrics_format(metrics)
+
+    def log_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
+        """Print the metrics of a split ("train", "eval", "test") as an aligned table.
+
+        Args:
+            split: What they are of: "train", "eval" or "test".
+            metrics: Numbers by name, as `train().metrics` and `evaluate` give them.
+        """
+        if self.is_world_process_zero():
+            print_metrics(split, metrics)
+
+    def save_metrics(self, split: str, metrics: Mapping[str, Any], combined: bool = True) -> None:
+        """Write <split>_results.json and, when `combined`, add to all_results.json.
+
+        Args:
+            split: What they are of; it begins the file's name.
+            metrics: Numbers by name.
+            combined: Whether to add them to all_results.json too.
+        """
+        if self.is_world_process_zero():
+            folder = Path(str(self.args.output_dir))
+            write_metrics(folder, split, metrics, combined=combined)
+
+    def save_state(self) -> None:
+        """Write trainer_state.json into the output folder."""
+        if self.is_world_process_zero():
+            target = Path(str(self.args.output_dir)) / TRAINER_STATE_NAME
+            target.parent.mkdir(parents=True, exist_ok=True)
+            self.state.save_to_json(str(target))
+
+    def init_hf_repo(self, token: str | None = None) -> None:
+        """Make the repository, or find out now why that cannot be.
+
+        Args:
+            token: The hub's token. None: args.hub_token, else the one that `hf auth login`
+                has kept.
+        """
+        self._parts.hub.open(token)
+
+    def create_model_card(
+        self,
+        language: str | None = None,
+        license: str | None = None,
+        tags: str | list[str] | None = None,
+        model_name: str | None = None,
+        finetuned_from: str | None = None,
+        tasks: str | list[str] | None = None,
+        dataset_tags: str | list[str] | None = None,
+        dataset: str | list[str] | None = None,
+        dataset_args: str | list[str] | None = None,
+    ) -> None:
+        """Write README.md into the output folder: header, settings, results and versions.
+
+        Args:
+            language: Language of the data, as the hub writes it: en.
+            license: License of the model, as the hub writes it: apache-2.0.
+            tags: Tags of the model's page.
+            model_name: Title of the card. None: the name of the output folder.
+            finetuned_from: The model that training began with. None: as the model's config
+                says.
+            tasks: Tasks, as the hub names them: text-classification.
+            dataset_tags: The data sets' names on the hub.
+            dataset: The data sets' names for readers.
+            dataset_args: Their configurations or splits.
+        """
+        self._parts.hub.write_card(
+            language=language,
+            license=license,
+            tags=tags,
+            model_name=model_name,
+            finetuned_from=finetuned_from,
+            tasks=tasks,
+            dataset_tags=dataset_tags,
+            dataset=dataset,
+            dataset_args=dataset_args,
+        )
+
+    def push_to_hub(
+        self,
+        commit_message: str | None = "End of training",
+        blocking: bool = True,
+        token: str | None = None,
+        revision: str | None = None,
+        **kwargs: Any,
+    ) -> CommitInfo | Future[CommitInfo] | None:
+        """Save the model, write its card, and push the output folder without checkpoints.
+
+        Return what the hub answered, a future of it where `blocking` is False, and None on
+        every process but the main one. `kwargs` go to `create_model_card`.
+
+        Args:
+            commit_message: Message of the commit.
+            blocking: Whether to wait until everything is uploaded.
+            token: The hub's token. None: args.hub_token, else the one that `hf auth login`
+                has kept.
+            revision: The branch to push to. None: args.hub_revision, else the main one.
+            **kwargs: What goes to `create_model_card`.
+        """
+        return self._parts.hub.push(commit_message, blocking, token, revision, **kwargs)
+
+    @property
+    def control(self) -> TrainerControl:
+        """The flags that callbacks set."""
+        return self.callback_handler.control
+
+    @control.setter
+    def control(self, control: TrainerControl) -> None:
+        self.callback_handler.control = control
+
+    @property
+    def _trackers(self) -> Trackers | None:
+        return self._parts.recorder.trackers
 
     def end(self) -> None:
         """Close what records the run, and leave the process group."""
-        self._close_records()
+        self._parts.recorder.close()
         self._session.world.close()
         current.clear()

@@ -1,4 +1,4 @@
-"""The part of `Trainer` that evaluates and predicts.
+"""Evaluate and predict.
 
 Batches stream: what a metric needs is kept, on disk where it is much, and nothing else is. Every
 sample counts once, however the last round was dealt out.
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -20,11 +20,8 @@ from torch.utils.data import DataLoader
 
 from anytrain.core.errors import BadInput, BadType, raised_by
 from anytrain.core.notices import give_notice
-from anytrain.doors.callbacks import Callbacks, TrainerControl
 from anytrain.doors.trainer import evaluation_record, preparing
-from anytrain.doors.trainer.data import Data
 from anytrain.doors.trainer.inputs import Inputs
-from anytrain.doors.trainer.memory import MemoryUse
 from anytrain.doors.trainer.optimizing import set_mode
 from anytrain.doors.trainer.outputs import (
     EvalLoopOutput,
@@ -37,40 +34,20 @@ from anytrain.engine import objective
 from anytrain.engine.loop import Evaluation, Predictions, evaluate
 from anytrain.engine.metrics import Collected
 from anytrain.engine.precision import lower
-from anytrain.engine.recording.timesheet import Timesheet
 from anytrain.engine.tree import map_tensors
 
+if TYPE_CHECKING:
+    from anytrain.doors.trainer.trainer import Trainer
 
-class Evaluating(Data):
-    """Evaluation and prediction, and what may be overridden about them."""
 
-    optimizer: Any
-    control: TrainerControl
-    callback_handler: Callbacks
-    compute_metrics: Any
-    preprocess_logits_for_metrics: Callable[[Any, Any], Any] | None
-    compute_loss: Callable[..., Any]
-    log: Callable[..., None]
-    can_return_loss: bool
-    is_in_train: bool
-    model_preparation_time: float
-    """How long the model took to prepare where it was not trained before; else not there."""
-    _prepared_here: float = 0.0
-    _memory: MemoryUse
-    _timesheet: Timesheet | None = None
-    _looking: evaluation_record.Looking | None = None
-    _trial: Any
-    _get_output_dir: Callable[[Any], str]
-    _tell: Callable[..., Any]
-    _open_records: Callable[[], None]
-    _has_trained: Callable[[], bool]
-    _weights_of: str | None
-    _own_items: Callable[[Any], torch.Tensor | int]
-    _reads_items: Callable[[], bool]
-    _labels_of: Callable[[Any], Any]
-    _has_own_loss: Callable[[], bool]
-    _keeps_repeats: Callable[[], bool]
-    _as_made: Mapping[str, Any]
+class Evaluator:
+    """Evaluation and prediction for a Trainer."""
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer = trainer
+        self._prepared_here = 0.0
+        """Seconds that the model took to prepare for the evaluation that goes on."""
+        self._looking: evaluation_record.Looking | None = None
 
     def evaluate(
         self,
@@ -89,35 +66,39 @@ class Evaluating(Data):
             metric_key_prefix: What the names of metrics begin with: "eval" gives
                 eval_loss.
         """
-        given = self.eval_dataset if eval_dataset is None else eval_dataset
-        if self._are_several(given):
+        trainer = self._trainer
+        given = trainer.eval_dataset if eval_dataset is None else eval_dataset
+        if trainer._parts.loaders.are_several(given):
             found: dict[str, float] = {}
             for name, dataset in given.items():
-                found |= self.evaluate(
+                found |= trainer.evaluate(
                     name if eval_dataset is None else dataset,
                     ignore_keys,
                     f"{metric_key_prefix}_{name}",
                 )
             return found
-        self._memory.start()
-        self._open_records()
-        loader = self.get_eval_dataloader(eval_dataset)
+        trainer._memory.start()
+        trainer._parts.recorder.open()
+        loader = trainer.get_eval_dataloader(eval_dataset)
         began, self._looking = time.time(), None
-        with self._session.ledger.span("evaluate"), preparing.settings(self.args, self._session):
-            output = self.evaluation_loop(
+        with (
+            trainer._session.ledger.span("evaluate"),
+            preparing.settings(trainer.args, trainer._session),
+        ):
+            output = trainer.evaluation_loop(
                 loader,
                 "Evaluation",
-                prediction_loss_only=True if self.compute_metrics is None else None,
+                prediction_loss_only=True if trainer.compute_metrics is None else None,
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
         metrics = self._timed(output, metric_key_prefix, began)
-        self._memory.stop("eval", metrics)
-        self.log(metrics)
-        self._tell("evaluate", metrics=metrics)
-        with self._session.ledger.span("evaluate"):
+        trainer._memory.stop("eval", metrics)
+        trainer.log(metrics)
+        trainer._parts.recorder.tell("evaluate", metrics=metrics)
+        with trainer._session.ledger.span("evaluate"):
             looking, self._looking = self._looking, None
-            evaluation_record.note(self, looking, eval_dataset, metric_key_prefix)
+            evaluation_record.note(trainer, looking, eval_dataset, metric_key_prefix)
         self._note_time()
         return metrics
 
@@ -138,26 +119,31 @@ class Evaluating(Data):
             metric_key_prefix: What the names of metrics begin with: "test" gives
                 test_loss.
         """
-        self._memory.start()
-        loader = self.get_test_dataloader(test_dataset)
+        trainer = self._trainer
+        trainer._memory.start()
+        loader = trainer.get_test_dataloader(test_dataset)
         began = time.time()
-        with self._session.ledger.span("evaluate"), preparing.settings(self.args, self._session):
-            output = self.evaluation_loop(
+        with (
+            trainer._session.ledger.span("evaluate"),
+            preparing.settings(trainer.args, trainer._session),
+        ):
+            output = trainer.evaluation_loop(
                 loader,
                 "Prediction",
                 ignore_keys=ignore_keys,
                 metric_key_prefix=metric_key_prefix,
             )
         metrics = self._timed(output, metric_key_prefix, began)
-        self._memory.stop("test", metrics)
-        self._tell("predict", metrics=metrics)
+        trainer._memory.stop("test", metrics)
+        trainer._parts.recorder.tell("predict", metrics=metrics)
         self._note_time()
         return PredictionOutput(output.predictions, output.label_ids, metrics)
 
     def _note_time(self) -> None:
         """Add an evaluation that follows a training to the record of its time."""
-        if self._timesheet is not None and not self.is_in_train:
-            self._timesheet.write()
+        trainer = self._trainer
+        if trainer._parts.recorder.timesheet is not None and not trainer.is_in_train:
+            trainer._parts.recorder.timesheet.write()
 
     def evaluation_loop(
         self,
@@ -182,40 +168,43 @@ class Evaluating(Data):
             metric_key_prefix: What the names of metrics begin with: "eval" gives
                 eval_loss.
         """
-        only_loss = self.args.prediction_loss_only
+        trainer = self._trainer
+        only_loss = trainer.args.prediction_loss_only
         only_loss = only_loss if prediction_loss_only is None else prediction_loss_only
-        dataloader = self._prepared(dataloader)
+        dataloader = trainer._parts.loaders.prepared(dataloader)
         model = self._evaluation_model()
         model.eval()
-        set_mode(self.optimizer, is_training=False)
-        self.callback_handler.eval_dataloader = dataloader
-        scores = Scores(self.compute_metrics, self.args, keeps_all=description == "Prediction")
-        self._looking = looking = evaluation_record.look_on(
-            self, dataloader, description, Evaluating
+        set_mode(trainer.optimizer, is_training=False)
+        trainer.callback_handler.eval_dataloader = dataloader
+        scores = Scores(
+            trainer.compute_metrics, trainer.args, keeps_all=description == "Prediction"
         )
-        world = self._session.world
+        self._looking = looking = evaluation_record.look_on(trainer, dataloader, description)
+        world = trainer._session.world
         keep = Predictions() if only_loss else scores.keep()
 
         def predict(batch: Any) -> tuple[Any, Any, Any, Any]:
-            inputs = self._main_input(batch) if "inputs" in self.args.include_for_metrics else None
-            step = partial(self.prediction_step, model, batch, ignore_keys=ignore_keys)
+            inputs = (
+                self._main_input(batch) if "inputs" in trainer.args.include_for_metrics else None
+            )
+            step = partial(trainer.prediction_step, model, batch, ignore_keys=ignore_keys)
             return *looking.step(step, only_loss, keep.own_rows), inputs
 
         def batch_done(*found: Any) -> None:
             scores.batch(*found)
             looking.end_batch(keep.num_rows)
-            self._tell("prediction_step")
+            trainer._parts.recorder.tell("prediction_step")
 
-        inputs = Inputs(self, loader=dataloader, model=model)  # type: ignore[arg-type]  # a Trainer
+        inputs = Inputs(trainer, loader=dataloader, model=model)
         job = Evaluation(
             dataloader,
             world,
             inputs.fed(predict),
             batch_done,
             keep,
-            self.preprocess_logits_for_metrics,
-            self._session.end_step,
-            keeps_repeats=self._keeps_repeats(),
+            trainer.preprocess_logits_for_metrics,
+            trainer._session.end_step,
+            keeps_repeats=trainer._parts.steps.keeps_repeats(),
         )
         give_back = self._lower_precision()
         try:
@@ -225,14 +214,14 @@ class Evaluating(Data):
                 loss = kept.loss.value(world)  # the host may not have read of the device before
             num_samples = sum(world.gather_object(kept.num_rows))
             if description == "Evaluation" and num_samples and world.rank == 0:
-                scores.tell_missing(self.label_names, only_loss, loss is not None)
+                scores.tell_missing(trainer.label_names, only_loss, loss is not None)
         finally:
             give_back()
             scores.close()
-            if self.is_in_train:  # the model itself trains again at its next step
-                set_mode(self.optimizer, is_training=True)
-        if hasattr(self, "model_preparation_time"):
-            metrics["model_preparation_time"] = self.model_preparation_time
+            if trainer.is_in_train:  # the model itself trains again at its next step
+                set_mode(trainer.optimizer, is_training=True)
+        if hasattr(trainer, "model_preparation_time"):
+            metrics["model_preparation_time"] = trainer.model_preparation_time
         named = _prefixed(denumpify_detensorize(metrics), loss, f"{metric_key_prefix}_")
         return EvalLoopOutput(predictions, labels, named, num_samples)
 
@@ -253,11 +242,12 @@ class Evaluating(Data):
                 None: what its config names in keys_to_ignore_at_inference, else
                 past_key_values.
         """
-        inputs = self._prepare_inputs(inputs)
-        labels = self._labels_of(inputs)
+        trainer = self._trainer
+        inputs = trainer._prepare_inputs(inputs)
+        labels = trainer._parts.steps.labels_of(inputs)
         with torch.no_grad():
             if self._must_give_loss(inputs, labels):
-                loss, outputs = self.compute_loss(
+                loss, outputs = trainer.compute_loss(
                     model, inputs, return_outputs=True, **self._items_of(inputs)
                 )
             else:
@@ -271,24 +261,29 @@ class Evaluating(Data):
 
     def _must_give_loss(self, inputs: Any, labels: Any) -> bool:
         """Whether this batch has a loss; of another one, whatever the model returns is taken."""
+        trainer = self._trainer
         named = inputs if isinstance(inputs, Mapping) else {}
         if labels is not None:
-            return self._has_own_loss() or bool(named and self.label_names)
-        return not self.label_names and bool(named.get("return_loss", self.can_return_loss))
+            return trainer._parts.steps.has_own_loss() or bool(named and trainer.label_names)
+        return not trainer.label_names and bool(named.get("return_loss", trainer.can_return_loss))
 
     def _items_of(self, inputs: Any) -> dict[str, Any]:
         """Return the items for a loss of somebody's own that divides by them, else nothing.
 
         Training counts them over all ranks, and its loss is that many times a rank's share.
         """
-        if not self._reads_items():
+        trainer = self._trainer
+        if not trainer._parts.steps.reads_items():
             return {}
-        return {"num_items_in_batch": self._own_items(inputs) * self._session.world.size}
+        return {
+            "num_items_in_batch": trainer._parts.steps.own_items(inputs)
+            * trainer._session.world.size
+        }
 
     def _logits(self, outputs: Any, loss: Any, ignore_keys: list[str] | None) -> Any:
         """Return what a model gave besides its loss; one thing comes alone, several as a tuple."""
         if ignore_keys is None:
-            config = getattr(self.model, "config", None)
+            config = getattr(self._trainer.model, "config", None)
             ignore_keys = getattr(config, "keys_to_ignore_at_inference", ["past_key_values"])
         left = [*ignore_keys, "loss"] if loss is not None else ignore_keys
         if isinstance(outputs, Mapping):
@@ -300,73 +295,40 @@ class Evaluating(Data):
         return None if not found else found[0] if len(found) == 1 else found
 
     def _main_input(self, batch: Any) -> Any:
-        name = getattr(self.model, "main_input_name", "input_ids")
+        name = getattr(self._trainer.model, "main_input_name", "input_ids")
         if isinstance(batch, Mapping):
             return batch.get(name)
         return batch[0] if isinstance(batch, (list, tuple)) and batch else None
 
-    def _prepare_inputs(self, inputs: Any) -> Any:
-        """Return a batch on the device, where the loader has put it already."""
-        session = self._run.session
-        if isinstance(inputs, Mapping) and not inputs:
-            known = ", ".join(self._signature_columns or [])
-            raise BadInput(
-                "The batch is empty: the model would get nothing.",
-                why=f"no column of the data set is one that the model takes ({known}).",
-                fix="rename the columns, or pass remove_unused_columns=False.",
-            )
-        own = self._prepare_input
-        if getattr(own, "__func__", None) is not self._as_made["_prepare_input"]:
-            return own(inputs)
-        device = session.device
-        if type(inputs) is dict and all(_is_there(value, device) for value in inputs.values()):
-            return dict(inputs)  # a copy: losses take labels out
-        return map_tensors(
-            lambda tensor: (
-                tensor if tensor.device == device else session.backend.place(tensor, device, False)
-            ),
-            inputs,
-        )
-
-    def _prepare_input(self, data: Any) -> Any:
-        """Return a part of a batch on the device; only called where it is overridden."""
-        if isinstance(data, Mapping):
-            return type(data)({name: self._prepare_input(part) for name, part in data.items()})  # type: ignore[call-arg]  # as HF makes it
-        if isinstance(data, (list, tuple)):
-            return type(data)(self._prepare_input(part) for part in data)
-        session = self._run.session
-        if not isinstance(data, torch.Tensor) or data.device == session.device:
-            return data
-        return session.backend.place(data, session.device, False)
-
     def _evaluation_model(self) -> nn.Module:
         """Return the model itself, on its device and in its precision, for one process's use."""
-        run, self._prepared_here = self._run, 0.0
+        trainer = self._trainer
+        run, self._prepared_here = trainer._run, 0.0
         if not run.models:
             began = time.time()
-            run.model(self.model, evaluation_mode=True)
+            run.model(trainer.model, evaluation_mode=True)
             run.models.clear()  # an evaluation alone is nothing to save
-            self._prepared_here = self.model_preparation_time = round(time.time() - began, 4)
-        return self.model
+            self._prepared_here = trainer.model_preparation_time = round(time.time() - began, 4)
+        return trainer.model
 
     def _lower_precision(self) -> Callable[[], None]:
         """Round the weights as bf16_full_eval or fp16_full_eval asks; return what undoes it."""
-        args = self.args
-        if self.is_in_train or not (args.bf16_full_eval or args.fp16_full_eval):
+        trainer = self._trainer
+        args = trainer.args
+        if trainer.is_in_train or not (args.bf16_full_eval or args.fp16_full_eval):
             return lambda: None
-        return lower(self.model, torch.bfloat16 if args.bf16_full_eval else torch.float16)
+        return lower(trainer.model, torch.bfloat16 if args.bf16_full_eval else torch.float16)
 
     def _timed(self, output: EvalLoopOutput, prefix: str, began: float) -> dict[str, float]:
         """Return the metrics with how fast they came."""
         num_samples = output.num_samples or 0
-        num_steps = math.ceil(num_samples / (self._eval_batch_size * self.args.world_size))
+        num_steps = math.ceil(
+            num_samples
+            / (self._trainer._parts.shapes.eval_batch_size * self._trainer.args.world_size)
+        )
         began += self._prepared_here
         speed = speed_metrics(prefix, began, num_samples=num_samples, num_steps=num_steps)
         return {**(output.metrics or {}), **speed}
-
-
-def _is_there(value: Any, device: torch.device) -> bool:
-    return isinstance(value, torch.Tensor) and value.device == device
 
 
 class Scores:
