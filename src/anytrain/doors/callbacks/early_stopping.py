@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
-from anytrain.doors.callbacks.control import TrainerControl
-from anytrain.doors.callbacks.hf import ExportableState, TrainerCallback
-from anytrain.doors.callbacks.state import TrainerState
+from anytrain.doors.callbacks.callback import ExportableState, TrainerCallback, TrainerState
+
+if TYPE_CHECKING:
+    from anytrain.doors.callbacks.dispatch import TrainerControl
 
 
 class NothingToCompare(BadInput, AssertionError):

@@ -8,13 +8,15 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from anytrain.doors.callbacks.control import TrainerControl
-from anytrain.doors.callbacks.hf import TrainerCallback
-from anytrain.doors.callbacks.state import TrainerState
+from anytrain.doors.callbacks.callback import TrainerCallback, TrainerState
 from anytrain.engine.recording.console import Course, Followed, GuardedConsole, pick
 from anytrain.engine.recording.formatting import LogEntry, Summary, entry, is_time, rank
+
+
+if TYPE_CHECKING:
+    from anytrain.doors.callbacks.dispatch import TrainerControl
 
 Facts = Callable[[], Mapping[str, Any]]
 """Returns what the run knows of itself: "samples_per_step" (a number), "device_memory" (bytes in

@@ -1,4 +1,4 @@
-"""Serve callbacks of both kinds: HF's, which set flags, and the house's, which return requests.
+"""Tell callbacks of both kinds: HF's, which set flags, and the house's, which return requests.
 
 The flags live here, in one mutable control object that HF-style callbacks see. The loop gets
 requests. Who listens to which event is worked out when the list of callbacks changes, so an
@@ -7,23 +7,131 @@ event that nobody overrides costs next to nothing.
 
 from __future__ import annotations
 
+import dataclasses
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from anytrain.core.errors import BadInput, BadType, add_to_message
-from anytrain.core.events import EVENT_KINDS, INSIDE_A_STEP, Event, EventKind, Request
+from anytrain.core.events import (
+    EVENT_KINDS,
+    INSIDE_A_STEP,
+    NO_REQUESTS,
+    Event,
+    EventKind,
+    Request,
+)
 from anytrain.core.notices import give_notice
-from anytrain.doors.callbacks.calls import EventCalls
-from anytrain.doors.callbacks.control import CLEARED_BY, TrainerControl, ask, standing
-from anytrain.doors.callbacks.flow import DefaultFlowCallback
-from anytrain.doors.callbacks.hf import ExportableState, TrainerCallback
+from anytrain.doors.callbacks.callback import (
+    ExportableState,
+    TrainerCallback,
+    TrainerState,
+    exported,
+)
 from anytrain.doors.callbacks.progress import ProgressCallback
-from anytrain.doors.callbacks.state import TrainerState, exported
 
 _METHODS: dict[EventKind, str] = {kind: f"on_{kind}" for kind in EVENT_KINDS}
 _KINDS = {method: kind for kind, method in _METHODS.items()}
+_CLEARED: Mapping[EventKind, tuple[str, ...]] = {
+    "train_begin": ("should_training_stop",),
+    "epoch_begin": ("should_epoch_stop",),
+    "step_begin": ("should_log", "should_evaluate", "should_save"),
+    "evaluate": ("should_evaluate",),
+    "save": ("should_save",),
+    "log": ("should_log",),
+}
+"""What an event clears before any callback hears of it: a wish fulfilled, or out of date."""
+_FLAGS: dict[Request, str] = {
+    "log": "should_log",
+    "evaluate": "should_evaluate",
+    "save": "should_save",
+    "stop_epoch": "should_epoch_stop",
+    "stop": "should_training_stop",
+}
+
+
+@dataclass
+class TrainerControl(ExportableState):
+    """What callbacks have asked for and the loop has not done yet."""
+
+    should_training_stop: bool = False
+    should_epoch_stop: bool = False
+    should_save: bool = False
+    should_evaluate: bool = False
+    should_log: bool = False
+
+    def state(self) -> dict[str, Any]:
+        """Return the flags as they stand."""
+        return {"args": dataclasses.asdict(self), "attributes": {}}
+
+    def _new_training(self) -> None:
+        self.should_training_stop = False
+
+    def _new_epoch(self) -> None:
+        self.should_epoch_stop = False
+
+    def _new_step(self) -> None:
+        self.should_log = self.should_evaluate = self.should_save = False
+
+
+def standing(control: TrainerControl) -> frozenset[Request]:
+    """Return the requests that stand in the flags now.
+
+    >>> sorted(standing(TrainerControl(should_save=True, should_training_stop=True)))
+    ['save', 'stop']
+    """
+    if not (
+        control.should_log
+        or control.should_evaluate
+        or control.should_save
+        or control.should_epoch_stop
+        or control.should_training_stop
+    ):
+        return NO_REQUESTS
+    return frozenset(request for request, flag in _FLAGS.items() if getattr(control, flag))
+
+
+class DefaultFlowCallback(TrainerCallback):
+    """Turn the strategies of the arguments into requests, by steps or by epochs.
+
+    The last step asks for an evaluation and a save of its own where these go by steps. A save
+    strategy "best" is not asked for here: it hangs on what an evaluation finds.
+    """
+
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Ask for what falls due at this step, and for the end after the last."""
+        step = state.global_step
+        is_last = step >= state.max_steps
+        if is_last:
+            control.should_training_stop = True
+        if (step == 1 and args.logging_first_step) or (
+            args.logging_strategy == "steps" and step % state.logging_steps == 0
+        ):
+            control.should_log = True
+        if args.eval_strategy == "steps" and args.eval_delay <= step:
+            control.should_evaluate |= is_last or step % state.eval_steps == 0
+        if args.save_strategy == "steps":
+            control.should_save |= is_last or (
+                # An interval of 0 means only at the end.
+                state.save_steps > 0 and step % state.save_steps == 0
+            )
+        return control
+
+    def on_epoch_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        """Ask for what goes by epochs."""
+        if args.logging_strategy == "epoch":
+            control.should_log = True
+        if args.eval_strategy == "epoch" and args.eval_delay <= state.epoch:
+            control.should_evaluate = True
+        if args.save_strategy == "epoch":
+            control.should_save = True
+        return control
 
 
 class _Listener(NamedTuple):
@@ -32,7 +140,7 @@ class _Listener(NamedTuple):
     """The method of an HF-style callback; "after" for one of the house."""
 
 
-class Callbacks(EventCalls):
+class Callbacks(TrainerCallback):
     """A run's callbacks, in order, and the control object that passes through them."""
 
     def __init__(
@@ -68,10 +176,7 @@ class Callbacks(EventCalls):
 
         `extra` goes to the callbacks by name: `logs=` with "log", `metrics=` with "evaluate".
         """
-        if self._listening(kind):
-            self.control = self.pass_through(kind, args, state, self.control, extra)
-        elif kind in CLEARED_BY:
-            CLEARED_BY[kind](self.control)
+        self.control = self.pass_through(kind, args, state, self.control, extra)
         return standing(self.control)
 
     def pass_through(
@@ -83,27 +188,52 @@ class Callbacks(EventCalls):
         extra: dict[str, Any],
     ) -> TrainerControl:
         """Let every callback of this event see and change `control`; return what came out."""
-        clear = CLEARED_BY.get(kind)
-        if clear is not None:
-            clear(control)
-        listeners = self._listening(kind)
+        for flag in _CLEARED.get(kind, ()):
+            setattr(control, flag, False)
+        # People change the list itself, too, so it is compared, object by object.
+        current, known = self.callbacks, self._indexed
+        if len(current) != len(known) or not all(map(operator.is_, current, known)):
+            self._index()
+        listeners = self._listeners[kind]
         if not listeners:
             return control
-        known = self._known(extra)
-        for listener in listeners:
+        named = {
+            "model": self.model,
+            "processing_class": self.processing_class,
+            "tokenizer": self.processing_class,
+            "optimizer": self.optimizer,
+            "lr_scheduler": self.lr_scheduler,
+            "train_dataloader": self.train_dataloader,
+            "eval_dataloader": self.eval_dataloader,
+            **extra,
+        }
+        for callback, method in listeners:
             try:
-                if listener.method == "after":
-                    ask(control, listener.callback.after(_event(kind, state, extra)))
+                if method == "after":
+                    self._ask(callback, kind, state, control, extra)
                     continue
-                result = getattr(listener.callback, listener.method)(args, state, control, **known)
+                result = getattr(callback, method)(args, state, control, **named)
             except Exception as error:
-                add_to_message(
-                    error, f"Raised by the callback {_name(listener.callback)}, on {kind}."
-                )
+                add_to_message(error, f"Raised by the callback {_name(callback)}, on {kind}.")
                 raise
             if result is not None:
-                control = _checked(result, listener)
+                control = _checked(result, callback, method)
         return control
+
+    def _ask(
+        self,
+        callback: Any,
+        kind: EventKind,
+        state: TrainerState,
+        control: TrainerControl,
+        extra: Mapping[str, Any],
+    ) -> None:
+        """Tell a callback of the house, and raise the flag of every request it returns."""
+        values = MappingProxyType(dict(extra.get("logs") or extra.get("metrics") or {}))
+        epoch = float(state.epoch or 0)
+        event = Event(kind, state.global_step, epoch, state.max_steps, values)
+        for request in callback.after(event):
+            setattr(control, _FLAGS[request], True)
 
     def call_event(
         self, event: str, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -228,24 +358,12 @@ class Callbacks(EventCalls):
                 callback.close()
 
     def _listening(self, kind: EventKind) -> list[_Listener]:
-        # People change the list itself, too, so it is compared, object by object.
-        current, known = self.callbacks, self._indexed
-        if len(current) != len(known) or not all(map(operator.is_, current, known)):
-            self._listeners = {kind: _listeners(current, kind) for kind in EVENT_KINDS}
-            self._indexed = list(current)
+        self._index()
         return self._listeners[kind]
 
-    def _known(self, extra: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "model": self.model,
-            "processing_class": self.processing_class,
-            "tokenizer": self.processing_class,
-            "optimizer": self.optimizer,
-            "lr_scheduler": self.lr_scheduler,
-            "train_dataloader": self.train_dataloader,
-            "eval_dataloader": self.eval_dataloader,
-            **extra,
-        }
+    def _index(self) -> None:
+        self._listeners = {kind: _listeners(self.callbacks, kind) for kind in EVENT_KINDS}
+        self._indexed = list(self.callbacks)
 
 
 def _listeners(callbacks: Iterable[Any], kind: EventKind) -> list[_Listener]:
@@ -300,18 +418,26 @@ def _name(callback: Any) -> str:
     return type(callback).__name__
 
 
-def _event(kind: EventKind, state: TrainerState, extra: Mapping[str, Any]) -> Event:
-    values = extra.get("logs") or extra.get("metrics") or {}
-    frozen = MappingProxyType(dict(values))
-    return Event(kind, state.global_step, float(state.epoch or 0), state.max_steps, frozen)
-
-
-def _checked(result: Any, listener: _Listener) -> TrainerControl:
+def _checked(result: Any, callback: Any, method: str) -> TrainerControl:
     if hasattr(result, "should_training_stop"):
         control: TrainerControl = result
         return control
     raise BadType(
-        f"{_name(listener.callback)}.{listener.method} returned a {type(result).__name__}.",
+        f"{_name(callback)}.{method} returned a {type(result).__name__}.",
         why="what an event returns replaces the control object, so it must be one.",
         fix="return control, or nothing.",
     )
+
+
+def _passing(kind: EventKind) -> Callable[..., TrainerControl]:
+    def on_event(
+        self: Callbacks, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> TrainerControl:
+        return self.pass_through(kind, args, state, control, kwargs)
+
+    return on_event
+
+
+# The 16 events as methods, for code that calls HF's callback handler itself.
+for _kind, _method in _METHODS.items():
+    setattr(Callbacks, _method, _passing(_kind))
