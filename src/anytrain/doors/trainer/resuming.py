@@ -23,6 +23,7 @@ from anytrain.doors.callbacks.callback import FIELDS
 from anytrain.doors.trainer.outputs import TRAINER_STATE_NAME, last_checkpoint
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import run_state
+from anytrain.engine.assemble.checkpoint_checks import check_loader
 from anytrain.engine.checkpoint import Loaded, huggingface
 from anytrain.engine.checkpoint.manifest import MANIFEST
 from anytrain.engine.checkpoint.schema import (
@@ -36,7 +37,7 @@ from anytrain.engine.checkpoint.schema import (
     check,
     within,
 )
-from anytrain.engine.checkpoint.state_schema import Tensors, check_loader, like
+from anytrain.engine.checkpoint.state_schema import Tensors, like
 from anytrain.engine.loop import Progress
 
 if TYPE_CHECKING:

@@ -134,9 +134,8 @@ class Steps:
         """Run an older training_step: it takes no items, and finds the step's by itself."""
         self.items_now = num_items_in_batch
         try:
-            loss: torch.Tensor = call(
-                self._trainer.training_step, model, inputs, num_items_in_batch
-            )
+            step = self._trainer.training_step
+            loss: torch.Tensor = call(step, model, inputs, num_items_in_batch)
             return loss
         finally:
             self.items_now = None
@@ -156,11 +155,8 @@ class Steps:
             return inputs[:-1], inputs[-1]
         if not isinstance(inputs, Mapping):
             return inputs, None
-        known = (
-            ["labels"]
-            if "labels" in inputs
-            else [n for n in self._trainer.label_names if n in inputs]
-        )
+        names = self._trainer.label_names
+        known = ["labels"] if "labels" in inputs else [n for n in names if n in inputs]
         if len(known) != 1:
             return inputs, None
         left = dict(inputs)
@@ -183,10 +179,8 @@ class Steps:
         mine: list[Callable[..., Any]] = [trainer.compute_loss, trainer._prepare_inputs]
         mine += [trainer._prepare_input] if trainer._is_own("_prepare_input") else []
         mine.append(trainer.compute_loss_context_manager)
-        return (
-            *mine,
-            *([] if trainer.compute_loss_func is None else [trainer.compute_loss_func]),
-        )
+        mine += [] if trainer.compute_loss_func is None else [trainer.compute_loss_func]
+        return tuple(mine)
 
     def has_own_loss(self) -> bool:
         """Whether the loss is another one than what the model returns."""

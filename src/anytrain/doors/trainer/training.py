@@ -66,10 +66,7 @@ class Training:
             where = saved.part("registered")["progress"]
             place = loader.place_of(position_of(saved, loader))
         trainer._progress = plan(args, num_batches, samples, where, place)
-        max_steps, num_epochs = (
-            trainer._progress.max_steps,
-            trainer._progress.num_epochs,
-        )
+        max_steps, num_epochs = trainer._progress.max_steps, trainer._progress.num_epochs
         trainer._meter = Meter(trainer._session.device)
         self.loss_so_far, trainer._total_loss_scalar = (0.0, 0), 0.0
         trainer.state = TrainerState(stateful_callbacks=trainer.callback_handler.exported())
@@ -82,7 +79,7 @@ class Training:
     def assemble(self, loader: Any) -> None:
         """Prepare loader, model, optimizer and schedule, and make the step."""
         trainer = self._trainer
-        run, args = trainer._run, trainer.args
+        run, args, steps = trainer._run, trainer.args, trainer._parts.steps
         trainer.model.zero_grad()  # whatever an earlier attempt has left behind
         loader = run.loader(loader)
         optimizing = trainer._parts.optimizing
@@ -90,7 +87,7 @@ class Training:
             trainer.lr_scheduler, optimizing.made_scheduler = None, False
         if trainer.optimizer is None or trainer.lr_scheduler is None:
             trainer.create_optimizer_and_scheduler(trainer._progress.max_steps)
-        looks = trainer._parts.steps.looks_for_unused()
+        looks = steps.looks_for_unused()
         trainer.model_wrapped = run.model(trainer.model, looks_for_unused=looks)
         trainer.optimizer = run.optimizer(trainer.optimizer)
         if not follows_metric(trainer.lr_scheduler):
@@ -101,35 +98,31 @@ class Training:
         handler.lr_scheduler, handler.train_dataloader = trainer.lr_scheduler, loader
         count = count_items(trainer._session, base_model(trainer.model))
         is_one = trainer._session.world.size * args.gradient_accumulation_steps == 1
-        alone = is_one and not trainer._parts.steps.reads_items()
+        alone = is_one and not steps.reads_items()
         self._feed = build_feed(
             trainer._session,
             loader,
             args.gradient_accumulation_steps,
             lambda micro: None if alone else count(micro),
-            keeps_repeats=trainer._parts.steps.keeps_repeats(),
+            keeps_repeats=steps.keeps_repeats(),
         )
-        makes_others = trainer._parts.steps.makes_batches() and (
-            not alone or args.auto_find_batch_size
-        )
-        trainer._parts.steps.counted = (
-            Recount(trainer._session, trainer.model) if makes_others else None
-        )
+        makes_others = steps.makes_batches() and (not alone or args.auto_find_batch_size)
+        steps.counted = Recount(trainer._session, trainer.model) if makes_others else None
         trainer._engine_step = build_step(
             run,
             trainer.model_wrapped,
-            trainer._parts.steps.micro(),
+            steps.micro(),
             StepOptions(
                 args.max_grad_norm,
                 args.on_nonfinite != "skip",
                 args.auto_find_batch_size,
-                trainer._parts.steps.own_functions(),
+                steps.own_functions(),
                 trainer._meter.sum_up,
                 trainer._obstacle(),
                 trainer._activations,
                 lambda: trainer._progress.max_steps - trainer._progress.step,
                 looks,
-                trainer._parts.steps.counted,
+                steps.counted,
             ),
             count=count,
             tell=trainer._parts.recorder.tell if handler.looks_inside() else None,
@@ -138,50 +131,38 @@ class Training:
 
     def fit(self) -> TrainOutput:
         """Walk the loop and return how it went."""
-        trainer = self._trainer
+        trainer, parts = self._trainer, self._trainer._parts
         state, first = trainer.state, trainer.state.global_step
-        trainer._parts.recorder.tokens_before = state.num_input_tokens_seen
+        parts.recorder.tokens_before = state.num_input_tokens_seen
         trainer._began = time.time()
-        trainer._parts.recorder.begin()
+        parts.recorder.begin()
         trainer.model_wrapped.train()
         set_mode(trainer.optimizer, is_training=True)
-        trainer._parts.recorder.tell("train_begin", facts=trainer._parts.recorder.facts)
+        parts.recorder.tell("train_begin", facts=parts.recorder.facts)
         if trainer.args.eval_on_start and not trainer._session.observer.is_watching:
             trainer._evaluate(trainer._trial, trainer._ignored_in_eval, skip_scheduler=True)
-        inputs, ledger = (
-            Inputs(trainer, model=trainer.model_wrapped),
-            trainer._session.ledger,
-        )
-        step = trainer._parts.steps.recorded(inputs.checked_first(trainer._engine_step))
+        inputs = Inputs(trainer, model=trainer.model_wrapped)
+        ledger, meter = trainer._session.ledger, trainer._meter
+        step = parts.steps.recorded(inputs.checked_first(trainer._engine_step))
         cut = trainer._session.end_step
         if cut is not None and first:
             cut()  # what was restored is an input now: the next step is the run's usual graph
         with inputs.explained():
-            fit(
-                TrainerJob(trainer),
-                self._feed,
-                step,
-                trainer._meter,
-                trainer._progress,
-                ledger,
-                cut,
-            )
-            trainer._parts.saver.end()
-            trainer._parts.saver.tell_unsaved()
-            reading = trainer._meter.read(trainer._session.world)
+            fit(TrainerJob(trainer), self._feed, step, meter, trainer._progress, ledger, cut)
+            parts.saver.end()
+            parts.saver.tell_unsaved()
+            reading = meter.read(trainer._session.world)
         self.take_loss(reading)
-        trainer._parts.steps.answer_bad_steps(reading)
+        parts.steps.answer_bad_steps(reading)
         total, num_steps = self.loss_so_far
         done = state.global_step - first
-        trainer._parts.steps.refuse_idle_skipping(done)
+        parts.steps.refuse_idle_skipping(done)
         if not done:
             preparing.tell_nothing_done(state.global_step, state.max_steps, trainer.args)
         share = done / max(state.max_steps, 1)
         epochs = trainer.args.num_train_epochs if trainer.args.max_steps <= 0 else 0
-        samples = (
-            self._num_examples * epochs
-            or state.max_steps * trainer._parts.recorder.samples_per_step()
-        )
+        per_step = parts.recorder.samples_per_step()
+        samples = self._num_examples * epochs or state.max_steps * per_step
         metrics = speed_metrics(
             "train", trainer._began, num_samples=round(samples * share), num_steps=done
         )
@@ -190,8 +171,8 @@ class Training:
         metrics["train_loss"] = train_loss = total / max(num_steps, 1)
         trainer._memory.stop("train", metrics)
         trainer.log(metrics)
-        trainer._parts.best.end()
-        trainer._parts.recorder.tell("train_end")
+        parts.best.end()
+        parts.recorder.tell("train_end")
         trainer._finish_current_push()
         return TrainOutput(state.global_step, train_loss, metrics)
 
