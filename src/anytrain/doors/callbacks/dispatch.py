@@ -34,6 +34,8 @@ from anytrain.doors.callbacks.progress import ProgressCallback
 
 _METHODS: dict[EventKind, str] = {kind: f"on_{kind}" for kind in EVENT_KINDS}
 _KINDS = {method: kind for kind, method in _METHODS.items()}
+_VALUES: Mapping[EventKind, str] = {"log": "logs", "evaluate": "metrics", "predict": "metrics"}
+"""What an event has besides, by the name that callbacks are given it under."""
 _CLEARED: Mapping[EventKind, tuple[str, ...]] = {
     "train_begin": ("should_training_stop",),
     "epoch_begin": ("should_epoch_stop",),
@@ -430,14 +432,25 @@ def _checked(result: Any, callback: Any, method: str) -> TrainerControl:
 
 
 def _passing(kind: EventKind) -> Callable[..., TrainerControl]:
+    """Return the method of an event, for code that calls HF's callback handler itself."""
+
     def on_event(
         self: Callbacks, args: Any, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> TrainerControl:
         return self.pass_through(kind, args, state, control, kwargs)
 
-    return on_event
+    def on_values(
+        self: Callbacks,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        values: Mapping[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> TrainerControl:
+        return self.pass_through(kind, args, state, control, {_VALUES[kind]: values, **kwargs})
+
+    return on_values if kind in _VALUES else on_event
 
 
-# The 16 events as methods, for code that calls HF's callback handler itself.
 for _kind, _method in _METHODS.items():
     setattr(Callbacks, _method, _passing(_kind))
