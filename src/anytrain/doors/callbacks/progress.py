@@ -14,7 +14,6 @@ from anytrain.doors.callbacks.callback import TrainerCallback, TrainerState
 from anytrain.engine.recording.console import Course, Followed, GuardedConsole, pick
 from anytrain.engine.recording.formatting import LogEntry, Summary, entry, is_time, rank
 
-
 if TYPE_CHECKING:
     from anytrain.doors.callbacks.dispatch import TrainerControl
 
