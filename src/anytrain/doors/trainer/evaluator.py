@@ -55,17 +55,7 @@ class Evaluator:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> dict[str, float]:
-        """Return the loss and the metrics on a data set, each of a dict's, or the Trainer's.
-
-        Args:
-            eval_dataset: A data set, the name of one in the Trainer's dict of data sets,
-                or a dict of several. None: the Trainer's own.
-            ignore_keys: What of a model's output to leave out of the predictions, by name.
-                None: what its config names in keys_to_ignore_at_inference, else
-                past_key_values.
-            metric_key_prefix: What the names of metrics begin with: "eval" gives
-                eval_loss.
-        """
+        """Return the loss and the metrics on a data set, each of a dict's, or the Trainer's."""
         trainer = self._trainer
         given = trainer.eval_dataset if eval_dataset is None else eval_dataset
         if trainer._parts.loaders.are_several(given):
@@ -108,17 +98,7 @@ class Evaluator:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "test",
     ) -> PredictionOutput:
-        """Return the predictions on a data set, with its labels and metrics where it has labels.
-
-        Args:
-            test_dataset: The samples to predict. Without labels there are predictions and
-                no metrics.
-            ignore_keys: What of a model's output to leave out of the predictions, by name.
-                None: what its config names in keys_to_ignore_at_inference, else
-                past_key_values.
-            metric_key_prefix: What the names of metrics begin with: "test" gives
-                test_loss.
-        """
+        """Return the predictions on a data set, with its labels and metrics where it has labels."""
         trainer = self._trainer
         trainer._memory.start()
         loader = trainer.get_test_dataloader(test_dataset)
@@ -153,40 +133,23 @@ class Evaluator:
         ignore_keys: list[str] | None = None,
         metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:
-        """Predict every sample of a loader once; return predictions, labels and metrics.
-
-        Args:
-            dataloader: The loader to walk; it is prepared for this run where that was not
-                done.
-            description: What it is for, "Evaluation" or "Prediction"; the latter keeps all
-                predictions.
-            prediction_loss_only: Whether to compute the loss and keep nothing else. None:
-                args.prediction_loss_only.
-            ignore_keys: What of a model's output to leave out of the predictions, by name.
-                None: what its config names in keys_to_ignore_at_inference, else
-                past_key_values.
-            metric_key_prefix: What the names of metrics begin with: "eval" gives
-                eval_loss.
-        """
+        """Predict every sample of a loader once; return predictions, labels and metrics."""
         trainer = self._trainer
-        only_loss = trainer.args.prediction_loss_only
-        only_loss = only_loss if prediction_loss_only is None else prediction_loss_only
+        asked = prediction_loss_only
+        only_loss = trainer.args.prediction_loss_only if asked is None else asked
         dataloader = trainer._parts.loaders.prepared(dataloader)
         model = self._evaluation_model()
         model.eval()
         set_mode(trainer.optimizer, is_training=False)
         trainer.callback_handler.eval_dataloader = dataloader
-        scores = Scores(
-            trainer.compute_metrics, trainer.args, keeps_all=description == "Prediction"
-        )
+        keeps_all = description == "Prediction"
+        scores = Scores(trainer.compute_metrics, trainer.args, keeps_all=keeps_all)
         self._looking = looking = evaluation_record.look_on(trainer, dataloader, description)
-        world = trainer._session.world
-        keep = Predictions() if only_loss else scores.keep()
+        keeps_inputs = "inputs" in trainer.args.include_for_metrics
+        world, keep = trainer._session.world, Predictions() if only_loss else scores.keep()
 
         def predict(batch: Any) -> tuple[Any, Any, Any, Any]:
-            inputs = (
-                self._main_input(batch) if "inputs" in trainer.args.include_for_metrics else None
-            )
+            inputs = self._main_input(batch) if keeps_inputs else None
             step = partial(trainer.prediction_step, model, batch, ignore_keys=ignore_keys)
             return *looking.step(step, only_loss, keep.own_rows), inputs
 
@@ -222,8 +185,8 @@ class Evaluator:
                 set_mode(trainer.optimizer, is_training=True)
         if hasattr(trainer, "model_preparation_time"):
             metrics["model_preparation_time"] = trainer.model_preparation_time
-        named = _prefixed(denumpify_detensorize(metrics), loss, f"{metric_key_prefix}_")
-        return EvalLoopOutput(predictions, labels, named, num_samples)
+        metrics = _prefixed(denumpify_detensorize(metrics), loss, f"{metric_key_prefix}_")
+        return EvalLoopOutput(predictions, labels, metrics, num_samples)
 
     def prediction_step(
         self,
@@ -232,16 +195,7 @@ class Evaluator:
         prediction_loss_only: bool,
         ignore_keys: list[str] | None = None,
     ) -> tuple[torch.Tensor | None, Any, Any]:
-        """Return one batch's loss, logits and labels; each is None where there is none.
-
-        Args:
-            model: The model, in evaluation mode.
-            inputs: The batch.
-            prediction_loss_only: Whether to return the loss alone.
-            ignore_keys: What of a model's output to leave out of the predictions, by name.
-                None: what its config names in keys_to_ignore_at_inference, else
-                past_key_values.
-        """
+        """Return one batch's loss, logits and labels; each is None where there is none."""
         trainer = self._trainer
         inputs = trainer._prepare_inputs(inputs)
         labels = trainer._parts.steps.labels_of(inputs)

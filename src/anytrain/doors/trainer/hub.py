@@ -55,12 +55,7 @@ class Hub:
         self._known_api: HfApi | None = None
 
     def open(self, token: str | None = None) -> None:
-        """Make the repository, or find out now why that cannot be.
-
-        Args:
-            token: The hub's token. None: args.hub_token, else the one that `hf auth login`
-                has kept.
-        """
+        """Make the repository, or find out now why that cannot be."""
         trainer = self._trainer
         wanted = trainer.args.hub_model_id or Path(str(trainer.args.output_dir)).absolute().name
         answer: str | HubError = ""
@@ -84,20 +79,7 @@ class Hub:
         dataset: str | list[str] | None = None,
         dataset_args: str | list[str] | None = None,
     ) -> None:
-        """Write README.md into the output folder: header, settings, results and versions.
-
-        Args:
-            language: Language of the data, as the hub writes it: en.
-            license: License of the model, as the hub writes it: apache-2.0.
-            tags: Tags of the model's page.
-            model_name: Title of the card. None: the name of the output folder.
-            finetuned_from: The model that training began with. None: as the model's config
-                says.
-            tasks: Tasks, as the hub names them: text-classification.
-            dataset_tags: The data sets' names on the hub.
-            dataset: The data sets' names for readers.
-            dataset_args: Their configurations or splits.
-        """
+        """Write README.md into the output folder: header, settings, results and versions."""
         trainer = self._trainer
         if not trainer.is_world_process_zero():
             return
@@ -129,14 +111,6 @@ class Hub:
 
         Return what the hub answered, a future of it where `blocking` is False, and None on
         every process but the main one. `kwargs` go to `create_model_card`.
-
-        Args:
-            commit_message: Message of the commit.
-            blocking: Whether to wait until everything is uploaded.
-            token: The hub's token. None: args.hub_token, else the one that `hf auth login`
-                has kept.
-            revision: The branch to push to. None: args.hub_revision, else the main one.
-            **kwargs: What goes to `create_model_card`.
         """
         trainer = self._trainer
         trainer._parts.recorder.tell("push_begin")

@@ -66,12 +66,7 @@ class Loaders:
         )
 
     def eval_loader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Return the loader of an evaluation: of the data set given, or named, or the Trainer's.
-
-        Args:
-            eval_dataset: A data set, or the name of one in the Trainer's dict of data
-                sets. None: the Trainer's own.
-        """
+        """Return the loader of an evaluation: of the data set given, or named, or the Trainer's."""
         trainer = self._trainer
         if eval_dataset is None and trainer.eval_dataset is None:
             raise BadInput(
@@ -98,11 +93,7 @@ class Loaders:
         return loader
 
     def test_loader(self, test_dataset: Any) -> DataLoader[Any]:
-        """Return the loader of a prediction.
-
-        Args:
-            test_dataset: The samples to predict.
-        """
+        """Return the loader of a prediction."""
         trainer = self._trainer
         return trainer._get_dataloader(
             test_dataset,
@@ -112,12 +103,7 @@ class Loaders:
         )
 
     def num_examples(self, dataloader: DataLoader[Any]) -> int:
-        """Return how many samples a loader has, as well as can be told.
-
-        Args:
-            dataloader: The loader. Where its data set has no length, batches are counted
-                as full.
-        """
+        """Return how many samples a loader has, as well as can be told."""
         dataset: Any = getattr(dataloader, "dataset", None)
         for known in (getattr(dataset, "dataset", None), dataset):
             if known is not None and has_length(known) and _is_whole(known, dataset):

@@ -75,13 +75,7 @@ class Recorder:
         return trainer.callback_handler.tell(kind, trainer.args, trainer.state, **extra)
 
     def log(self, logs: dict[str, Any], start_time: float | None = None) -> None:
-        """Write values down everywhere: history, journal, trackers, callbacks.
-
-        Args:
-            logs: Numbers by name; the epoch is added.
-            start_time: When the training began, for tokens a second where tokens are
-                counted.
-        """
+        """Write values down everywhere: history, journal, trackers, callbacks."""
         state = self._trainer.state
         logs["epoch"] = state.epoch
         if self._trainer.args.include_num_input_tokens_seen != "no":

@@ -71,13 +71,7 @@ class Saver:
     # -- the model alone ----------------------------------------------------------------------
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """Write the model so that from_pretrained loads it; each file is whole or absent.
-
-        Args:
-            output_dir: The folder. None: args.output_dir.
-            _internal_call: Whether the Trainer itself is saving; then nothing is pushed to
-                the hub.
-        """
+        """Write the model so that from_pretrained loads it; each file is whole or absent."""
         trainer = self._trainer
         folder = Path(str(trainer.args.output_dir if output_dir is None else output_dir))
         try:

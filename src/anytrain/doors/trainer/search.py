@@ -59,19 +59,6 @@ class Search:
         arguments are as they were once the search is over. A line says where each trial's folder
         is; `anytrain report` of the folder that they are in compares them. `kwargs` go to optuna's
         `create_study` (sampler, pruner, storage) and `Study.optimize` (timeout, catch).
-
-        Args:
-            hp_space: `f(trial)` that returns settings by the names of TrainingArguments.
-                None: learning rate, epochs, seed and batch size in HF's ranges.
-            compute_objective: `f(metrics)` that returns the number to compare trials by,
-                or a list of them. None: the sum of your metrics, or the evaluation's loss
-                where there are none.
-            n_trials: How many models to train.
-            direction: "minimize" or "maximize", or a list with one for each objective.
-            backend: "optuna", the only one here, or None.
-            hp_name: `f(trial)` that returns the trial's name, which its folder has too.
-                None: run-0, run-1...
-            **kwargs: What goes to optuna.
         """
         trainer = self._trainer
         self._check_search(backend, n_trials, kwargs)
@@ -91,11 +78,7 @@ class Search:
             trainer._new_run()
 
     def make_model(self, trial: Any = None) -> nn.Module:
-        """Return a fresh model from `model_init`, which may take the trial.
-
-        Args:
-            trial: The trial, handed on where `model_init` takes one.
-        """
+        """Return a fresh model from `model_init`, which may take the trial."""
         trainer = self._trainer
         if trainer.model_init is None:
             raise WrongOrder(
