@@ -67,36 +67,18 @@ class Hub:
             raise answer
         trainer.hub_model_id = answer
 
-    def write_card(
-        self,
-        language: str | None = None,
-        license: str | None = None,
-        tags: str | list[str] | None = None,
-        model_name: str | None = None,
-        finetuned_from: str | None = None,
-        tasks: str | list[str] | None = None,
-        dataset_tags: str | list[str] | None = None,
-        dataset: str | list[str] | None = None,
-        dataset_args: str | list[str] | None = None,
-    ) -> None:
+    def write_card(self, facts: CardFacts) -> None:
         """Write README.md into the output folder: header, settings, results and versions."""
         trainer = self._trainer
         if not trainer.is_world_process_zero():
             return
-        facts = CardFacts(
-            language=language,
-            license=license,
-            tags=tags,
-            model_name=model_name,
-            finetuned_from=_hub_name(finetuned_from) or _base_model(trainer.model),
-            tasks=tasks,
-            dataset_tags=dataset_tags,
-            dataset=dataset,
-            dataset_args=dataset_args,
-        )
         target = Path(str(trainer.args.output_dir)) / CARD_NAME
-        known = [*as_list(tags), *as_list(getattr(trainer.model, "model_tags", None))]
-        facts = replace(facts, tags=list(dict.fromkeys([*known, *card_tags(target)])))
+        known = [*as_list(facts.tags), *as_list(getattr(trainer.model, "model_tags", None))]
+        facts = replace(
+            facts,
+            tags=list(dict.fromkeys([*known, *card_tags(target)])),
+            finetuned_from=_hub_name(facts.finetuned_from) or _base_model(trainer.model),
+        )
         write_text(target, write_card(facts, self._run_facts()))
 
     def push(

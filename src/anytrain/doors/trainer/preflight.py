@@ -66,13 +66,23 @@ def preflight(
 
 def was_split(trainer: Trainer, parts: int) -> None:
     """Tell that batches are cut from now on, and keep it in the run's record."""
-    _tell_split(trainer.args.train_batch_size, parts)
+    give_notice(
+        f"A batch of {trainer.args.train_batch_size} does not fit the memory: it is computed in "
+        f"{parts} parts from now on. What a step learns from stays the same.",
+        stacklevel=4,
+    )
     _note_full(trainer, f"in {parts} parts")
 
 
 def was_checkpointed(trainer: Trainer, number: int, total: int) -> None:
     """Tell that blocks are computed again from now on, and keep it in the run's record."""
-    _tell_checkpointed(trainer.args.train_batch_size, number, total)
+    which = "all" if number == total else str(number)
+    give_notice(
+        f"A batch of {trainer.args.train_batch_size} does not fit the memory: {which} of the "
+        f"model's {total} repeated blocks are computed again in backward from now on. What a step "
+        "learns stays the same.",
+        stacklevel=7,
+    )
     _note_full(trainer, f"{number} of {total} blocks computed again")
 
 
@@ -81,25 +91,6 @@ def _note_full(trainer: Trainer, instead: str) -> None:
     told = foretold(trainer.args.output_dir, session.backend.name)
     why = f"the memory was full with a batch of {size}{_missed(told, size)}"
     session.revise("batch", instead, why, step=trainer._progress.step)
-
-
-def _tell_split(batch_size: int, parts: int) -> None:
-    """Say that micro-batches are cut from now on."""
-    give_notice(
-        f"A batch of {batch_size} does not fit the memory: it is computed in {parts} parts from "
-        "now on. What a step learns from stays the same.",
-        stacklevel=5,
-    )
-
-
-def _tell_checkpointed(batch_size: int, number: int, total: int) -> None:
-    """Say that some activations are computed again from now on."""
-    which = "all" if number == total else str(number)
-    give_notice(
-        f"A batch of {batch_size} does not fit the memory: {which} of the model's {total} repeated "
-        "blocks are computed again in backward from now on. What a step learns stays the same.",
-        stacklevel=8,
-    )
 
 
 def _missed(told: Mapping[str, Any] | None, batch_size: int) -> str:

@@ -1,7 +1,4 @@
-"""What comes before the first step: checks, seeds, and what the arguments ask of the model.
-
-The optimizer and the schedule are made here too.
-"""
+"""What comes before the first step: checks, seeds, and what the arguments ask of the model."""
 
 from __future__ import annotations
 
@@ -27,11 +24,6 @@ from anytrain.engine.step.activations import Activations
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
-
-
-def seed(args: TrainingArguments) -> None:
-    """Seed everything that draws."""
-    rng.seed_everything(args.seed)
 
 
 def own_arguments(args: TrainingArguments | None) -> TrainingArguments:
@@ -231,7 +223,7 @@ def model_for_training(trainer: Trainer, trial: Any) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(settings(args, trainer._session))
         if trainer.model_init is not None:
-            seed(args)
+            rng.seed_everything(args.seed)
             trainer.model = trainer.call_model_init(trial)
             trainer.optimizer = trainer.lr_scheduler = None
             trainer._inspect_model()

@@ -32,6 +32,7 @@ from anytrain.doors.described import NOWHERE, Described, sheet
 from anytrain.doors.trainer import preparing
 from anytrain.doors.trainer.best import Best
 from anytrain.doors.trainer.bucket_lengths import BucketLengths
+from anytrain.doors.trainer.card import CardFacts
 from anytrain.doors.trainer.evaluator import Evaluator
 from anytrain.doors.trainer.hub import Hub
 from anytrain.doors.trainer.loaders import Loaders, check_eval_sets, default_collator
@@ -59,7 +60,7 @@ from anytrain.doors.trainer.steps import Steps
 from anytrain.doors.trainer.training import Training, check_end
 from anytrain.doors.training_args import TrainingArguments, session as sessions
 from anytrain.doors.training_args.session import run_options
-from anytrain.engine import objective
+from anytrain.engine import objective, rng
 from anytrain.engine.assemble import current
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.step_boundary import BetweenSteps
@@ -185,7 +186,7 @@ class Trainer(Described, OverridePoints, NamedArguments):
         tokenizer: Any = None,
     ) -> None:
         self.args = preparing.own_arguments(args)
-        preparing.seed(self.args)
+        rng.seed_everything(self.args.seed)
         self.processing_class = preparing.one_processing_class(processing_class, tokenizer)
         self.model_init = preparing.one_model(model, model_init)
         preparing.check_optimizers(optimizers, optimizer_cls_and_kwargs, model_init)
@@ -596,17 +597,18 @@ class Trainer(Described, OverridePoints, NamedArguments):
             dataset: The data sets' names for readers.
             dataset_args: Their configurations or splits.
         """
-        self._parts.hub.write_card(
-            language=language,
-            license=license,
-            tags=tags,
-            model_name=model_name,
-            finetuned_from=finetuned_from,
-            tasks=tasks,
-            dataset_tags=dataset_tags,
-            dataset=dataset,
-            dataset_args=dataset_args,
+        facts = CardFacts(
+            language,
+            license,
+            tags,
+            model_name,
+            finetuned_from,
+            tasks,
+            dataset_tags,
+            dataset,
+            dataset_args,
         )
+        self._parts.hub.write_card(facts)
 
     def push_to_hub(
         self,
