@@ -16,7 +16,7 @@ from anytrain.core.errors import HubError, Notice
 from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.reading import write as write_report
 from anytrain.doors.trainer import Trainer
-from anytrain.doors.trainer.card import card_tags
+from anytrain.doors.trainer.model_card import card_tags
 from anytrain.doors.training_args import TrainingArguments
 from local_hub import LocalHub, serving
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from anytrain.core.errors import BadInput, BadType, raised_by
 from anytrain.core.notices import give_notice
 from anytrain.doors.trainer import evaluation_record, preparing
-from anytrain.doors.trainer.inputs import Inputs
+from anytrain.doors.trainer.input_errors import InputErrors
 from anytrain.doors.trainer.optimizing import set_mode
 from anytrain.doors.trainer.outputs import (
     EvalLoopOutput,
@@ -158,7 +158,7 @@ class Evaluator:
             looking.end_batch(keep.num_rows)
             trainer._parts.recorder.tell("prediction_step")
 
-        inputs = Inputs(trainer, loader=dataloader, model=model)
+        inputs = InputErrors(trainer, loader=dataloader, model=model)
         job = Evaluation(
             dataloader,
             world,

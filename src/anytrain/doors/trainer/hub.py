@@ -17,7 +17,7 @@ from torch import nn
 
 from anytrain.core.errors import BadInput, HubError
 from anytrain.core.notices import give_notice
-from anytrain.doors.trainer.card import CardFacts, RunFacts, as_list, card_tags, write_card
+from anytrain.doors.trainer.model_card import CardFacts, RunFacts, as_list, card_tags, write_card
 from anytrain.doors.trainer.outputs import PREFIX_CHECKPOINT_DIR, write_text
 from anytrain.engine.checkpoint import files, manifest
 from anytrain.engine.checkpoint.files import Damaged

@@ -32,10 +32,10 @@ from anytrain.doors.described import NOWHERE, Described, sheet
 from anytrain.doors.trainer import preparing
 from anytrain.doors.trainer.best import Best
 from anytrain.doors.trainer.bucket_lengths import BucketLengths
-from anytrain.doors.trainer.card import CardFacts
 from anytrain.doors.trainer.evaluator import Evaluator
 from anytrain.doors.trainer.hub import Hub
 from anytrain.doors.trainer.loaders import Loaders, check_eval_sets, default_collator
+from anytrain.doors.trainer.model_card import CardFacts
 from anytrain.doors.trainer.optimizing import Optimizing
 from anytrain.doors.trainer.outputs import (
     TRAINER_STATE_NAME,

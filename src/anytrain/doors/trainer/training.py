@@ -17,7 +17,7 @@ from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks import TrainerState
 from anytrain.doors.trainer import preparing
 from anytrain.doors.trainer.best import CheckpointMetricMissing
-from anytrain.doors.trainer.inputs import Inputs
+from anytrain.doors.trainer.input_errors import InputErrors
 from anytrain.doors.trainer.optimizing import set_mode
 from anytrain.doors.trainer.outputs import (
     PREFIX_CHECKPOINT_DIR,
@@ -141,7 +141,7 @@ class Training:
         parts.recorder.tell("train_begin", facts=parts.recorder.facts)
         if trainer.args.eval_on_start and not trainer._session.observer.is_watching:
             trainer._evaluate(trainer._trial, trainer._ignored_in_eval, skip_scheduler=True)
-        inputs = Inputs(trainer, model=trainer.model_wrapped)
+        inputs = InputErrors(trainer, model=trainer.model_wrapped)
         ledger, meter = trainer._session.ledger, trainer._meter
         step = parts.steps.recorded(inputs.checked_first(trainer._engine_step))
         cut = trainer._session.end_step

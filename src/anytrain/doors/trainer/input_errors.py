@@ -35,7 +35,7 @@ _CHECKED = ("cuda", "mps")
 """Devices that tell of an index out of range too late, or not at all."""
 
 
-class Inputs:
+class InputErrors:
     """What a Trainer's steps are fed, for the time when one of them fails."""
 
     def __init__(self, trainer: Trainer, *, loader: Any = None, model: nn.Module) -> None:
