@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _UNNAMED = re.compile(r"LABEL_\d+")
 
 
-class Looking:
+class SampleRecorder:
     """What looks on while an evaluation goes.
 
     With `gives_scores`, a step that is asked for its loss alone is asked for its scores too, as
@@ -75,7 +75,7 @@ class Looking:
         self.verdicts.end_batch(new)
 
 
-def look_on(trainer: Trainer, loader: Any, description: str) -> Looking:
+def look_on(trainer: Trainer, loader: Any, description: str) -> SampleRecorder:
     """Return what looks on at an evaluation; it sees nothing where nothing is to be written.
 
     `owner` is the class whose step is known to do no more work where it gives its scores too;
@@ -86,7 +86,7 @@ def look_on(trainer: Trainer, loader: Any, description: str) -> Looking:
         shifted=objective.shifts_labels(base_model(trainer.model)),
         is_looking=writes and not trainer._session.observer.is_watching,
     )
-    return Looking(
+    return SampleRecorder(
         loader,
         verdicts,
         gives_scores=_is_ours(trainer, "prediction_step", OverridePoints),
@@ -94,7 +94,7 @@ def look_on(trainer: Trainer, loader: Any, description: str) -> Looking:
     )
 
 
-def note(trainer: Trainer, looking: Looking | None, asked: Any, prefix: str) -> None:
+def note(trainer: Trainer, looking: SampleRecorder | None, asked: Any, prefix: str) -> None:
     """Write the file of an evaluation that is over; every rank calls it, the main one writes.
 
     `asked` is the data set that `evaluate` was given, or its name.

@@ -47,7 +47,7 @@ class Evaluator:
         self._trainer = trainer
         self._prepared_here = 0.0
         """Seconds that the model took to prepare for the evaluation that goes on."""
-        self._looking: evaluation_record.Looking | None = None
+        self._looking: evaluation_record.SampleRecorder | None = None
 
     def evaluate(
         self,

@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 ARGUMENTS_NAME = "training_args.json"
 _SETTLED = ("learning_rate", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon")
 """What an optimizer's saved state holds."""
-_STANDING = {
+_LOOP_STATE = {
     "progress": {
         "step": Whole(),
         "epoch": Whole(),
@@ -70,7 +70,7 @@ _STANDING = {
 """What a checkpoint holds of the loop."""
 
 
-class Standing:
+class LoopState:
     """What a checkpoint holds of the loop: its position, its history, its callbacks' states."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -123,10 +123,8 @@ class Resuming:
             return None
         if asked is not True and str(asked).lower() not in ("true", "latest", "auto"):
             return Path(asked)
-        root, world = (
-            Path(str(trainer.args.output_dir)).expanduser().absolute(),
-            trainer._session.world,
-        )
+        root = Path(str(trainer.args.output_dir)).expanduser().absolute()
+        world = trainer._session.world
         newest = world.broadcast_object(last_checkpoint(root) if world.rank == 0 else None)
         assert newest is not None
         for damage in newest.passed_over:
@@ -161,7 +159,7 @@ class Resuming:
                 fix="load it where it was saved, or load its model and begin a new training.",
             )
         loaded.check(
-            "registered", partial(_check_standing, callbacks=self._trainer.callback_handler)
+            "registered", partial(_check_loop_state, callbacks=self._trainer.callback_handler)
         )
         return loaded
 
@@ -177,7 +175,7 @@ class Resuming:
                 self.take_state(TrainerState.load_from_json(path / TRAINER_STATE_NAME))
                 self._seek(trainer.state.global_step)
         else:
-            standing = Standing(trainer)
+            standing = LoopState(trainer)
             run_state.restore(run, [standing], loaded, trainer._parts.saver.load_hooks(), own=own)
             arguments = _arguments_of(path / ARGUMENTS_NAME)
             position, loader = position_of(loaded, run.loaders[0]), run.loaders[0]
@@ -226,9 +224,9 @@ class Resuming:
             trainer.callback_handler.take_up(saved.stateful_callbacks)
 
 
-def _check_standing(saved: Any, callbacks: Callbacks) -> None:
+def _check_loop_state(saved: Any, callbacks: Callbacks) -> None:
     """Raise Misfit where the place in the loop, or a callback's state, has no meaning."""
-    check(saved, _STANDING)
+    check(saved, _LOOP_STATE)
     if saved["meter"]["losses"].dim() != 1 or not len(saved["meter"]["losses"]):
         raise Misfit("meter.losses must hold one loss for each rank")
     unknown = set(saved["state"]) - {field.name for field in dataclasses.fields(TrainerState)}
@@ -289,7 +287,9 @@ def _tell_place(path: Path, progress: Progress) -> None:
         sys.stderr.flush()
 
 
-def _tell_changed(saved: Mapping[str, Any], standing: Standing, trainer: Trainer) -> dict[str, Any]:
+def _tell_changed(
+    saved: Mapping[str, Any], standing: LoopState, trainer: Trainer
+) -> dict[str, Any]:
     """Give notice of all that is not as it was: `saved` holds the former arguments.
 
     Return what is used in the place of what was given, by name.

@@ -29,7 +29,7 @@ from anytrain.doors.trainer.outputs import (
     TRAINER_STATE_NAME,
     write_text,
 )
-from anytrain.doors.trainer.resuming import ARGUMENTS_NAME, Standing
+from anytrain.doors.trainer.resuming import ARGUMENTS_NAME, LoopState
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import run_state
 from anytrain.engine.assemble.step_boundary import BetweenSteps, stop_on_signals
@@ -223,7 +223,7 @@ class Saver:
         is_adapted = has_adapters(trainer.model)
         apart = is_adapted or self.has_own_model()
         hooks: list[run_state.SaveHook] = [_leave_out_models] if apart else []
-        taken = run_state.take(trainer._run, [Standing(trainer)], hooks, folder)
+        taken = run_state.take(trainer._run, [LoopState(trainer)], hooks, folder)
         # Files come last: a rank that cannot write one must not leave the others waiting above.
         with disk_errors():
             self._save_own_files(folder)
