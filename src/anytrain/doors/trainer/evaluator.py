@@ -139,14 +139,14 @@ class Evaluator:
         only_loss = trainer.args.prediction_loss_only if asked is None else asked
         dataloader = trainer._parts.loaders.prepared(dataloader)
         model = self._evaluation_model()
-        model.eval()
         set_mode(trainer.optimizer, is_training=False)
         trainer.callback_handler.eval_dataloader = dataloader
         keeps_all = description == "Prediction"
         scores = Scores(trainer.compute_metrics, trainer.args, keeps_all=keeps_all)
         self._looking = looking = evaluation_record.look_on(trainer, dataloader, description)
         keeps_inputs = "inputs" in trainer.args.include_for_metrics
-        world, keep = trainer._session.world, Predictions() if only_loss else scores.keep()
+        world = trainer._session.world
+        keep = Predictions() if only_loss else scores.keep()
 
         def predict(batch: Any) -> tuple[Any, Any, Any, Any]:
             inputs = self._main_input(batch) if keeps_inputs else None
@@ -263,6 +263,7 @@ class Evaluator:
             run.model(trainer.model, evaluation_mode=True)
             run.models.clear()  # an evaluation alone is nothing to save
             self._prepared_here = trainer.model_preparation_time = round(time.time() - began, 4)
+        trainer.model.eval()
         return trainer.model
 
     def _lower_precision(self) -> Callable[[], None]:

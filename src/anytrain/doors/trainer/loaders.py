@@ -119,6 +119,7 @@ class Loaders:
         is_training: bool = False,
         dataloader_key: str | None = None,
     ) -> DataLoader[Any]:
+        """Return the prepared loader of a data set, its batches in the run's shapes."""
         trainer = self._trainer
         args, collate, dataset = trainer.args, trainer.data_collator, as_rows(dataset)
         given = dataset  # its column of lengths is no input of the model's

@@ -46,13 +46,13 @@ from anytrain.engine.step.step import let_train
 from anytrain.engine.tree import map_tensors
 
 if TYPE_CHECKING:
-    from anytrain.doors.trainer.trainer import Parts
+    from anytrain.doors.trainer.trainer import TrainerParts
 
 
 class OverridePoints:
     """What a subclass of `Trainer` may override, and what HF's Trainer answers of itself.
 
-    Parts of a Trainer call these on the Trainer, so that an override counts everywhere.
+    TrainerParts of a Trainer call these on the Trainer, so that an override counts everywhere.
     """
 
     args: TrainingArguments
@@ -79,7 +79,7 @@ class OverridePoints:
     _accepts_loss_kwargs: bool | None = None
     _as_made: Mapping[str, Any]
     """What anytrain's own class came with, whatever is put in its place later."""
-    _parts: Parts
+    _parts: TrainerParts
     _run: Run
     _session: Session
     _shifts: bool

@@ -54,7 +54,7 @@ _SETTINGS = (
 )
 
 
-class Recorder:
+class RunRecorder:
     """What is written down and told while a Trainer's run goes on."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -366,7 +366,7 @@ def _value(value: Any) -> Any:
     return getattr(value, "value", value)
 
 
-class MemoryUse:
+class StageMemory:
     """Bytes before and after a stage, on the host and on the device; off unless asked for."""
 
     def __init__(self, session: Session, *, off: bool) -> None:

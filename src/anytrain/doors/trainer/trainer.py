@@ -51,7 +51,7 @@ from anytrain.doors.trainer.outputs import (
 )
 from anytrain.doors.trainer.override_points import OverridePoints
 from anytrain.doors.trainer.preflight import preflight, shorten
-from anytrain.doors.trainer.recorder import MemoryUse, Recorder
+from anytrain.doors.trainer.recorder import RunRecorder, StageMemory
 from anytrain.doors.trainer.resuming import Resuming
 from anytrain.doors.trainer.saver import Saver
 from anytrain.doors.trainer.search import Search, Space
@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitInfo
 
 
-class Parts:
+class TrainerParts:
     """What a Trainer is put together from; each part holds its own state."""
 
     def __init__(self, trainer: Trainer) -> None:
@@ -90,14 +90,14 @@ class Parts:
         self.steps = Steps(trainer)
         self.training = Training(trainer)
         self.evaluator = Evaluator(trainer)
-        self.recorder = Recorder(trainer)
+        self.recorder = RunRecorder(trainer)
         self.saver = Saver(trainer)
         self.resuming = Resuming(trainer)
         self.best = Best(trainer)
         self.hub = Hub(trainer)
         self.search = Search(trainer)
 
-    def given_to(self, trainer: Trainer) -> Parts:
+    def given_to(self, trainer: Trainer) -> TrainerParts:
         """Return the same parts, in the state they are in, for a copy of their Trainer."""
         made = copy.copy(self)
         for name, part in vars(self).items():
@@ -195,8 +195,8 @@ class Trainer(Described, OverridePoints, NamedArguments):
         self._follow_arguments()
         preparing.check_tf32(self.args, self._session)
         self._new_run()
-        self._parts = Parts(self)
-        self._memory = MemoryUse(self._session, off=self.args.skip_memory_metrics)
+        self._parts = TrainerParts(self)
+        self._memory = StageMemory(self._session, off=self.args.skip_memory_metrics)
         self.model = self.call_model_init() if model is None else model
         self.model_wrapped = self.model
         self.train_dataset, self.eval_dataset = train_dataset, eval_dataset

@@ -31,7 +31,7 @@ class _Compared(BaseException):
         self.parity = parity
 
 
-class _Observer:
+class _TakeoverObserver:
     """Let a script run to its first training step, and no further; it writes to the folder."""
 
     is_watching = True
@@ -73,7 +73,7 @@ def compare_script(
     """
     say("running the script up to its first training step")
     with tempfile.TemporaryDirectory() as folder:
-        own = _Observer(folder)
+        own = _TakeoverObserver(folder)
         try:
             # Not a hook: those for all modules are not told the arguments that have names.
             taking_over = mock.patch.object(
@@ -93,7 +93,7 @@ def compare_script(
     )
 
 
-def _taking_over(own: _Observer, precision: str | None, say: Callable[[str], None]) -> Any:
+def _taking_over(own: _TakeoverObserver, precision: str | None, say: Callable[[str], None]) -> Any:
     """Return a call of modules whose first one in training is compared instead."""
     call: Any = nn.Module.__call__
     taken: list[nn.Module] = []
@@ -121,7 +121,7 @@ def _compared(model: nn.Module, args: Any, kwargs: Any, precision: str) -> Parit
         return compare(model, (args, kwargs), loss_of, device, precision)
 
 
-def _precision_of(own: _Observer, model: nn.Module) -> str:
+def _precision_of(own: _TakeoverObserver, model: nn.Module) -> str:
     """Return how the run computes: as it said of itself, or as autocast is set just now."""
     told = own.facts.get("precision")
     if told is not None:
