@@ -9,10 +9,10 @@ import pytest
 
 from anytrain.machine.processes import crashes, host_limits, notes
 from anytrain.machine.processes.crashes import Ending
-from anytrain.machine.processes.evidence import Evidence
 from anytrain.machine.processes.heartbeat import Beat, Pulse
 from anytrain.machine.processes.host_limits import MemoryMarks, Space
 from anytrain.machine.processes.notes import Note
+from anytrain.machine.processes.supervise import Evidence
 
 CALM = MemoryMarks(3, "this control group's", 4 * 2**30, 39 * 2**30 // 10)
 KILLED = MemoryMarks(4, "this control group's", 4 * 2**30, 39 * 2**30 // 10)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from anytrain.machine.processes import evidence, host_limits, supervise
+from anytrain.machine.processes import host_limits, supervise
 from anytrain.machine.processes.host_limits import Space
 from launching import child_environment
 
@@ -76,7 +76,9 @@ def test_each_child_has_a_peak_of_its_own(tmp_path):
     big = start("import time; x = bytearray(600 * 2**20); time.sleep(2)")
     small = start("import time; time.sleep(2)")
     assert supervise.first_failure([big, small]) is None
-    peaks = [evidence.collect(tmp_path, 0, child.pid, 0).peak_bytes for child in (big, small)]
+    peaks = [
+        supervise.collect_evidence(tmp_path, 0, child.pid, 0).peak_bytes for child in (big, small)
+    ]
     assert 600 * 2**20 < peaks[0] < 700 * 2**20
     # Not what this process had when it started it, which the kernel's own figure counts.
     assert peaks[1] < 100 * 2**20
@@ -89,7 +91,7 @@ def test_a_peak_that_lasts_a_moment_is_known_from_the_kernel(tmp_path):
     child = start(f"import os; x = bytearray({size}); os._exit(3)")
     assert end_of(child) == 3
     # The kernel's figure is no exact one: it was once found 7 MiB short.
-    assert evidence.collect(tmp_path, 0, child.pid, 3).peak_bytes > size - 50 * 2**20
+    assert supervise.collect_evidence(tmp_path, 0, child.pid, 3).peak_bytes > size - 50 * 2**20
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells another process's limits")
@@ -97,7 +99,7 @@ def test_a_limit_that_the_child_set_itself_is_seen(tmp_path):
     limit = "import resource, time; resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31)); "
     child = start(limit + "time.sleep(2)")
     end_of(child)
-    assert evidence.collect(tmp_path, 0, child.pid, 0).address_limit_bytes == 2**31
+    assert supervise.collect_evidence(tmp_path, 0, child.pid, 0).address_limit_bytes == 2**31
 
 
 def test_a_process_that_somebody_else_has_asked_keeps_its_exit_code():

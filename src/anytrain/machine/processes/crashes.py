@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anytrain.core.errors import PeerLost
-from anytrain.machine.processes import evidence, faults, host_limits, notes
-from anytrain.machine.processes.evidence import Evidence
+from anytrain.machine.processes import faults, host_limits, notes, supervise
 from anytrain.machine.processes.heartbeat import Beat, read_beat
 from anytrain.machine.processes.host_limits import MemoryMarks
 from anytrain.machine.processes.notes import Note
 from anytrain.machine.processes.stalls import RESUME
+from anytrain.machine.processes.supervise import Evidence
 
 _CONSEQUENCES = ("peer lost", "interrupt")
 _NATIVE = ("SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP")
@@ -89,14 +89,14 @@ def ending(beats: str | Path, rank: int, pid: int, code: int) -> Ending:
     """Collect what a rank left behind; a beat of an earlier process is not its own."""
     beat = read_beat(beats, rank)
     own = beat if beat is not None and beat.pid == pid else None
-    found = evidence.collect(beats, rank, pid, code)
+    found = supervise.collect_evidence(beats, rank, pid, code)
     note, noticed = notes.read(beats, rank), time.time()
     at = noticed
     if note is not None:
         at = note.written
     elif code < 0:
         # Errors of others may follow from it, so it counts from when it was last seen alive.
-        at = evidence.alive_at(pid) or noticed
+        at = supervise.alive_at(pid) or noticed
     return Ending(rank, pid, code, own, note, found, noticed, at)
 
 

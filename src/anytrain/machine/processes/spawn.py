@@ -29,7 +29,6 @@ from anytrain.core.notices import give_notice
 from anytrain.machine.processes import (
     child,
     crashes,
-    evidence,
     exceptions,
     faults,
     heartbeat,
@@ -205,7 +204,7 @@ class _Attempt:
                 for copy in copies:
                     copy.end(deadline)
         failure = None if is_well else self._failure(before)
-        evidence.forget(member.pid for member in self._members)
+        supervise.forget_looks(member.pid for member in self._members)
         return failure
 
     def _start(self, local_rank: int, ends: tuple[int, int], pages: int | None) -> Any:

@@ -1,4 +1,4 @@
-"""Start processes that end together, and end them for certain.
+"""Start processes that end together, see what the system says of them, and end them for certain.
 
 Every child leads a session of its own: its data loading workers go with it, and a Ctrl-C in the
 terminal reaches the launcher alone, which hands it on exactly once. Of one launch the processes
@@ -13,6 +13,7 @@ import fcntl
 import io
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -22,8 +23,9 @@ import threading
 import time
 import warnings
 from asyncio import events
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any, Protocol
@@ -31,7 +33,9 @@ from typing import IO, Any, Protocol
 import psutil
 
 from anytrain.core import environment
-from anytrain.machine.processes import evidence, faults
+from anytrain.machine.processes import faults
+from anytrain.machine.processes.faults import Frame, Seen
+from anytrain.machine.processes.host_limits import Space, shared_memory
 
 GRACE_S = 600.0
 """How long a process may take to save its work after it was asked to stop; a second request ends
@@ -114,7 +118,7 @@ def start(
         start_new_session=True,
         pass_fds=pass_fds,
     )
-    evidence.begin(process.pid)
+    _begin_looks(process.pid)
     return process
 
 
@@ -122,7 +126,7 @@ def poll(process: Process) -> int | None:
     """Return the exit code, None while it runs; and take down what the system says of it."""
     if process.returncode is not None:
         return process.poll()
-    evidence.look(process.pid)
+    _look_at(process.pid)
     if isinstance(process, subprocess.Popen):
         try:
             # Popen would ask for the exit code alone, and only one may ask.
@@ -131,7 +135,7 @@ def poll(process: Process) -> int | None:
             return process.poll()
         if pid == process.pid:
             process.returncode = os.waitstatus_to_exitcode(status)
-            evidence.reaped(pid, usage)
+            _note_usage(pid, usage)
     return process.poll()
 
 
@@ -415,3 +419,116 @@ def _remove_left_folders() -> None:
                     shutil.rmtree(lock.parent, ignore_errors=True)
             finally:
                 os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What a rank left behind, beyond its exit code, its beat and its note."""
+
+    stack: tuple[Frame, ...] = ()
+    """The Python stack of a native crash, innermost first."""
+    seen: Seen | None = None
+    """Where the main thread was when it was last looked at."""
+    peak_bytes: int | None = None
+    """The most memory that it, or a process that it started, was seen to have in use."""
+    peers: tuple[tuple[int, int], ...] = ()
+    """The same of every rank of this host that is known, with its rank."""
+    address_limit_bytes: int | None = None
+    """What `ulimit -v` allowed it; None: anything."""
+    shared: Space | None = None
+
+
+@dataclass(slots=True)
+class _Looks:
+    """What was seen of a process while it ran."""
+
+    peak_bytes: int = 0
+    alive_at: float | None = None
+    address_limit_bytes: int | None = None
+    shared: Space | None = None
+
+
+_looks: dict[int, _Looks] = {}
+"""By process number: what this launcher has seen of its children."""
+
+
+def _begin_looks(pid: int) -> None:
+    """Forget an earlier process that had the same number."""
+    _looks[pid] = _Looks()
+
+
+def _look_at(pid: int) -> None:
+    """Take down what the system says of a process that runs; about 0.1 ms."""
+    seen = _looks.setdefault(pid, _Looks())
+    now = _high_water(pid)
+    if now:
+        seen.alive_at = time.time()
+    seen.peak_bytes = max(seen.peak_bytes, now)
+    if sys.platform == "linux":
+        with suppress(OSError, ValueError):
+            soft = resource.prlimit(pid, resource.RLIMIT_AS)[0]
+            seen.address_limit_bytes = None if soft == resource.RLIM_INFINITY else soft
+    space = shared_memory()
+    if space is not None and (seen.shared is None or space.free_bytes < seen.shared.free_bytes):
+        seen.shared = space
+
+
+def alive_at(pid: int) -> float | None:
+    """Return when a process was last seen alive, on the wall clock."""
+    seen = _looks.get(pid)
+    return None if seen is None else seen.alive_at
+
+
+def forget_looks(pids: Iterable[int]) -> None:
+    """Drop what was seen of processes that are done with."""
+    for pid in pids:
+        _looks.pop(pid, None)
+
+
+def _note_usage(pid: int, usage: resource.struct_rusage) -> None:
+    """Take down what the kernel says of a process that has ended.
+
+    Its peak is that of the largest of the process and its own children, and counts from before
+    the program was loaded, when it was a copy of this process: so it is the child's only where
+    it is more than this process ever had.
+    """
+    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    if usage.ru_maxrss > own:
+        seen = _looks.setdefault(pid, _Looks())
+        unit = 1 if sys.platform == "darwin" else 1024
+        seen.peak_bytes = max(seen.peak_bytes, usage.ru_maxrss * unit)
+
+
+def collect_evidence(folder: str | Path, rank: int, pid: int, code: int) -> Evidence:
+    """Return what is known of a rank's end."""
+    seen = _looks.get(pid, _Looks())
+    # A rank that was started again has had several numbers: the latest counts.
+    known = {other: number for other, number in faults.processes(folder) if number in _looks}
+    peers = {other: _looks[number].peak_bytes for other, number in known.items()}
+    peers[rank] = seen.peak_bytes
+    return Evidence(
+        stack=faults.fault(folder, rank, pid, -code) if code < 0 else (),
+        seen=faults.last_seen(folder, rank, pid),
+        peak_bytes=seen.peak_bytes or None,
+        peers=tuple((other, peak) for other, peak in sorted(peers.items()) if peak),
+        address_limit_bytes=seen.address_limit_bytes,
+        shared=_least(seen.shared, shared_memory()),
+    )
+
+
+def _high_water(pid: int) -> int:
+    """Return the most memory a process has had in use, as its system counts."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+        return 0  # it has ended, and waits to be asked
+    except (OSError, ValueError):
+        with suppress(psutil.Error):
+            return int(psutil.Process(pid).memory_info().rss)
+        return 0
+
+
+def _least(one: Space | None, other: Space | None) -> Space | None:
+    known = [space for space in (one, other) if space is not None]
+    return min(known, key=lambda space: space.free_bytes, default=None)
