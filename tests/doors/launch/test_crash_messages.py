@@ -55,8 +55,8 @@ def train(how):
 WAYS = {
     "launch": {"start": "import anytrain", "call": "train(sys.argv[1])"},
     "call": {
-        "start": "from anytrain.machine.processes.spawn import Crew, call",
-        "call": 'if __name__ == "__main__":\n    call(train, (sys.argv[1],), Crew(2, 2))',
+        "start": "from anytrain.machine.processes.spawn import SpawnOptions, call",
+        "call": 'if __name__ == "__main__":\n    call(train, (sys.argv[1],), SpawnOptions(2, 2))',
     },
 }
 

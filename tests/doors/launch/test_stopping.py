@@ -162,8 +162,8 @@ def test_what_was_saved_is_not_said_to_be_lost(tmp_path: Path) -> None:
 def test_an_interrupt_before_anything_was_started_is_one_line(tmp_path: Path) -> None:
     interrupt = """
 import os
-from anytrain.doors.launch import counts
-counts.choose = lambda *given: os.kill(os.getpid(), signal.SIGINT)
+from anytrain.doors.launch import target
+target.choose_target = lambda *given: os.kill(os.getpid(), signal.SIGINT)
 """
     ran = launch(tmp_path, "", 2, before=interrupt)
     assert ran.returncode == 130

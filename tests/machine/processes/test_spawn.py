@@ -280,8 +280,8 @@ def test_an_interrupt_while_children_start_ends_them_without_a_word(tmp_path, se
     script = tmp_path / "script.py"
     script.write_text(
         "import time\n"
-        "from anytrain.machine.processes.spawn import Crew, call\n"
-        "call(lambda: time.sleep(1000), (), Crew(2, 2, port=1))\n"
+        "from anytrain.machine.processes.spawn import SpawnOptions, call\n"
+        "call(lambda: time.sleep(1000), (), SpawnOptions(2, 2, port=1))\n"
     )
     parent = subprocess.Popen(
         [sys.executable, str(script)],
@@ -309,9 +309,9 @@ def test_children_find_anytrain_where_the_notebook_found_it(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(
         f"import sys\nsys.path.extend({sys.path!r})\n"
-        "from anytrain.machine.processes.spawn import Crew, call\n"
+        "from anytrain.machine.processes.spawn import SpawnOptions, call\n"
         "if __name__ == '__main__':\n"
-        "    print(call(lambda: sys.executable, (), Crew(1, 1, port=1)))\n"
+        "    print(call(lambda: sys.executable, (), SpawnOptions(1, 1, port=1)))\n"
     )
     ran = subprocess.run([bare, str(script)], capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -323,12 +323,12 @@ def test_ctrl_c_ends_the_children_and_leaves_nothing(tmp_path):
     script.write_text(
         "import sys, time\n"
         "from pathlib import Path\n"
-        "from anytrain.machine.processes.spawn import Crew, call\n"
+        "from anytrain.machine.processes.spawn import SpawnOptions, call\n"
         "def work(folder):\n"
         "    import os\n"
         "    Path(folder, os.environ['RANK']).write_text(str(os.getpid()))\n"
         "    time.sleep(1000)\n"
-        "call(work, (sys.argv[1],), Crew(2, 2, port=1))\n"
+        "call(work, (sys.argv[1],), SpawnOptions(2, 2, port=1))\n"
     )
     parent = subprocess.Popen(
         [sys.executable, str(script), str(tmp_path)],

@@ -25,7 +25,7 @@ from anytrain.machine.processes.crashes import Ending
 from anytrain.machine.processes.host_limits import MemoryMarks
 
 if TYPE_CHECKING:
-    from anytrain.doors.launch.counts import LaunchTarget
+    from anytrain.doors.launch.target import LaunchTarget
 
 # A single process must not take itself for a rank of some other launcher's job.
 _OTHERS_PLACE = (
@@ -62,7 +62,7 @@ def launch(options: LaunchOptions, script: str, args: Sequence[str]) -> int:
 def _prepared(options: LaunchOptions, script: str, args: Sequence[str]) -> tuple[list[str], int]:
     """Return what each process runs, and how many of them this machine is to have."""
     # From here on torch is loaded: everything that needs no device was refused before.
-    from anytrain.doors.launch.counts import choose_target, threads
+    from anytrain.doors.launch.target import choose_target, threads
 
     wishes = options.wishes().over(environment.read().wishes)
     asked = None if options.num_processes is None else options.num_processes // options.machines

@@ -95,7 +95,7 @@ def notebook_launcher(
     args = _check_args(args)
     if rdzv_conf or rdzv_id != "none":
         give_notice(_UNREAD, stacklevel=2)
-    from anytrain.doors.launch.counts import choose_target, threads
+    from anytrain.doors.launch.target import choose_target, threads
 
     # "no" is the argument's default: it must not silence what the environment says.
     precision = None if mixed_precision == "no" else mixed_precision

@@ -15,7 +15,7 @@ from anytrain.core.plan import Wishes
 
 
 class Lane(Protocol):
-    """A way to the device beside what it computes: copies run on it meanwhile."""
+    """A copy stream: copies to the device run on it while the device computes."""
 
     def send(self, tensor: torch.Tensor) -> torch.Tensor:
         """Begin to copy; return the copy, which nobody may read before it has arrived."""
@@ -54,7 +54,7 @@ class Backend(Protocol):
         """Return the tensor on the device, in a dtype the device has."""
 
     def lane(self, device: torch.device) -> Lane | None:
-        """Return a way to copy while the device computes; None where there is none."""
+        """Return a copy stream; None where copies are in the order of what is computed."""
 
     def end_step(self) -> None:
         """Mark the end of an optimizer step; torch_xla cuts its graph here."""

@@ -60,7 +60,7 @@ class Parcel:
     devices: set[str] = field(default_factory=set)
     """Where tensors live that arrive on the CPU instead."""
     surroundings: dict[str, Any] = field(default_factory=dict)
-    """For a fresh process: where the sender looks for modules, its words, its notebook's cells."""
+    """For a fresh process: the sender's sys.path and sys.argv, and its notebook's cells."""
 
     @property
     def num_bytes(self) -> int:

@@ -282,7 +282,7 @@ def write_basic_config(
     mixed_precision: str = "no", save_location: str | os.PathLike[str] | None = None
 ) -> Path | bool:
     """Write a launch configuration for this machine; False where the file exists already."""
-    from anytrain.doors.launch import config, counts
+    from anytrain.doors.launch import config, target
     from anytrain.doors.launch.options import LaunchOptions, check
 
     if save_location is None:
@@ -295,13 +295,13 @@ def write_basic_config(
     path = Path(save_location)
     if path.exists():
         return False
-    target = counts.choose_target(LaunchOptions().wishes(), None)
+    chosen = target.choose_target(LaunchOptions().wishes(), None)
     options = LaunchOptions(
-        num_processes=target.num_processes,
+        num_processes=chosen.num_processes,
         mixed_precision=mixed_precision.lower(),
-        cpu=target.backend.name == "cpu" or None,
-        multi_gpu=(target.backend.name == "cuda" and target.num_processes > 1) or None,
-        tpu=target.backend.name in ("tpu", "xla") or None,
+        cpu=chosen.backend.name == "cpu" or None,
+        multi_gpu=(chosen.backend.name == "cuda" and chosen.num_processes > 1) or None,
+        tpu=chosen.backend.name in ("tpu", "xla") or None,
     )
     check(options)
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,8 @@ import pytest
 from anytrain.core.errors import BadInput, Notice
 from anytrain.core.facts import Found, NotFound
 from anytrain.core.plan import Choice, Wish, Wishes
-from anytrain.doors.launch import counts
-from anytrain.doors.launch.counts import choose_target, threads
+from anytrain.doors.launch import target
+from anytrain.doors.launch.target import choose_target, threads
 from anytrain.machine.backends import probe
 
 
@@ -85,7 +85,7 @@ def test_one_process_holds_all_devices_where_batches_are_split_over_them(host):
 
 
 def test_chips_of_two_devices_are_told_of_their_strategy(host, monkeypatch):
-    monkeypatch.setattr(counts, "tpu_chips", lambda: ("TPU v2/v3",) * 4)
+    monkeypatch.setattr(target, "tpu_chips", lambda: ("TPU v2/v3",) * 4)
     host(Machine("xla", "xla", (1,)))
     with pytest.warns(Notice, match="--strategy spmd to split each batch over all devices"):
         assert choose_target(Wishes(), None).num_processes == 1
@@ -113,7 +113,7 @@ def test_a_tpu_is_whichever_engine_is_here(monkeypatch):
 
 def test_several_processes_share_the_cores_and_wait_without_burning_them(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(counts, "usable_cores", lambda: Choice("8", "of this test"))
+    monkeypatch.setattr(target, "usable_cores", lambda: Choice("8", "of this test"))
     passive = {"OMP_WAIT_POLICY": "PASSIVE"}
     assert threads(1, None) == {}
     assert threads(1, 4) == {"OMP_NUM_THREADS": "4"}
