@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from anytrain.insight.preflight.findings import SourcePlace
 from anytrain.insight.preflight.targets import Target, parse_target
-from anytrain.insight.preflight.traced import Held, Job, Moment, Op, TensorFacts, Trace
+from anytrain.insight.preflight.trace import Held, Job, Moment, Op, SourcePlace, TensorFacts, Trace
 
 MPS, CUDA, TPU, CPU = (parse_target(w) for w in ("mps:16GB", "cuda:24GB", "tpu:v5e", "cpu"))
 LINE = SourcePlace("encoder.layer.0", "train.py", 12, "forward", "if loss.item() > 0:")

@@ -6,7 +6,7 @@
 Each version's wheel for Macs is downloaded with pip, one at a time, and three things are taken
 from it: its native_functions.yaml (which operations have which kernels), the few mps kernels that
 are written in Python, and its version. What torch sends to the CPU by itself is in none of them:
-ATen/mps/MPSFallback.mm says so, and `tables/kernels.py` repeats it with the last version that it
+ATen/mps/MPSFallback.mm says so, and `mps/kernels.py` repeats it with the last version that it
 holds for. A wheel's `libtorch_cpu.dylib` confirms it: an operation that is registered for mps there
 and not in the yaml is one of these.
 """
@@ -21,7 +21,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from anytrain.insight.preflight.tables import kernels
+from anytrain.insight.preflight.mps import kernels
 
 TABLES = Path(kernels.__file__).parent
 # The oldest macOS that a version's wheel is for changed on the way.

@@ -45,7 +45,7 @@ def main() -> None:
         train(told.size)
         return
     from anytrain.insight.preflight.targets import parse_targets
-    from anytrain.insight.preflight.tpu_compile import Compiler
+    from anytrain.insight.preflight.tpu.compile import Compiler
 
     compiler = Compiler([__file__, "--size", told.size, "--train"], print)
     for target in parse_targets(tuple(told.targets or ["tpu:v5e"])):

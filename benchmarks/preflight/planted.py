@@ -24,7 +24,7 @@ from cases import CLEAN, DEFECTS, Case  # noqa: E402
 from anytrain.insight.preflight import checks  # noqa: E402
 from anytrain.insight.preflight.findings import Finding  # noqa: E402
 from anytrain.insight.preflight.targets import parse_target  # noqa: E402
-from anytrain.insight.preflight.trace import trace_call  # noqa: E402
+from anytrain.insight.preflight.trace_process import trace_call  # noqa: E402
 
 
 @dataclass(frozen=True)

@@ -247,7 +247,7 @@ def measured(case: Case, *more: str) -> dict[str, Any]:
 
 def traced(case: Case, target: Any) -> Any:
     """Trace a case on the claimed target."""
-    from anytrain.insight.preflight.trace import trace_run
+    from anytrain.insight.preflight.trace_process import trace_run
 
     trace = trace_run(target, [__file__, *case.words])
     if trace.failure:
@@ -258,8 +258,7 @@ def traced(case: Case, target: Any) -> Any:
 def foretold(trace: Any, target: Any, *, is_recorded: bool) -> dict[str, Any]:
     """Return the forecast of a trace, as plain values."""
     from anytrain.insight.preflight.memory import forecast
-    from anytrain.insight.preflight.rates import rates_of
-    from anytrain.insight.preflight.time import estimate
+    from anytrain.insight.preflight.step_time import estimate, rates_of
 
     told, rates = forecast(trace, target, is_recorded=is_recorded), rates_of(target)
     return {
@@ -320,9 +319,10 @@ def _compared(told: dict[str, Any], real: dict[str, Any]) -> dict[str, Any]:
 
 def score_batches(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Seek the largest batch of each model in both precisions, and try it and the next one."""
-    from anytrain.insight.preflight.batches import Setting, largest_batch
+    from anytrain.insight.preflight.batch_search import largest_batch
     from anytrain.insight.preflight.memory import capped
     from anytrain.insight.preflight.targets import parse_target
+    from anytrain.insight.preflight.trace import Setting
 
     target = parse_target(args.target)
 

@@ -50,10 +50,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from anytrain.insight.preflight.checks import dtypes, kernels
-from anytrain.insight.preflight.findings import Finding, SourcePlace
-from anytrain.insight.preflight.tables import kept_whole
+from anytrain.insight.preflight.fake_device import kernel_choice
+from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Held, Job, Op, Phase, TensorFacts, Trace
+from anytrain.insight.preflight.trace import Held, Job, Op, Phase, SourcePlace, TensorFacts, Trace
 
 NEWEST_MACOS = 26.0
 """Some entries of the lists are for older systems alone."""
@@ -91,7 +91,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _op(self, func: Any, args: Any, kwargs: Any, result: Any) -> Op:
-        schema = kept_whole.met(func)._schema
+        schema = kernel_choice.met(func)._schema
         space, _, name = schema.name.partition("::")
         name = name if space == "aten" else schema.name
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
@@ -195,7 +195,7 @@ def trace_all(cache: Path | None) -> list[Traced]:
         return pickle.loads(cache.read_bytes())
     warnings.simplefilter("ignore")
     library = torch.library.Library("aten", "IMPL")
-    kept_whole.install(library, "AutogradCPU")
+    kernel_choice.install_whole(library, "AutogradCPU")
     with OnCpu():
         traced = [trace(info) for info in load_op_infos() if torch.float32 in info.dtypes]
     if cache is not None:

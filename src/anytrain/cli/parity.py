@@ -43,7 +43,7 @@ def parity(
     check_command(command, (PRECISION, JSON))
     from dataclasses import asdict
 
-    from anytrain.insight.proofs.takeover import compare_script
+    from anytrain.insight.proofs.parity import compare_script
 
     try:
         found = compare_script(

@@ -84,8 +84,7 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
     """
     started = read_command(command)
     check_command(started.command, _OPTIONS)
-    from anytrain.insight.preflight.command import Ways, tell
-    from anytrain.insight.preflight.run import Start
+    from anytrain.insight.preflight.run import Start, Ways, tell
 
     report = tell(
         started.command,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from anytrain.insight.preflight.findings import SourcePlace
-from anytrain.insight.preflight.traced import Held, Job, Op, Phase, TensorFacts, Trace
+from anytrain.insight.preflight.trace import Held, Job, Op, Phase, SourcePlace, TensorFacts, Trace
 
 MIB = 2**20
 WEIGHTS, STATE, SAMPLE = 64 * MIB, 128 * MIB, 16 * MIB

@@ -20,8 +20,8 @@ from anytrain.insight.preflight.checks import (
     unused,
     workers,
 )
-from anytrain.insight.preflight.findings import SourcePlace
 from anytrain.insight.preflight.targets import parse_target
+from anytrain.insight.preflight.trace import SourcePlace
 from made_traces import CPU, CUDA, LINE, MPS, TPU, op, trace
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from anytrain.insight.preflight.memory import forecast
 from anytrain.insight.preflight.targets import parse_target
-from anytrain.insight.preflight.trace import trace_run
+from anytrain.insight.preflight.trace_process import trace_run
 
 pytestmark = pytest.mark.full
 

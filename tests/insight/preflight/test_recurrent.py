@@ -15,7 +15,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from anytrain.insight.preflight.checks import host_reads, shapes
 from anytrain.insight.preflight.script import trace_here
 from anytrain.insight.preflight.targets import parse_target
-from anytrain.insight.preflight.traced import Trace
+from anytrain.insight.preflight.trace import Trace
 
 WIDTH = 6
 LENGTHS = (2, 6, 3, 5)

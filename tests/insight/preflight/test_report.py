@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from anytrain.insight.preflight import memory
-from anytrain.insight.preflight.batches import Setting
-from anytrain.insight.preflight.findings import Finding, SourcePlace
+from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.report import FILE, Outlook, Report, foretold, keep
 from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import Target, parse_target
-from anytrain.insight.preflight.traced import Trace
+from anytrain.insight.preflight.trace import Setting, SourcePlace, Trace
 from made_traces import CUDA, LINE, MPS, op, trace
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from anytrain.insight.preflight.sandbox import apart
 from anytrain.insight.preflight.targets import parse_target
-from anytrain.insight.preflight.trace import trace_run
+from anytrain.insight.preflight.trace_process import trace_run
 
 
 def _dumped(path: Path) -> None:

@@ -13,9 +13,8 @@ import pytest
 
 from anytrain.insight.preflight.targets import CHIPS, parse_target
 from anytrain.insight.preflight.tpu import environment, start
-from anytrain.insight.preflight.tpu.chip import described
-from anytrain.insight.preflight.tpu.graphs import Built, Graph, Taken
-from anytrain.insight.preflight.tpu_compile import Compiled, Compiler, NotCompiled, _told
+from anytrain.insight.preflight.tpu.compile import Compiled, Compiler, NotCompiled, _told
+from anytrain.insight.preflight.tpu.libtpu import Built, Graph, Taken, described
 from launching import child_environment, run_command
 from tiny_bert import OVERRIDES, model_folder, pairs, write_rows
 

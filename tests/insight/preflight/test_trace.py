@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from anytrain.insight.preflight.targets import parse_target
-from anytrain.insight.preflight.trace import trace_run
-from anytrain.insight.preflight.traced import Trace
+from anytrain.insight.preflight.trace import Trace
+from anytrain.insight.preflight.trace_process import trace_run
 
 TRAINER = """
     import sys

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from anytrain.insight.proofs.losses import first_parting, read_losses
+from anytrain.insight.proofs.verify_resume import first_parting, read_losses
 
 
 def write(path: Path, *lines: str) -> Path:

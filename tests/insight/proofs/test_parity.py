@@ -9,9 +9,8 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import BadInput, BadType
-from anytrain.insight.proofs.draws import SameDraws
 from anytrain.insight.proofs.parity import compare
-from anytrain.insight.proofs.rounding import Rounded
+from anytrain.insight.proofs.torch_modes import Rounded, SameDraws
 
 
 class Wrong(torch.autograd.Function):

@@ -10,8 +10,7 @@ import pytest
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.checkpoint.manifest import Manifest
-from anytrain.insight.proofs import kills
-from anytrain.insight.proofs.restarts import Commit, Life, Script, Trial, mirror
+from anytrain.insight.proofs.restarts import Commit, Life, Script, Trial, mirror, plan
 
 SAVES = """
 import sys, time, torch
@@ -109,7 +108,7 @@ def commit(step: int, seconds: float) -> Commit:
 def test_kills_are_spread_over_the_saves(num_commits: int, num_kills: int) -> None:
     commits = [commit(3 * n, 2.0 + n) for n in range(1, num_commits + 1)]
     for seed in range(20):
-        traps = kills.plan(commits, num_kills, random.Random(seed))
+        traps = plan(commits, num_kills, random.Random(seed))
         steps = [trap.after_step or 0 for trap in traps]
         assert len(traps) == num_kills
         assert steps == sorted(steps)
@@ -117,8 +116,8 @@ def test_kills_are_spread_over_the_saves(num_commits: int, num_kills: int) -> No
         assert all(trap.start_s == 3.0 and trap.gap_s in (1.0, 3.0) for trap in traps)
         if num_commits > 2:
             assert steps[-1] >= 6
-    again = kills.plan(commits, num_kills, random.Random(0))
-    assert again == kills.plan(commits, num_kills, random.Random(0))
+    again = plan(commits, num_kills, random.Random(0))
+    assert again == plan(commits, num_kills, random.Random(0))
 
 
 def test_a_checkpoint_that_came_just_before_the_kill_is_seen(tmp_path: Path) -> None:

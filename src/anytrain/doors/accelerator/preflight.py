@@ -12,14 +12,14 @@ from anytrain.engine.assemble.run import Run, guard_for
 from anytrain.engine.prepared.model import cast_forward, move
 from anytrain.engine.prepared.optimizer import follow
 from anytrain.engine.tree import map_tensors, num_rows
-from anytrain.insight.preflight.claimed_ops import claim_weights
+from anytrain.insight.preflight.fake_device.weights import claim_weights
+from anytrain.insight.preflight.loaders import sized
 from anytrain.insight.preflight.observer import TraceObserver, present
-from anytrain.insight.preflight.overrides import sized
 from anytrain.insight.preflight.recorder import NUM_UPDATES
 from anytrain.insight.preflight.report import Report
 from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import parse_targets
-from anytrain.insight.preflight.trace import trace_call
+from anytrain.insight.preflight.trace_process import trace_call
 from anytrain.machine.backends import probe
 
 if TYPE_CHECKING:

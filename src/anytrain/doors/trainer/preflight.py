@@ -18,13 +18,13 @@ from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.data.grouped import quick_lengths
 from anytrain.engine.prepared.model import move
 from anytrain.engine.prepared.optimizer import follow
-from anytrain.insight.preflight.claimed_ops import claim_weights
+from anytrain.insight.preflight.fake_device.weights import claim_weights
 from anytrain.insight.preflight.observer import present
 from anytrain.insight.preflight.report import Report, foretold
 from anytrain.insight.preflight.run import Start, preflight_of
 from anytrain.insight.preflight.targets import parse_targets
-from anytrain.insight.preflight.trace import trace_call
-from anytrain.insight.preflight.words import size
+from anytrain.insight.preflight.trace_process import trace_call
+from anytrain.insight.preflight.units import size
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer

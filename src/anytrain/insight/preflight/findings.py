@@ -5,28 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from anytrain.insight.preflight.trace import SourcePlace
+
 Severity = Literal["error", "warning", "note"]
 SEVERITIES: tuple[Severity, ...] = ("error", "warning", "note")
 """The gravest first: an error ends the run or spoils it, a warning costs time or memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class SourcePlace:
-    """Where an operation comes from."""
-
-    module: str = ""
-    """The path of the module that ran it, such as "bert.encoder.layer.0"; empty for the model."""
-    file: str = ""
-    line: int = 0
-    function: str = ""
-    text: str = ""
-    """The source line itself."""
-    is_ours: bool = False
-    """Whether this library ran it on behalf of that line: `trainer.train()` updates weights."""
-
-    def __str__(self) -> str:
-        where = f"{self.file}:{self.line}" if self.file else "an unknown line"
-        return f"{where} in {self.module}" if self.module else where
 
 
 @dataclass(frozen=True, slots=True)

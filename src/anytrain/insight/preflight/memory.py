@@ -13,7 +13,7 @@ from typing import Literal
 
 from anytrain.insight.preflight.allocator import MIB, Event, play, rounded
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Op, Trace, num_bytes
+from anytrain.insight.preflight.trace import Op, Trace, num_bytes
 
 GIB = 2**30
 How = Literal["counted", "rule", "margin"]

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from anytrain.engine.assemble import session as sessions
-from anytrain.insight.preflight.traced import Job
+from anytrain.insight.preflight.trace import Job
 
 if TYPE_CHECKING:
-    from anytrain.insight.preflight.batches import Setting
     from anytrain.insight.preflight.recorder import Recorder
+    from anytrain.insight.preflight.trace import Setting
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class TraceObserver:
     def tell(self, **facts: Any) -> None:
         """Take down what the run says of itself, and where; what was said first stays."""
         if facts.get("output_dir") and "output_dir" not in self.facts:
-            from anytrain.insight.preflight.places import users_place  # loads torch
+            from anytrain.insight.preflight.source_lines import users_place  # loads torch
 
             facts["output_place"] = users_place()
         self.facts = {**facts, **self.facts}

@@ -20,14 +20,11 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
-from anytrain.insight.preflight.claimed import Device, Storage
-from anytrain.insight.preflight.device_memory import Memory
-from anytrain.insight.preflight.findings import SourcePlace
-from anytrain.insight.preflight.flops import flops, num_bytes
-from anytrain.insight.preflight.places import Places, Spot
-from anytrain.insight.preflight.scratch import scratch
-from anytrain.insight.preflight.traced import Held, Job, Op, Phase, TensorFacts, Trace
-from anytrain.insight.preflight.waits import wait_of
+from anytrain.insight.preflight.fake_device.device import Device, Storage
+from anytrain.insight.preflight.memory_log import Memory
+from anytrain.insight.preflight.op_costs import flops, num_bytes, scratch, wait_of
+from anytrain.insight.preflight.source_lines import Places, Spot
+from anytrain.insight.preflight.trace import Held, Job, Op, Phase, SourcePlace, TensorFacts, Trace
 
 NUM_UPDATES = 2
 _DECIDES = ("if ", "elif ", "while ", "assert ", "and ", "or ")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 from anytrain.core import documents
 from anytrain.insight.preflight.findings import SEVERITIES, Finding, Severity
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Job, Moment
+from anytrain.insight.preflight.trace import Job, Moment
 
 if TYPE_CHECKING:
-    from anytrain.insight.preflight.batches import Fit
+    from anytrain.insight.preflight.batch_search import Fit
     from anytrain.insight.preflight.memory import Forecast
-    from anytrain.insight.preflight.time import Duration
+    from anytrain.insight.preflight.step_time import Duration
 
 FILE = "preflight.json"
 """Beside a run: what was foretold of it, for the day on which it turns out otherwise."""
@@ -104,12 +104,12 @@ class Report:
 
     def as_html(self) -> str:
         """Return a page that needs nothing else."""
-        from anytrain.insight.preflight.page import page
+        from anytrain.insight.preflight.rendering import page
 
         return page(self)
 
     def __str__(self) -> str:
-        from anytrain.insight.preflight.printed import text
+        from anytrain.insight.preflight.rendering import text
 
         return text(self)
 
@@ -118,7 +118,7 @@ class Report:
         return f"<Report {told}>"
 
     def _repr_html_(self) -> str:  # what a notebook shows
-        from anytrain.insight.preflight.page import fragment
+        from anytrain.insight.preflight.rendering import fragment
 
         return fragment(self)
 

@@ -1,23 +1,24 @@
-"""Trace a run for each target, ask the questions, and foretell memory and time."""
+"""Trace a run for each target, ask the questions, foretell memory and time, and show the report."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
-from anytrain.insight.preflight import checks, memory, rates, time
-from anytrain.insight.preflight.batches import MOST, Fit, Setting, largest_batch
-from anytrain.insight.preflight.checks import host_reads
+from anytrain.core.errors import BadInput
+from anytrain.insight.preflight.batch_search import MOST, Fit, largest_batch
+from anytrain.insight.preflight.checks import ask_all
+from anytrain.insight.preflight.checks.host_reads import is_left_out
 from anytrain.insight.preflight.findings import Finding
+from anytrain.insight.preflight.memory import Forecast, forecast as forecast_memory
 from anytrain.insight.preflight.report import Outlook, Report, keep
-from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.tpu_compile import Compiled, Compiler, NotCompiled
-from anytrain.insight.preflight.traced import Job, Trace
-from anytrain.insight.preflight.words import size
-
-if TYPE_CHECKING:
-    from anytrain.insight.preflight.rates import Rates
+from anytrain.insight.preflight.step_time import Duration, Rates, estimate, measured, rates_of
+from anytrain.insight.preflight.targets import Target, parse_targets
+from anytrain.insight.preflight.tpu.compile import Compiled, Compiler, NotCompiled
+from anytrain.insight.preflight.trace import Job, Setting, Trace
+from anytrain.insight.preflight.units import size
 
 Tracing = Callable[[Target, Setting | None], Trace]
 """Traces the run for a target: as it is, or in another setting."""
@@ -47,8 +48,7 @@ def preflight(
     A quick one does not look for the largest batch, which takes more traces; a thorough one looks
     for it with bf16 and with activation checkpointing, too, though the run fits as it is.
     """
-    from anytrain.insight.preflight.trace import trace_run
-    from anytrain.insight.preflight.warm import Warm
+    from anytrain.insight.preflight.trace_process import Warm, trace_run
 
     with Warm(start.variables) as warm:
 
@@ -124,11 +124,11 @@ def _own(job: Job) -> Setting:
 
 def _outlook(tracing: Tracing, target: Target, compiler: Compiler) -> Outlook:
     trace = tracing(target, None)
-    findings = [*_failed(trace), *checks.ask_all(trace, target)]
+    findings = [*_failed(trace), *ask_all(trace, target)]
     # A step that was not seen whole has no peak and no time: only the second update is like others.
     if not trace.ops or not trace.parts.get("is_whole", True):
         return Outlook(target, trace.job, tuple(findings), notes=trace.notes)
-    forecast = memory.forecast(trace, target, is_recorded=_records(trace, target))
+    forecast = forecast_memory(trace, target, is_recorded=_records(trace, target))
     known = _rates(target)
     compiled = compiler.compile(target) if target.kind == "tpu" else None
     return Outlook(
@@ -136,7 +136,7 @@ def _outlook(tracing: Tracing, target: Target, compiler: Compiler) -> Outlook:
         job=trace.job,
         findings=(*findings, *_too_large(forecast, compiled)),
         memory=forecast,
-        time=None if known is None else time.estimate(trace, known),
+        time=None if known is None else estimate(trace, known),
         recorded_time=_recorded(trace, target, known),
         compiled=compiled,
         timeline=trace.held.timeline,
@@ -187,9 +187,7 @@ def _own_words(text: str) -> tuple[str, str]:
     return why.removeprefix("why: ").strip(), fix.strip()
 
 
-def _too_large(
-    forecast: memory.Forecast, compiled: Compiled | NotCompiled | None
-) -> Sequence[Finding]:
+def _too_large(forecast: Forecast, compiled: Compiled | NotCompiled | None) -> Sequence[Finding]:
     """Return what says that the memory does not do; where the compiler knows, it is asked alone."""
     if compiled is not None and compiled.fits is not None:
         return compiled.findings()
@@ -211,11 +209,11 @@ def _too_large(
     ]
 
 
-def _counted(forecast: memory.Forecast) -> str:
+def _counted(forecast: Forecast) -> str:
     return f" of {forecast.batch_size}" if forecast.batch_size else ""
 
 
-def _shaped(forecast: memory.Forecast) -> str:
+def _shaped(forecast: Forecast) -> str:
     return f", {forecast.length} long as the longest of the data" if forecast.length else ""
 
 
@@ -283,28 +281,88 @@ def in_words(setting: Setting) -> str:
 def _rates(target: Target) -> Rates | None:
     """Return how fast the target is: this machine's own device is measured."""
     if not target.is_local:
-        return rates.rates_of(target)
+        return rates_of(target)
     from anytrain.core import environment
     from anytrain.machine.backends import probe
 
     backend = probe.choose(environment.read().wishes.device)
-    return rates.measured(backend, backend.device(0))
+    return measured(backend, backend.device(0))
 
 
 def _records(trace: Trace, target: Target) -> bool:
     """Whether nothing in the step keeps CUDA from recording it."""
     steps = ("forward", "backward", "clip", "optimizer")
     waits = any(
-        op.host_read
-        and op.phase in steps
-        and not (op.place.is_ours or host_reads.is_left_out(op, target))
+        op.host_read and op.phase in steps and not (op.place.is_ours or is_left_out(op, target))
         for op in trace.ops
     )
     return target.kind == "cuda" and not waits
 
 
-def _recorded(trace: Trace, target: Target, known: Rates | None) -> time.Duration | None:
+def _recorded(trace: Trace, target: Target, known: Rates | None) -> Duration | None:
     """Return the time of a recorded step, where there will be one."""
     if known is None or not _records(trace, target):
         return None
-    return time.estimate(trace, known, is_recorded=True)
+    return estimate(trace, known, is_recorded=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """Where a report goes, besides the terminal."""
+
+    json_file: str | None = None
+    """A file; "-" prints it instead of the tables."""
+    html_file: Path | None = None
+
+
+def tell(
+    command: Sequence[str],
+    targets: Sequence[str] = (),
+    ways: Ways = Ways(),
+    start: Start = Start(),
+    *,
+    quick: bool = False,
+    thorough: bool = False,
+) -> Report:
+    """Trace a command for targets such as "mps:16GB", tell what was found, and return it."""
+    for path in (ways.json_file, ways.html_file):
+        if path is not None and path != "-":
+            _check_writable(Path(path))
+    from anytrain.core.text import safe_console
+    from anytrain.insight.preflight.rendering import show
+
+    aside = safe_console(stderr=True, markup=False)
+    report = preflight(
+        command,
+        parse_targets(tuple(targets)),
+        start,
+        quick=quick,
+        thorough=thorough,
+        say=lambda text: aside.print(f"anytrain: {text}", style="dim"),
+    )
+    if ways.json_file == "-":
+        sys.stdout.write(report.as_json() + "\n")
+    else:
+        show(report, safe_console(markup=False))
+        if ways.json_file is not None:
+            Path(ways.json_file).write_text(report.as_json() + "\n", encoding="utf-8")
+    if ways.html_file is not None:
+        ways.html_file.write_text(report.as_html(), encoding="utf-8")
+        aside.print(f"anytrain: the page is {ways.html_file}")
+    return report
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a file that cannot be written, before anything is traced."""
+    was_there = path.exists()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise BadInput(
+            f"Cannot write the report to {path}.",
+            why=f"{error.strerror or error}.",
+            fix="pass the path of a file in a folder that is there.",
+        ) from error
+    if not was_there:
+        path.unlink()

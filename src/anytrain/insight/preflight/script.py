@@ -7,48 +7,49 @@ left out: nothing of the real run is touched, and no file of the user's is writt
 
 from __future__ import annotations
 
-import inspect
+import ast
 import os
+import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 from unittest import mock
 
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
+from anytrain.core import environment
+from anytrain.core.plan import Wish
 from anytrain.engine.assemble import session as sessions
 from anytrain.engine.assemble.input_errors import explain_inputs
-from anytrain.engine.data.grouped import quick_lengths
-from anytrain.engine.data.packing import Packed
-from anytrain.engine.data.seeded import load
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.recording import trackers
-from anytrain.insight.preflight import fallback, weights
-from anytrain.insight.preflight.batches import Setting
-from anytrain.insight.preflight.claimed import Device
-from anytrain.insight.preflight.claimed_backend import device_of, stand_in
-from anytrain.insight.preflight.claimed_ops import claimed
-from anytrain.insight.preflight.findings import SourcePlace
-from anytrain.insight.preflight.indices import Indices
+from anytrain.engine.step.activations import Activations
+from anytrain.insight.preflight.fake_device.backend import device_of, stand_in
+from anytrain.insight.preflight.fake_device.device import Device
+from anytrain.insight.preflight.fake_device.function_mode import claimed
+from anytrain.insight.preflight.fake_device.weights import unread
+from anytrain.insight.preflight.loaders import (
+    Indices,
+    longest_batches,
+    own_process,
+    short_walk,
+)
 from anytrain.insight.preflight.observer import TraceObserver
-from anytrain.insight.preflight.overrides import checkpoint, planned, sized
-from anytrain.insight.preflight.places import is_inside, users_place
-from anytrain.insight.preflight.programs import held_back
-from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave, Recorder
-from anytrain.insight.preflight.sandbox import Apart, apart
+from anytrain.insight.preflight.recorder import Leave, Recorder
+from anytrain.insight.preflight.sandbox import Apart, apart, held_back
+from anytrain.insight.preflight.source_lines import is_inside
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import ENDED, Trace
-from anytrain.insight.preflight.workers import handover_trouble
+from anytrain.insight.preflight.trace import ENDED, Setting, SourcePlace, Trace
 from anytrain.insight.program import run_program
 from anytrain.machine.backends import probe
 
-MAX_BATCHES = 64
-"""Batches without an update after which a loop is not a training."""
 NEVER_TRAINED = (
     "the script ended without a training step\n"
     "why: Neither Trainer.train() nor an optimizer that was prepared has made an update.  "
@@ -59,7 +60,7 @@ NEVER_TRAINED = (
 def trace_script(target: Target, command: Sequence[str], setting: Setting | None = None) -> Trace:
     """Run a script, or a module after "-m", with its arguments; return what was seen."""
     trace = trace_here(target, lambda: run_program(command), setting)
-    return replace(trace, job=replace(trace.job, mps_fallback=fallback.is_on(command)))
+    return replace(trace, job=replace(trace.job, mps_fallback=mps_fallback_is_on(command)))
 
 
 def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None = None) -> Trace:
@@ -79,7 +80,7 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
         stack.enter_context(recorder.listening())
         stack.enter_context(bounded(own))
         stack.enter_context(planned(setting))
-        stack.enter_context(weights.unread())
+        stack.enter_context(unread())
         try:
             work()
         except Leave:
@@ -114,9 +115,9 @@ def bounded(own: TraceObserver) -> Iterator[None]:
         files = stack.enter_context(apart(own.folder))
         stack.enter_context(held_back(lambda told: own.recorder.notes.setdefault(told)))
         for holder, name, changed in (
-            (PreparedLoader, "walk_from", _short_walk(own, indices)),
-            (PreparedLoader, "_batches", _longest_batches(own)),
-            (DataLoader, "__init__", _own_process(own)),
+            (PreparedLoader, "walk_from", short_walk(own, indices)),
+            (PreparedLoader, "_batches", longest_batches(own)),
+            (DataLoader, "__init__", own_process(own)),
             (trackers.Trackers, "start", lambda *args, **kwargs: None),
             (torch, "save", _unless_trained(own, files, torch.save)),
         ):
@@ -132,110 +133,6 @@ def bounded(own: TraceObserver) -> Iterator[None]:
                 )
             )
         yield
-
-
-def _short_walk(own: TraceObserver, indices: Indices) -> Callable[..., Iterator[Any]]:
-    """Return a walk that hands out no more batches than are needed."""
-    walk_from = PreparedLoader.walk_from
-    recorder = own.recorder
-    trained: set[int] = set()
-
-    def walk(loader: PreparedLoader, skip: int | None = None) -> Iterator[Any]:
-        if recorder.updates >= NUM_UPDATES and id(loader) in trained:
-            own.leave()  # its second epoch: evaluation, if there is one, came before
-        own.tell(**loader_facts(loader.given))
-        before = recorder.updates
-        for number, batch in enumerate(walk_from(loader, skip), 1):
-            made = sized(batch, own.setting)
-            indices.hand(loader, (skip or 0) + number - 1, made)
-            yield made
-            if recorder.updates > before:
-                trained.add(id(loader))
-            if recorder.updates >= NUM_UPDATES:
-                recorder.end_steps()
-                return
-            if recorder.phase == "evaluate" or number >= MAX_BATCHES:
-                return
-
-    return walk
-
-
-def loader_facts(loader: Any) -> dict[str, Any]:
-    """Return what a loader says of the job."""
-    size = getattr(loader, "batch_size", None)
-    if size is None:
-        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    try:
-        number = len(loader.dataset)
-    except (TypeError, AttributeError):  # a stream
-        number = 0
-    facts = {"batch_size": int(size or 0), "num_samples": number}
-    return {**facts, **vars(loader).get("_asked", {})}
-
-
-def _longest_batches(own: TraceObserver) -> Callable[..., Iterator[Any]]:
-    """Return batches of the longest samples in the place of those that come first.
-
-    The longest batch takes the most memory, wherever in an epoch it comes.
-    """
-    batches_of = PreparedLoader._batches
-
-    def batches(loader: PreparedLoader, base: DataLoader[Any]) -> Iterator[Any]:
-        length, samples = longest_samples(loader)
-        own.tell(length=length)
-        found = None
-        for batch in batches_of(loader, base):
-            if samples and found is None:
-                tickets = loader.walk.tickets
-                drawn = samples if tickets is None else tickets.draw(samples)
-                found = load(base.dataset, base.collate_fn, drawn)
-            yield batch if found is None else found
-
-    return batches
-
-
-def longest_samples(loader: Any) -> tuple[int, list[int]]:
-    """Return the greatest length and a batch of such samples; 0 and none where nobody knows.
-
-    The last one is the shortest of all: batches with padding have a mask, which takes memory too.
-    """
-    size = getattr(loader.batch_sampler, "batch_size", None)
-    if not size or isinstance(loader.collate_fn, Packed):  # a row of all tokens has no longest
-        return 0, []
-    try:
-        lengths = quick_lengths(loader.dataset) or []
-    except (TypeError, AttributeError):  # a stream
-        lengths = []
-    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
-    if not order:
-        return 0, []
-    most = order[:size]
-    return lengths[order[0]], [*most[:-1], order[-1]]
-
-
-def _own_process(own: TraceObserver) -> Callable[..., None]:
-    """Return a loader's constructor that starts no workers and pins nothing."""
-    construct = DataLoader.__init__
-    signature = inspect.signature(construct)
-
-    def init(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
-        kwargs = dict(signature.bind(self, *args, **kwargs).arguments)  # some by position
-        dataset = kwargs.pop("dataset")
-        del kwargs["self"]
-        number = int(kwargs.get("num_workers") or 0)
-        collate = kwargs.get("collate_fn")
-        trouble = handover_trouble(dataset, collate) if number else ""
-        for name in ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers"):
-            kwargs.pop(name, None)
-        kwargs.pop("multiprocessing_context", None)
-        construct(self, dataset, **kwargs)
-        self.__dict__["_asked"] = {
-            "loader_workers": number,
-            "worker_trouble": trouble,
-            "loader_place": users_place(),
-        }
-
-    return init
 
 
 def _unless_trained(
@@ -286,3 +183,73 @@ def _place(error: BaseException) -> SourcePlace | None:
             found = SourcePlace("", code.co_filename, step.tb_lineno, code.co_name, text)
         step = step.tb_next
     return found
+
+
+@contextmanager
+def planned(setting: Setting | None) -> Iterator[None]:
+    """Let the block's sessions compute in the setting's precision."""
+    if setting is None:
+        yield
+        return
+    resolve: Any = vars(sessions)["resolve"]
+    wish = Wish(setting.precision, "preflight")
+
+    def resolved(wishes: Any, *facts: Any) -> Any:
+        return resolve(replace(wishes, precision=wish), *facts)
+
+    with mock.patch.object(sessions, "resolve", resolved):
+        yield
+
+
+def checkpoint(model: nn.Module) -> bool:
+    """Checkpoint every repeated block of a model; False where it has none."""
+    activations = Activations(model)
+    while activations.fewer():
+        pass
+    return activations.num_blocks > 0
+
+
+# Libraries that scripts import early, and that load no torch by being imported.
+_WITHOUT_TORCH = frozenset({"numpy", "pandas", "scipy", "sklearn", "yaml", "tqdm", "rich", "typer"})
+
+
+def mps_fallback_is_on(command: Sequence[str]) -> bool:
+    """Tell it of a script, or of a module after "-m", with its arguments."""
+    told = environment.variable(environment.MPS_FALLBACK)
+    if told in ("", "0"):
+        return False
+    # On a Mac this very process has set it, by importing anytrain; it says nothing of the script.
+    if told is not None and sys.platform != "darwin":
+        return True
+    if tuple(command[:1]) == ("-m",):
+        return command[1].partition(".")[0] == "anytrain"
+    try:
+        tree = ast.parse(Path(command[0]).read_bytes())
+    except (OSError, SyntaxError, IndexError):
+        return False
+    return next(_loads_torch_after_us(tree), False)
+
+
+def mps_fallback_is_on_here() -> bool:
+    """Tell it of this process, were it started on a Mac."""
+    told = environment.variable(environment.MPS_FALLBACK)
+    return not environment.torch_came_first() if told is None else told not in ("", "0")
+
+
+def _loads_torch_after_us(tree: ast.Module) -> Iterator[bool]:
+    """Yield at each import that decides whether anytrain comes first."""
+    for statement in tree.body:
+        for root in _imported_roots(statement):
+            if root == "anytrain":
+                yield True
+            elif root not in sys.stdlib_module_names and root not in _WITHOUT_TORCH:
+                yield False
+
+
+def _imported_roots(statement: ast.stmt) -> list[str]:
+    # What is imported inside of functions, or in a `try`, runs later or may not.
+    if isinstance(statement, ast.Import):
+        return [name.name.partition(".")[0] for name in statement.names]
+    if isinstance(statement, ast.ImportFrom):
+        return [(statement.module or "").partition(".")[0]]
+    return []

@@ -44,7 +44,7 @@ _MEMORY = re.compile(r"(\d+(?:\.\d+)?)\s*([gm])(?:i?b)?")
 _TOPOLOGY = re.compile(r"\d+(?:x\d+)+")
 _VERSION = re.compile(r"\d+\.\d+(?:\.\S*)?")
 _FIRST, _LAST = "2.9", "2.15"
-"""The versions of torch whose kernels are known: see `tables/`."""
+"""The versions of torch whose kernels are known: see `mps/`."""
 _TORCH = tuple((2, minor) for minor in range(9, 16))
 _EXAMPLES = (
     'pass "mps:16GB", "mps:m2:16GB", "cuda:24GB", "cuda:h200", "tpu:v5e", "tpu:v5e:2x2" or "cpu"; '

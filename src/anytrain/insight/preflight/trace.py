@@ -1,147 +1,173 @@
-"""Trace one run for one target, in a process of its own.
-
-A device that is not there can end a process without an exception. What a dead child leaves is an
-explained failure in the trace, as an error of the script is.
-"""
+"""What one traced step leaves behind: facts alone, which travel from the child by pickle."""
 
 from __future__ import annotations
 
-import linecache
-import os
-import pickle
-import re
-import signal
-import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
-from typing import Any
+import math
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
-from anytrain.insight.preflight import fallback
-from anytrain.insight.preflight.batches import Setting
-from anytrain.insight.preflight.child import LOG, REQUEST, RESULT, be_copy, leave
-from anytrain.insight.preflight.findings import SourcePlace
-from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import ENDED, Held, Job, Trace
-from anytrain.insight.preflight.warm import VARIABLES, Warm
-
-_LAST_LINES = 12
-# What faulthandler writes when a process is ended from below Python.
-_FATAL = "Fatal Python error"
-_FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
-_NOT_USERS = ("/torch/", "/anytrain/", "<frozen")
+ENDED = "the script ended itself with"
+"""How the failure of a script begins that called sys.exit()."""
+Phase = Literal["make", "data", "forward", "backward", "clip", "optimizer", "evaluate"]
+Owner = Literal["parameters", "gradients", "optimizer", "activations", "buffers", "batch", "other"]
 
 
-def trace_run(
-    target: Target,
-    command: Sequence[str],
-    setting: Setting | None = None,
-    timeout_s: float | None = None,
-    warm: Warm | None = None,
-) -> Trace:
-    """Run a script (or "-m" and a module) with its arguments on the target; return its trace.
+@dataclass(frozen=True, slots=True)
+class SourcePlace:
+    """Where an operation comes from."""
 
-    With a warm process it runs in a copy of that one, without a limit of time.
-    """
-    warm = warm or Warm(serves=False)
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / REQUEST).write_bytes(pickle.dumps((target, tuple(command), setting)))
-        log = Path(folder) / LOG
-        code = warm.run(folder)
-        if code is None:
-            try:
-                code = _run_afresh(folder, log, warm.variables, timeout_s)
-            except subprocess.TimeoutExpired:
-                return _failed(f"the script had not finished after {timeout_s:.0f} s", log)
-        return _result(folder, code, log)
+    module: str = ""
+    """The path of the module that ran it, such as "bert.encoder.layer.0"; empty for the model."""
+    file: str = ""
+    line: int = 0
+    function: str = ""
+    text: str = ""
+    """The source line itself."""
+    is_ours: bool = False
+    """Whether this library ran it on behalf of that line: `trainer.train()` updates weights."""
+
+    def __str__(self) -> str:
+        where = f"{self.file}:{self.line}" if self.file else "an unknown line"
+        return f"{where} in {self.module}" if self.module else where
 
 
-def _run_afresh(
-    folder: str, log: Path, variables: Mapping[str, str], timeout_s: float | None
-) -> int:
-    with log.open("wb") as out:
-        return subprocess.run(
-            [sys.executable, "-m", "anytrain.insight.preflight.child", folder],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            timeout=timeout_s,
-            check=False,
-        ).returncode
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a run is traced with in the place of its own."""
+
+    batch_size: int
+    precision: str = "no"
+    is_checkpointed: bool = False
+    """Whether every repeated block keeps its inputs alone (activation checkpointing)."""
 
 
-def trace_call(target: Target, work: Callable[[], Any], setting: Setting | None = None) -> Trace:
-    """Do some work of this process on the target, in a copy of the process; return its trace."""
-    with tempfile.TemporaryDirectory() as folder:
-        child = os.fork()
-        if child == 0:
-            be_copy(folder, lambda: leave(folder, lambda: _trace_here(target, work, setting)))
-        _, status = os.waitpid(child, 0)
-        return _result(folder, os.waitstatus_to_exitcode(status), Path(folder) / LOG)
+class TensorFacts(NamedTuple):
+    """A tensor as an operation saw it."""
+
+    dtype: str
+    """torch's name without "torch.": float32, bfloat16, int64."""
+    shape: tuple[int, ...]
+    device: str
+    """cpu, or the target's kind."""
 
 
-def _trace_here(target: Target, work: Callable[[], Any], setting: Setting | None) -> Trace:
-    import torch
-
-    from anytrain.insight.preflight.script import trace_here
-
-    os.environ.update(VARIABLES)  # noqa: TID251  the copy's own
-    torch.set_num_threads(1)  # the pool's threads are not in the copy
-    trace = trace_here(target, work, setting)
-    return replace(trace, job=replace(trace.job, mps_fallback=fallback.is_on_here()))
+def num_bytes(tensor: TensorFacts) -> int:
+    """Return how much memory a tensor takes."""
+    size = {"bool": 1, "bfloat16": 2, "float16": 2, "int64": 8, "float64": 8}.get(tensor.dtype, 4)
+    return size * math.prod(tensor.shape)
 
 
-def _result(folder: str, code: int, log: Path) -> Trace:
-    path = Path(folder) / RESULT
-    if path.exists():
-        trace: Trace = pickle.loads(path.read_bytes())
-        if trace.failure.startswith(ENDED) and trace.failure_place is None:
-            return replace(trace, failure=_refused(log) or trace.failure + last_words(log))
-        return trace  # an error's own words are all that there is to say
-    if code < 0:
-        return _failed(f"the tracing process was ended by {signal.Signals(-code).name}", log)
-    return _failed(f"the tracing process ended with {code}", log)
+@dataclass(frozen=True, slots=True)
+class Op:
+    """Calls of one operation that are alike: the same place, phase and tensors."""
+
+    name: str
+    """As the schema writes it, without the namespace of ATen: "linalg_eigh", "add.Tensor"; other
+    namespaces keep theirs: "quantized::linear"."""
+    phase: Phase
+    place: SourcePlace
+    inputs: tuple[TensorFacts, ...]
+    outputs: tuple[TensorFacts, ...]
+    settings: tuple[tuple[str, object], ...]
+    """Arguments that are no tensors, by name: (("dim", 1), ("keepdim", False))."""
+    calls: int
+    """How often in one training step (or one evaluation step, in that phase)."""
+    flops: int
+    """Of all the calls together, as are the bytes."""
+    bytes: int
+    """Read and written."""
+    host_read: str = ""
+    """What makes the host wait for it: "item", "nonzero", "to cpu"; empty where nothing does."""
+    is_dynamic: bool = False
+    """Whether the shape of its result depends on values."""
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a training step calls it, and not the making of a model or an evaluation."""
+        return self.phase not in ("make", "evaluate")
 
 
-def _refused(log: Path) -> str:
-    """Return what argparse has said of the script's own options, if that was it."""
-    lines = _lines(log)[0]
-    if not lines or ": error: " not in lines[-1]:
-        return ""
-    begin = next((n for n, line in enumerate(lines) if line.startswith("usage: ")), len(lines) - 1)
-    usage = " ".join(line.strip() for line in lines[begin:-1])
-    return f"{lines[-1]}\n  why: {usage}\n  fix: pass the script's own options after it."
+class Moment(NamedTuple):
+    """How much memory was held at one point of the step."""
+
+    op: int
+    """How many operations had run."""
+    phase: Phase
+    module: str
+    total_bytes: int
 
 
-def _failed(what: str, log: Path) -> Trace:
-    """Return an empty trace that says what was said last, and where it ended."""
-    place = _user_place(_lines(log)[1])
-    what += last_words(log)
-    return Trace(Job(), (), Held(0, {}, {}, ()), 0.0, failure=what, failure_place=place)
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the memory held at its peak, by owner and, of activations, by module."""
+
+    peak_bytes: int
+    by_owner: dict[Owner, int]
+    activations_by_module: dict[str, int]
+    timeline: tuple[Moment, ...]
+    events: tuple[tuple[int, int], ...] = ()
+    """Memory that was taken and given back, in order, from the run's first line to the end of the
+    training steps: (which, bytes), with 0 bytes where it ends. Allocators are played on them.
+    What a library's kernels may take while they run is a guess, and has a number below 0."""
+    step: tuple[int, int] = (0, 0)
+    """Where in `events` the last training step begins and ends."""
 
 
-def last_words(log: Path) -> str:
-    """Return what a process has said last, as the end of a sentence; it may be nothing."""
-    words = "\n".join(_lines(log)[0][-_LAST_LINES:])
-    return f"; its last words were:\n{words}" if words else ""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What the run said of itself before the step."""
+
+    precision: str = "no"
+    batch_size: int = 0
+    length: int = 0
+    """How long the longest samples are, if a batch of them was traced; 0 if it was the first."""
+    num_samples: int = 0
+    """How many the data set has; 0 where it cannot tell."""
+    accumulation: int = 1
+    world_size: int = 1
+    num_parameters: int = 0
+    num_trainable: int = 0
+    optimizer: str = ""
+    loader_workers: int = 0
+    loader_place: SourcePlace | None = None
+    """Where the training's loader was made."""
+    worker_trouble: str = ""
+    """Why the loader's parts cannot be handed to a worker; empty where they can."""
+    unused_parameters: tuple[str, ...] = ()
+    """Trainable parameters that got no gradient."""
+    unused_place: SourcePlace | None = None
+    """Where the module of the first one was made."""
+    checkpointed_modules: tuple[str, ...] = ()
+    """Modules whose activations are computed again in backward."""
+    draws_in_checkpointed: tuple[SourcePlace, ...] = ()
+    """Where random numbers are drawn inside of them."""
+    scales_gradients: bool = False
+    output_dir: str = ""
+    output_place: SourcePlace | None = None
+    """Where it was said."""
+    checkpoint_bytes: int = 0
+    lengths: tuple[int, ...] = ()
+    """The samples' own lengths, where the data set could tell; for counting shapes."""
+    buckets: str = ""
+    """What the shape governor was asked for: "off", "auto", or the lengths."""
+    finds_unused: bool = False
+    """Whether parameters may go without a gradient in several processes."""
+    mps_fallback: bool = False
+    """Whether the run will have PYTORCH_ENABLE_MPS_FALLBACK=1 before it loads torch."""
 
 
-def _lines(log: Path) -> tuple[list[str], list[str]]:
-    """Return what a process has said, and the stack that it died with."""
-    lines = log.read_text(errors="replace").strip().splitlines()
-    end = next((n for n, line in enumerate(lines) if line.startswith(_FATAL)), len(lines))
-    return lines[:end], lines[end:]
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """One training step and one evaluation step of a run, on a device that is not here."""
 
-
-def _user_place(stack: list[str]) -> SourcePlace | None:
-    """Return the innermost line of a dead process's stack that is neither torch's nor ours."""
-    for line in stack:
-        found = _FRAME.match(line)
-        if found and not any(part in found[1] for part in _NOT_USERS):
-            number = int(found[2])
-            text = linecache.getline(found[1], number).strip()
-            return SourcePlace("", found[1], number, found[3], text)
-    return None
+    job: Job
+    ops: tuple[Op, ...]
+    held: Held
+    trace_s: float
+    notes: tuple[str, ...] = ()
+    """What could not be seen: "only one branch of the `if` at train.py:30 was followed"."""
+    failure: str = ""
+    """The error that ended the trace early, with its place; empty where it went through."""
+    failure_place: SourcePlace | None = None
+    parts: dict[str, object] = field(default_factory=dict)
+    """Room for what one question alone needs."""

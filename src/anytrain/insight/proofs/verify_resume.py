@@ -1,22 +1,86 @@
-"""Prove that a script which is killed and started again ends as one that is left alone.
+"""Read the losses that a run has logged, and find where two runs' curves part.
 
-The script runs once undisturbed and once with SIGKILLs at random moments, each in an empty project
-folder. Its last checkpoints, and the tensor files beside them, must be the same to the last bit.
+Understood are a run's own log and the plain files of `log_with="jsonl"` and `log_with="csv"`.
 """
 
 from __future__ import annotations
 
+import csv
 import random
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from anytrain.core import records
 from anytrain.core.errors import BadInput
 from anytrain.engine import checkpoint
-from anytrain.insight.proofs import kills as killing, losses
-from anytrain.insight.proofs.artifacts import compare_artifacts
-from anytrain.insight.proofs.compare import Difference, Part, compare_checkpoints
-from anytrain.insight.proofs.restarts import Commit, Script, Trial, last_lines
+from anytrain.insight.proofs.checkpoint_diff import (
+    Difference,
+    Part,
+    compare_artifacts,
+    compare_checkpoints,
+)
+from anytrain.insight.proofs.restarts import Commit, Script, Trap, Trial, at_once, last_lines, plan
+
+Curves = dict[str, dict[int, list[float]]]
+"""By "counter/name", by step, every value that was logged: a redone step may have several."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parting:
+    """The first step at which a logged loss is not the same."""
+
+    name: str
+    step: int
+    one: float
+    other: float
+
+    def __str__(self) -> str:
+        return f"{self.name} parts at step {self.step}: {self.one!r} and {self.other!r}"
+
+
+def read_losses(folder: Path) -> Curves:
+    """Return what was logged below a folder under names with "loss" in them."""
+    curves: Curves = defaultdict(lambda: defaultdict(list))
+    for row in _rows(folder):
+        # Trackers and the run itself may count other steps.
+        counted = "_step" if "_step" in row else "step"
+        step = _number(row.get(counted))
+        for name, value in row.items():
+            loss = _number(value) if "loss" in name.lower() else None
+            if step is not None and loss is not None:
+                curves[f"{counted}/{name}"][int(step)].append(loss)
+    return curves
+
+
+def first_parting(one: Curves, other: Curves) -> Parting | None:
+    """Return where the curves of two runs part first; None where they never do."""
+    found = [
+        Parting(name.partition("/")[2], step, values[0], value)
+        for name, steps in one.items()
+        for step, values in steps.items()
+        for value in other.get(name, {}).get(step, ())
+        if repr(value) != repr(values[0])
+    ]
+    return min(found, key=lambda parting: parting.step, default=None)
+
+
+def _rows(folder: Path) -> Iterator[Mapping[str, Any]]:
+    for path in sorted(folder.rglob(records.METRICS)):
+        yield from records.open_run(path.parent).metrics
+    for path in sorted(folder.rglob("metrics.csv")):
+        with path.open(newline="", errors="replace") as file:
+            yield from csv.DictReader(file)
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
 
 # A Trainer's files that name its folder or the time; what they hold besides is in other parts.
 _TELL_THE_TIME = ("state.json", "trainer_state.json", "training_args.json")
@@ -79,13 +143,13 @@ def verify_resume(
     whole = _undisturbed(script, work / "uninterrupted")
     say(f"it took {_took(whole)}")
     resumed, verdict = Trial(script, work / "resumed"), Verdict()
-    traps = killing.plan(whole.commits, kills, random.Random(seed))
+    traps = plan(whole.commits, kills, random.Random(seed))
     last_step = whole.commits[-1].manifest.step
     verdict.failure = _killed_to_its_end(resumed, traps, last_step, verdict.kills, say)
     if verdict.failure is None and not verdict.kills:
         say("no kill came before its last checkpoint: trying again, with kills at once")
         resumed = Trial(script, work / "resumed-again")
-        traps = killing.at_once(traps)
+        traps = at_once(traps)
         verdict.failure = _killed_to_its_end(resumed, traps, last_step, verdict.kills, say)
     if verdict.failure is None and not verdict.kills:
         raise BadInput(
@@ -125,7 +189,7 @@ def _undisturbed(script: Script, folder: Path) -> Trial:
 
 def _killed_to_its_end(
     trial: Trial,
-    traps: Sequence[killing.Trap],
+    traps: Sequence[Trap],
     last_step: int,
     kills: list[int],
     say: Callable[[str], None],
@@ -169,9 +233,7 @@ def _when(one: Trial, other: Trial, kills: Sequence[int]) -> list[str]:
     if unlike is not None:
         step, files = unlike
         told.append(f"the checkpoint of step {step} is the first that differs ({files})")
-    parting = losses.first_parting(
-        losses.read_losses(one.project), losses.read_losses(other.project)
-    )
+    parting = first_parting(read_losses(one.project), read_losses(other.project))
     return [*told, str(parting)] if parting is not None else told
 
 

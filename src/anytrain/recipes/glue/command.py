@@ -47,7 +47,7 @@ def run(argv: Sequence[str]) -> None:
 
 def _preflight(argv: list[str]) -> None:
     """Trace the job as it would run without the option."""
-    from anytrain.insight.preflight.command import tell
+    from anytrain.insight.preflight.run import tell
 
     at = argv.index(PREFLIGHT)
     behind = takewhile(lambda word: not word.startswith("--"), argv[at + 1 :])

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from anytrain.insight.preflight.checks import dtypes, kernels
-from anytrain.insight.preflight.findings import Finding, SourcePlace
-from anytrain.insight.preflight.tables import conditions, instead
+from anytrain.insight.preflight.findings import Finding
+from anytrain.insight.preflight.mps import conditions
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Op, TensorFacts
+from anytrain.insight.preflight.trace import Op, SourcePlace, TensorFacts
 from made_traces import CPU, CUDA, LINE, MPS, TPU, op, trace
 
 OLD = Target("mps", "mps", None, "2.13.0")
@@ -174,8 +174,8 @@ def test_sizes_and_types_that_a_kernel_refuses_may_fail(made: Op) -> None:
 def test_every_condition_and_every_advice_is_a_sentence() -> None:
     for condition in conditions.CONDITIONS:
         assert all(text.endswith(".") for text in (condition.what, condition.why, condition.fix))
-    for name in instead._INSTEAD:
-        assert instead.advice(name).endswith(".")
+    for name in conditions._INSTEAD:
+        assert conditions.advice(name).endswith(".")
 
 
 def wide(*ops: Op, target: Target = OLD) -> list[Finding]:

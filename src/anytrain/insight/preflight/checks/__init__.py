@@ -12,7 +12,7 @@ from importlib import import_module
 
 from anytrain.insight.preflight.findings import SEVERITIES, Finding
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Trace
+from anytrain.insight.preflight.trace import Trace
 
 
 def names() -> tuple[str, ...]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Trace
-from anytrain.insight.preflight.words import size
+from anytrain.insight.preflight.trace import Trace
+from anytrain.insight.preflight.units import size
 
 # A new checkpoint is whole before an old one goes: two are there at once.
 _AT_ONCE = 2

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anytrain.insight.preflight.findings import Finding, SourcePlace
+from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Op, TensorFacts, Trace
+from anytrain.insight.preflight.trace import Op, SourcePlace, TensorFacts, Trace
 
 _WIDE = {"float64": "float32", "complex128": "complex64"}
 _COMPLEX = ("complex32", "complex64")

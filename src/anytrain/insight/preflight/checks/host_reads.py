@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anytrain.insight.preflight.findings import Finding, Severity, SourcePlace
+from anytrain.insight.preflight.findings import Finding, Severity
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Op, Trace
+from anytrain.insight.preflight.trace import Op, SourcePlace, Trace
 
 _IN_A_STEP = ("forward", "backward", "clip", "optimizer")
 _READS = {

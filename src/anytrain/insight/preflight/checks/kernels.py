@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from anytrain.insight.preflight.findings import Finding, Severity, SourcePlace
-from anytrain.insight.preflight.tables import conditions, instead, kernels
+from anytrain.insight.preflight.findings import Finding, Severity
+from anytrain.insight.preflight.mps.conditions import Condition, advice, failing
+from anytrain.insight.preflight.mps.kernels import KernelTable, Status, kernel_table
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Op, Trace
+from anytrain.insight.preflight.trace import Op, SourcePlace, Trace
 
 _FLAG = "PYTORCH_ENABLE_MPS_FALLBACK=1"
 _WIDE = ("float64", "complex128")
@@ -48,9 +49,9 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
     """Yield what has no kernel, what goes to the CPU, and what may fail for its shapes."""
     if target.kind != "mps":
         return
-    table = kernels.of(target.torch_version)
+    table = kernel_table(target.torch_version)
     missing: dict[tuple[str, SourcePlace], _Met] = {}
-    doubtful: dict[tuple[conditions.Condition, str, SourcePlace], _Met] = {}
+    doubtful: dict[tuple[Condition, str, SourcePlace], _Met] = {}
     for op in trace.ops:
         if not _is_on_mps(op):
             continue
@@ -58,7 +59,7 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
         if _status(name, table) in ("missing", "sent to the cpu"):
             missing.setdefault((name, line), _Met(op, name)).met(op)
             continue
-        for condition in conditions.failing(op):
+        for condition in failing(op):
             key = (condition, name, line)
             doubtful.setdefault(key, _Met(op, name)).met(op)
     for met in missing.values():
@@ -76,7 +77,7 @@ def _line(place: SourcePlace) -> SourcePlace:
     return SourcePlace("", place.file, place.line) if place.file else place
 
 
-def _hidden(op: Op, table: kernels.KernelTable) -> str:
+def _hidden(op: Op, table: KernelTable) -> str:
     """Return the operation that decides, where one is computed with another inside of C++."""
     if not op.name.startswith("linalg_pinv."):
         return op.name
@@ -86,13 +87,13 @@ def _hidden(op: Op, table: kernels.KernelTable) -> str:
     return "linalg_svd" if "linalg_svd" in table.cpu_fallback else "_linalg_svd"
 
 
-def _status(name: str, table: kernels.KernelTable) -> kernels.Status:
+def _status(name: str, table: KernelTable) -> Status:
     if _OTHERS & set(name.partition(".")[0].split("_")):
         return "composite"
     return table.status(name)
 
 
-def _without_kernel(met: _Met, table: kernels.KernelTable, fallback: bool) -> Finding:
+def _without_kernel(met: _Met, table: KernelTable, fallback: bool) -> Finding:
     shown = met.op.name if met.name == met.op.name else f"{met.name} (in {met.op.name})"
     is_sent = table.status(met.name) == "sent to the cpu"
     lost = "" if is_sent else _not_rescued(met, table)
@@ -121,12 +122,12 @@ def _without_kernel(met: _Met, table: kernels.KernelTable, fallback: bool) -> Fi
     )
 
 
-def _because(name: str, table: kernels.KernelTable) -> str:
+def _because(name: str, table: KernelTable) -> str:
     through = table.through.get(name)
     return f", as it is written with {through}, which has none" if through else ""
 
 
-def _not_rescued(met: _Met, table: kernels.KernelTable) -> str:
+def _not_rescued(met: _Met, table: KernelTable) -> str:
     """Return why the fallback to the CPU would not help; empty where it would."""
     if table.through.get(met.name, met.name) in table.not_on_cpu:
         return f"{_FLAG} does not help: the CPU has no kernel for it either."
@@ -148,15 +149,15 @@ def _price(met: _Met) -> str:
 
 
 def _fix(met: _Met, runs: bool, flag_helps: bool) -> str:
-    advice = instead.advice(met.name)
+    use = advice(met.name)
     if runs:
-        return f"Nothing, if it is rare. Else: {advice}"
+        return f"Nothing, if it is rare. Else: {use}"
     if not flag_helps:
-        return advice
-    return f"{advice} Or set {_FLAG} before torch is imported (importing anytrain first does)."
+        return use
+    return f"{use} Or set {_FLAG} before torch is imported (importing anytrain first does)."
 
 
-def _may_fail(met: _Met, condition: conditions.Condition) -> Finding:
+def _may_fail(met: _Met, condition: Condition) -> Finding:
     return Finding(
         "kernels",
         "warning",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from anytrain.insight.preflight.findings import Finding, SourcePlace
+from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Trace
+from anytrain.insight.preflight.trace import SourcePlace, Trace
 
 _WITHOUT_BF16 = ("t4", "v100", "v100-32gb")
 """GPUs from before bfloat16 had units of its own (compute capability 8.0)."""

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from anytrain.insight.preflight.checks.host_reads import is_left_out
 from anytrain.insight.preflight.findings import Finding, Severity
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Job, Op, Trace
+from anytrain.insight.preflight.trace import Job, Op, Trace
 
 _PHASES = ("forward", "backward", "clip", "optimizer")
 # More shapes than this in one pass cost more than the padding that they save.

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.traced import Trace
+from anytrain.insight.preflight.trace import Trace
 
 
 def check(trace: Trace, target: Target) -> Iterator[Finding]:
