@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from anytrain.insight.preflight.targets import Target, parse_target
-from anytrain.insight.preflight.trace import Held, Job, Moment, Op, SourcePlace, TensorFacts, Trace
+from anytrain.insight.preflight.trace import (
+    Held,
+    Moment,
+    Op,
+    SourcePlace,
+    TensorFacts,
+    Trace,
+    TracedJob,
+)
 
 MPS, CUDA, TPU, CPU = (parse_target(w) for w in ("mps:16GB", "cuda:24GB", "tpu:v5e", "cpu"))
 LINE = SourcePlace("encoder.layer.0", "train.py", 12, "forward", "if loss.item() > 0:")
@@ -36,7 +44,7 @@ def trace(
         {"encoder": 4 * 2**20},
         timeline,
     )
-    told = Job(**{"num_parameters": 100, "num_trainable": 100, "batch_size": 8, **job})
+    told = TracedJob(**{"num_parameters": 100, "num_trainable": 100, "batch_size": 8, **job})
     return Trace(told, ops, held, 0.5, failure=failure, failure_place=failure_place)
 
 

@@ -53,7 +53,15 @@ from anytrain.insight.preflight.checks import dtypes, kernels
 from anytrain.insight.preflight.fake_device import kernel_choice
 from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.trace import Held, Job, Op, Phase, SourcePlace, TensorFacts, Trace
+from anytrain.insight.preflight.trace import (
+    Held,
+    Op,
+    Phase,
+    SourcePlace,
+    TensorFacts,
+    Trace,
+    TracedJob,
+)
 
 NEWEST_MACOS = 26.0
 """Some entries of the lists are for older systems alone."""
@@ -227,7 +235,7 @@ def named(lists: dict[str, Any], *names: str) -> set[str]:
 def predict(ops: tuple[Op, ...], version: str) -> list[Finding]:
     """Return what preflight's own questions say will, or may, fail."""
     target = Target("mps", "mps", None, version)
-    whole = Trace(Job(), ops, Held(0, {}, {}, ()), 0.0)
+    whole = Trace(TracedJob(), ops, Held(0, {}, {}, ()), 0.0)
     found = [*kernels.check(whole, target), *dtypes.check(whole, target)]
     return [
         f for f in found if f.severity == "error" or (f.severity == "warning" and not f.certain)

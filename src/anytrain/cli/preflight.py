@@ -84,13 +84,14 @@ def preflight(  # noqa: PLR0913  a command has one parameter for each option
     """
     started = read_command(command)
     check_command(started.command, _OPTIONS)
-    from anytrain.insight.preflight.run import Start, Ways, tell
+    from anytrain.insight.preflight.run import Start, preflight_command
 
-    report = tell(
+    report = preflight_command(
         started.command,
         target or (),
-        Ways(json_file, html_file),
         Start(num_processes or started.options.num_processes or 1, started.variables),
+        json_file=json_file,
+        html_file=html_file,
         quick=quick,
         thorough=thorough,
     )

@@ -42,11 +42,11 @@ def verify_resume(  # noqa: PLR0913  a command has one parameter for each option
     train.py` for one with a folder of its own: it then runs in a folder of links to this one.
     Your own checkpoints are not touched.
     """
-    from anytrain.insight.proofs.restarts import Script
+    from anytrain.insight.proofs.restarts import TrainingScript
     from anytrain.insight.proofs.verify_resume import verify_resume as verify
 
     own = None if project_dir is None else Path(project_dir)
-    job = Script(script, tuple(args or ()), own, num_processes, cpu)
+    job = TrainingScript(script, tuple(args or ()), own, num_processes, cpu)
     job.check()
     if work_dir is not None:
         Path(work_dir).mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from anytrain.insight.preflight.trace import Held, Job, Op, Phase, SourcePlace, TensorFacts, Trace
+from anytrain.insight.preflight.trace import (
+    Held,
+    Op,
+    Phase,
+    SourcePlace,
+    TensorFacts,
+    Trace,
+    TracedJob,
+)
 
 MIB = 2**20
 WEIGHTS, STATE, SAMPLE = 64 * MIB, 128 * MIB, 16 * MIB
@@ -48,4 +56,4 @@ def step(batch_size: int, ops: tuple[Op, ...] = PRODUCTS, **job: object) -> Trac
         events=events,
         step=(3, 7),
     )
-    return Trace(Job(batch_size=batch_size, **job), ops, held, 0.1)  # type: ignore[arg-type]
+    return Trace(TracedJob(batch_size=batch_size, **job), ops, held, 0.1)  # type: ignore[arg-type]

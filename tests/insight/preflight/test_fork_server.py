@@ -11,7 +11,7 @@ import pytest
 
 from anytrain.insight.preflight.targets import parse_target
 from anytrain.insight.preflight.trace import Setting
-from anytrain.insight.preflight.trace_process import Warm, trace_run
+from anytrain.insight.preflight.trace_process import ForkServer, trace_run
 
 pytestmark = pytest.mark.skipif(sys.platform == "darwin", reason="macOS traces in new processes")
 
@@ -51,8 +51,8 @@ TARGET = parse_target("mps:16GB")
 
 
 @pytest.fixture(scope="module")
-def warm() -> Iterator[Warm]:
-    with Warm() as found:
+def warm() -> Iterator[ForkServer]:
+    with ForkServer() as found:
         yield found
 
 
@@ -63,7 +63,7 @@ def written(folder: Path, more: str = "") -> list[str]:
 
 
 def test_a_copy_sees_what_a_new_process_sees_and_loads_nothing_twice(
-    tmp_path: Path, warm: Warm
+    tmp_path: Path, warm: ForkServer
 ) -> None:
     command = written(tmp_path)
     afresh, *copies = (trace_run(TARGET, command, warm=each) for each in (None, warm, warm))
@@ -73,7 +73,7 @@ def test_a_copy_sees_what_a_new_process_sees_and_loads_nothing_twice(
         assert (copy.ops, copy.held, copy.job) == (afresh.ops, afresh.held, afresh.job)
 
 
-def test_a_copy_that_dies_takes_nobody_with_it(tmp_path: Path, warm: Warm) -> None:
+def test_a_copy_that_dies_takes_nobody_with_it(tmp_path: Path, warm: ForkServer) -> None:
     command = written(tmp_path, "import os; print('my last words', flush=True); os.abort()")
     died = trace_run(TARGET, command, warm=warm)
     assert "SIGABRT" in died.failure and "my last words" in died.failure
@@ -84,7 +84,7 @@ def test_a_copy_that_dies_takes_nobody_with_it(tmp_path: Path, warm: Warm) -> No
 @pytest.mark.full
 def test_modules_wait_for_a_script_that_sets_variables(tmp_path: Path) -> None:
     command = written(tmp_path, "import os; os.environ['HF_HOME'] = '/somewhere'")
-    with Warm() as warm:
+    with ForkServer() as warm:
         for _ in range(2):
             assert not trace_run(TARGET, command, warm=warm).failure
     assert (tmp_path / "seen.txt").read_text().split() == ["False", "False"]
@@ -92,18 +92,18 @@ def test_modules_wait_for_a_script_that_sets_variables(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_where_nobody_can_make_copies_a_new_process_is_started(tmp_path: Path) -> None:
-    with Warm(serves=False) as cold:
+    with ForkServer(serves=False) as cold:
         assert not trace_run(TARGET, written(tmp_path), warm=cold).failure
 
 
-def test_the_longest_batch_is_the_one_that_is_traced(tmp_path: Path, warm: Warm) -> None:
+def test_the_longest_batch_is_the_one_that_is_traced(tmp_path: Path, warm: ForkServer) -> None:
     trace = trace_run(TARGET, written(tmp_path), warm=warm)
     assert (trace.job.length, trace.job.num_samples, trace.job.batch_size) == (9, 40, 4)
     (found,) = {op.inputs[1].shape for op in trace.ops if op.name == "embedding"}
     assert found == (4, 9)
 
 
-def test_lines_are_known_of_what_is_no_operation(tmp_path: Path, warm: Warm) -> None:
+def test_lines_are_known_of_what_is_no_operation(tmp_path: Path, warm: ForkServer) -> None:
     command = written(tmp_path)
     job = trace_run(TARGET, command, warm=warm).job
     lines = Path(command[0]).read_text().splitlines()

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from anytrain.insight.preflight.sandbox import apart
+from anytrain.insight.preflight.sandbox import sandboxed
 from anytrain.insight.preflight.targets import parse_target
 from anytrain.insight.preflight.trace_process import trace_run
 
@@ -66,7 +66,7 @@ def test_a_users_file_stays_as_it_is(tmp_path: Path, way: str) -> None:
     own.mkdir()
     scratch.mkdir()
     (own / "file.npy").write_text("old")
-    with apart(str(scratch)):
+    with sandboxed(str(scratch)):
         WAYS[way](own / "file.npy")
     assert [path.name for path in own.rglob("*")] == ["file.npy"]
     assert (own / "file.npy").read_text() == "old"
@@ -75,7 +75,7 @@ def test_a_users_file_stays_as_it_is(tmp_path: Path, way: str) -> None:
 
 
 def test_what_would_fail_fails(tmp_path: Path) -> None:
-    with apart(str(tmp_path)):
+    with sandboxed(str(tmp_path)):
         path = Path(__file__)
         with pytest.raises(FileExistsError):
             path.open("x").close()

@@ -14,7 +14,7 @@ import pytest
 from anytrain.insight.preflight.targets import CHIPS, parse_target
 from anytrain.insight.preflight.tpu import environment, start
 from anytrain.insight.preflight.tpu.compile import Compiled, Compiler, NotCompiled, _told
-from anytrain.insight.preflight.tpu.libtpu import Built, Graph, Taken, described
+from anytrain.insight.preflight.tpu.libtpu import CapturedStep, CompiledGraph, Graph, described
 from launching import child_environment, run_command
 from tiny_bert import OVERRIDES, model_folder, pairs, write_rows
 
@@ -107,8 +107,8 @@ def test_a_step_of_a_running_program_is_sent_to_the_command() -> None:
 
 @pytest.mark.parametrize("words", [_SHORT, _LONG])
 def test_a_refusal_for_memory_is_an_answer(words: str) -> None:
-    built = Built(0, 0, 0, 0, 0, 1.0, failure=f"RESOURCE_EXHAUSTED: {words}")
-    found = _told(parse_target("tpu:v5e"), Taken((), batch_size=8), [built])
+    built = CompiledGraph(0, 0, 0, 0, 0, 1.0, failure=f"RESOURCE_EXHAUSTED: {words}")
+    found = _told(parse_target("tpu:v5e"), CapturedStep((), batch_size=8), [built])
     assert isinstance(found, Compiled)
     assert found.fits is False
     assert (found.needed_bytes, found.usable_bytes) == (int(24.14 * 2**30), int(15.75 * 2**30))
@@ -116,19 +116,19 @@ def test_a_refusal_for_memory_is_an_answer(words: str) -> None:
 
 
 def test_every_chip_has_a_limit_and_a_smaller_one_can_be_asked_for() -> None:
-    built, graph = Built(2**30, 0, 0, 0, 0, 1.0), Graph(b"", (), (), 2**30)
+    built, graph = CompiledGraph(2**30, 0, 0, 0, 0, 1.0), Graph(b"", (), (), 2**30)
     for chip in CHIPS["tpu"]:
-        found = _told(parse_target(f"tpu:{chip}"), Taken((graph,)), [built])
+        found = _told(parse_target(f"tpu:{chip}"), CapturedStep((graph,)), [built])
         assert isinstance(found, Compiled)
         assert found.fits
         assert found.needed_bytes == 2 * 2**30  # with what lies beside it
-        less = _told(parse_target(f"tpu:{chip}:1GB"), Taken((graph,)), [built])
+        less = _told(parse_target(f"tpu:{chip}:1GB"), CapturedStep((graph,)), [built])
         assert less.fits is False
 
 
 def test_another_refusal_is_none() -> None:
-    built = Built(0, 0, 0, 0, 0, 1.0, failure="INVALID_ARGUMENT: no such topology")
-    found = _told(parse_target("tpu:v5e"), Taken(()), [built])
+    built = CompiledGraph(0, 0, 0, 0, 0, 1.0, failure="INVALID_ARGUMENT: no such topology")
+    found = _told(parse_target("tpu:v5e"), CapturedStep(()), [built])
     assert isinstance(found, NotCompiled)
     assert "no such topology" in found.why
 
@@ -145,7 +145,7 @@ def test_what_an_environment_lacks_is_borrowed_unless_it_is_tied_to_torch(tmp_pa
         (tmp_path / name / "__init__.py").write_text("VALUE = 3")
         (tmp_path / f"{name}-1.5.dist-info").mkdir()
         (tmp_path / f"{name}-1.5.dist-info" / "METADATA").write_text(f"Name: {name}\nVersion: 1.5")
-    borrowed = start.Borrowed([str(tmp_path)])
+    borrowed = start.BorrowedModules([str(tmp_path)])
     assert borrowed.find_spec("lent_by_another") is not None
     assert borrowed.find_spec("torchvision") is None
     names = [

@@ -10,7 +10,14 @@ import pytest
 
 from anytrain.core.errors import BadInput
 from anytrain.engine.checkpoint.manifest import Manifest
-from anytrain.insight.proofs.restarts import Commit, Life, Script, Trial, mirror, plan
+from anytrain.insight.proofs.restarts import (
+    Commit,
+    OneStart,
+    RestartedRun,
+    TrainingScript,
+    mirror,
+    plan,
+)
 
 SAVES = """
 import sys, time, torch
@@ -49,15 +56,15 @@ def test_a_folder_of_links_leaves_the_project_out(here: Path, tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("script", "why"),
     [
-        (Script("none.py"), "no such file"),
-        (Script("train.py"), "neither {project} is among its arguments"),
-        (Script("train.py", ("{project}",), Path("runs")), "both"),
-        (Script("train.py", (), Path("/tmp/runs")), "lies outside"),
-        (Script("train.py", (), Path("../runs")), "lies outside"),
+        (TrainingScript("none.py"), "no such file"),
+        (TrainingScript("train.py"), "neither {project} is among its arguments"),
+        (TrainingScript("train.py", ("{project}",), Path("runs")), "both"),
+        (TrainingScript("train.py", (), Path("/tmp/runs")), "lies outside"),
+        (TrainingScript("train.py", (), Path("../runs")), "lies outside"),
     ],
 )
 def test_a_project_folder_that_nobody_knows_is_refused(
-    here: Path, script: Script, why: str
+    here: Path, script: TrainingScript, why: str
 ) -> None:
     with pytest.raises(BadInput) as refused:
         script.check()
@@ -65,7 +72,9 @@ def test_a_project_folder_that_nobody_knows_is_refused(
 
 
 def test_the_placeholder_is_replaced_wherever_it_stands() -> None:
-    script = Script("train.py", ("--out={project}/a", "--lr", "1"), num_processes=2, cpu=True)
+    script = TrainingScript(
+        "train.py", ("--out={project}/a", "--lr", "1"), num_processes=2, cpu=True
+    )
     assert script.command(Path("/p")) == [
         *(sys.executable, "-m", "anytrain", "launch", "--num_processes", "2", "--cpu"),
         *("train.py", "--out=/p/a", "--lr", "1"),
@@ -82,7 +91,7 @@ def test_a_life_that_is_killed_leaves_no_process(here: Path, tmp_path: Path) -> 
         f"open({str(pids)!r}, 'w').write(f'{{os.getpid()}} {{child.pid}}\\n')\n"
         "time.sleep(1000)\n"
     )
-    trial = Trial(Script("train.py", ("{project}",)), tmp_path / "trial")
+    trial = RestartedRun(TrainingScript("train.py", ("{project}",)), tmp_path / "trial")
     assert trial.live(lambda life: pids.exists() and pids.read_text().endswith("\n")) is None
     until = time.monotonic() + 240  # the kernel takes its time on a busy machine
     for pid in map(int, pids.read_text().split()):
@@ -123,9 +132,9 @@ def test_kills_are_spread_over_the_saves(num_commits: int, num_kills: int) -> No
 def test_a_checkpoint_that_came_just_before_the_kill_is_seen(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SAVES)
-    trial = Trial(Script(str(script), ("{project}",)), tmp_path / "trial")
+    trial = RestartedRun(TrainingScript(str(script), ("{project}",)), tmp_path / "trial")
 
-    def late(life: Life) -> bool:
+    def late(life: OneStart) -> bool:
         """Decide at the first checkpoint, and kill after the second."""
         while life.own_commits and not (trial.project / "saved-2").exists():
             time.sleep(0.01)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from anytrain.core.errors import BadInput
-from anytrain.insight.proofs.restarts import Script
+from anytrain.insight.proofs.restarts import TrainingScript
 from anytrain.insight.proofs.verify_resume import Verdict, verify_resume
 
 TRAIN = """
@@ -62,7 +62,7 @@ def proof(
 ) -> Verdict:
     script = folder / "train.py"
     script.write_text(TRAIN)
-    job = Script(str(script), ("{project}", mistake))
+    job = TrainingScript(str(script), ("{project}", mistake))
     return verify_resume(job, folder / "work", kills=kills, seed=seed, say=say)
 
 
@@ -173,5 +173,5 @@ trainer.save_model()
 def test_a_script_with_a_trainer_resumes_exactly(tmp_path: Path, num_processes: int | None) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINER)
-    job = Script(str(script), ("{project}",), num_processes=num_processes)
+    job = TrainingScript(str(script), ("{project}",), num_processes=num_processes)
     assert verify_resume(job, tmp_path / "work", kills=2, seed=0).is_equal

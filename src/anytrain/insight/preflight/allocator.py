@@ -163,7 +163,6 @@ class Allocator:
 
 
 def _joined(one: _Block, other: _Block) -> _Block:
-    """Return two neighbours as one block."""
     first, last = (one, other) if one.address < other.address else (other, one)
     first.size += last.size
     first.behind = last.behind

@@ -15,7 +15,7 @@ from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.trace import Held, Setting, Trace
 
 MOST = 2**16
-"""A batch larger than any that somebody trains with."""
+"""Where the search ends: a larger batch is not trained with."""
 _MOST_PROOFS = 4
 
 
@@ -41,12 +41,12 @@ class Fit:
 
 
 def between(first: Trace, second: Trace, batch_size: int) -> Trace | None:
-    """Return what a trace at another batch size would hold; None where the steps differ.
+    """Interpolate the trace at another batch size from two; None where their events differ.
 
-    >>> from anytrain.insight.preflight.traced import Job
+    >>> from anytrain.insight.preflight.trace import TracedJob
     >>> def trace(n):
     ...     held = Held(8 + n, {"batch": n}, {}, (), ((0, 8), (1, n)), (1, 2))
-    ...     return Trace(Job(batch_size=n), (), held, 0.0)
+    ...     return Trace(TracedJob(batch_size=n), (), held, 0.0)
     >>> between(trace(2), trace(4), 7).held.events
     ((0, 8), (1, 7))
     """
@@ -102,7 +102,6 @@ class _Search:
         return self._traces[batch_size]
 
     def foretell(self, batch_size: int) -> Forecast:
-        """Return the memory at a size."""
         return forecast(self.trace(batch_size), self._target, self._limit)
 
     def _fits(self, trace: Trace) -> bool:
@@ -143,7 +142,7 @@ class _Search:
         return min(max(good + room, good + 1), bad - 1)
 
     def _is_line(self, low: int, high: int, found: int) -> bool:
-        """Whether the trace at the found size is what the two others told."""
+        """Whether the trace at the found size lies on the line through the two others."""
         told = between(self.trace(low), self.trace(high), found)
         return told is not None and told.held.events == self.trace(found).held.events
 
@@ -166,7 +165,7 @@ class _Search:
 
     @staticmethod
     def _by_peak(first: Trace, second: Trace, size: int) -> Trace:
-        """Return a trace whose peak alone is told, where two steps are not alike."""
+        """Return a trace with an interpolated peak alone, where the events of two steps differ."""
         plain = [
             replace(trace, held=replace(trace.held, events=(), step=(0, 0)))
             for trace in (first, second)

@@ -1,4 +1,4 @@
-"""What a preflight has found, in words that name the place and the way out."""
+"""What a check finds: what is wrong, why, the line, and how to mend it."""
 
 from __future__ import annotations
 

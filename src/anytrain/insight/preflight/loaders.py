@@ -35,6 +35,131 @@ from anytrain.insight.preflight.trace import Setting
 
 ENOUGH = 2**26
 """Bytes after which a pickle is believed to go through: a data set may hold all of its rows."""
+MAX_BATCHES = 64
+"""Batches without an update after which a loop is not a training."""
+_MOST_LOOKS = 2
+"""How often the call of each kind of module is looked at: once for each update that is traced."""
+
+
+def short_walk(own: TraceObserver, indices: RangeChecks) -> Callable[..., Iterator[Any]]:
+    """Return a walk that hands out no more batches than are needed."""
+    walk_from = PreparedLoader.walk_from
+    recorder = own.recorder
+    trained: set[int] = set()
+
+    def walk(loader: PreparedLoader, skip: int | None = None) -> Iterator[Any]:
+        if recorder.updates >= NUM_UPDATES and id(loader) in trained:
+            own.leave()  # its second epoch: evaluation, if there is one, came before
+        own.tell(**loader_facts(loader.given))
+        before = recorder.updates
+        for number, batch in enumerate(walk_from(loader, skip), 1):
+            made = sized(batch, own.setting)
+            indices.hand(loader, (skip or 0) + number - 1, made)
+            yield made
+            if recorder.updates > before:
+                trained.add(id(loader))
+            if recorder.updates >= NUM_UPDATES:
+                recorder.end_steps()
+                return
+            if recorder.phase == "evaluate" or number >= MAX_BATCHES:
+                return
+
+    return walk
+
+
+def loader_facts(loader: Any) -> dict[str, Any]:
+    """Return a loader's facts: batch size, number of samples, workers."""
+    size = getattr(loader, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    try:
+        number = len(loader.dataset)
+    except (TypeError, AttributeError):  # a stream
+        number = 0
+    facts = {"batch_size": int(size or 0), "num_samples": number}
+    return {**facts, **vars(loader).get("_asked", {})}
+
+
+def longest_batches(own: TraceObserver) -> Callable[..., Iterator[Any]]:
+    """Return batches of the longest samples in the place of those that come first.
+
+    The longest batch takes the most memory, wherever in an epoch it comes.
+    """
+    batches_of = PreparedLoader._batches
+
+    def batches(loader: PreparedLoader, base: DataLoader[Any]) -> Iterator[Any]:
+        length, samples = longest_samples(loader)
+        own.tell(length=length)
+        found = None
+        for batch in batches_of(loader, base):
+            if samples and found is None:
+                tickets = loader.walk.tickets
+                drawn = samples if tickets is None else tickets.draw(samples)
+                found = load(base.dataset, base.collate_fn, drawn)
+            yield batch if found is None else found
+
+    return batches
+
+
+def longest_samples(loader: Any) -> tuple[int, list[int]]:
+    """Return the greatest length and a batch of such samples; 0 and none if not known.
+
+    The last one is the shortest of all: batches with padding have a mask, which takes memory too.
+    """
+    size = getattr(loader.batch_sampler, "batch_size", None)
+    if not size or isinstance(loader.collate_fn, Packed):  # a row of all tokens has no longest
+        return 0, []
+    try:
+        lengths = quick_lengths(loader.dataset) or []
+    except (TypeError, AttributeError):  # a stream
+        lengths = []
+    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
+    if not order:
+        return 0, []
+    most = order[:size]
+    return lengths[order[0]], [*most[:-1], order[-1]]
+
+
+def own_process(own: TraceObserver) -> Callable[..., None]:
+    """Return a loader's constructor that starts no workers and pins nothing."""
+    construct = DataLoader.__init__
+    signature = inspect.signature(construct)
+
+    def init(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
+        kwargs = dict(signature.bind(self, *args, **kwargs).arguments)  # some by position
+        dataset = kwargs.pop("dataset")
+        del kwargs["self"]
+        number = int(kwargs.get("num_workers") or 0)
+        collate = kwargs.get("collate_fn")
+        trouble = handover_trouble(dataset, collate) if number else ""
+        for name in ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers"):
+            kwargs.pop(name, None)
+        kwargs.pop("multiprocessing_context", None)
+        construct(self, dataset, **kwargs)
+        self.__dict__["_asked"] = {
+            "loader_workers": number,
+            "worker_trouble": trouble,
+            "loader_place": users_place(),
+        }
+
+    return init
+
+
+def sized(batch: Any, setting: Setting | None) -> Any:
+    """Return a batch of the setting's size; what is in it does not matter."""
+    rows = None if setting is None else num_rows(batch)
+    if setting is None or rows is None or rows == setting.batch_size:
+        return batch
+    wanted = setting.batch_size
+
+    def resize(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.dim() == 0 or tensor.size(0) != rows:
+            return tensor
+        if wanted <= rows:
+            return tensor[:wanted].clone()
+        return tensor.new_zeros((wanted, *tensor.shape[1:]))
+
+    return map_tensors(resize, batch)
 
 
 class _Enough(Exception):
@@ -42,13 +167,10 @@ class _Enough(Exception):
 
 
 class _Nowhere:
-    """A file that keeps nothing."""
-
     def __init__(self) -> None:
         self._written = 0
 
     def write(self, part: bytes) -> int:
-        """Count what is written."""
         self._written += len(part)
         if self._written > ENOUGH:
             raise _Enough
@@ -56,7 +178,7 @@ class _Nowhere:
 
 
 def handover_trouble(*parts: Any) -> str:
-    """Say why some part of a loader cannot be pickled; empty where all can."""
+    """Return why some part of a loader cannot be pickled; empty where all can."""
     for part in parts:
         try:
             pickle.Pickler(_Nowhere(), protocol=5).dump(part)
@@ -68,12 +190,8 @@ def handover_trouble(*parts: Any) -> str:
     return ""
 
 
-_MOST_LOOKS = 2
-"""How often the call of each kind of module is looked at: once for each update that is traced."""
-
-
-class Indices:
-    """The batch that the user's loop was handed last, and what is called with it."""
+class RangeChecks:
+    """Check ids and labels of the user's batches against the tables of modules and losses."""
 
     def __init__(self, own: TraceObserver) -> None:
         self._own = own
@@ -82,7 +200,6 @@ class Indices:
         self._is_inside = False
 
     def hand(self, loader: PreparedLoader, number: int, batch: Any) -> None:
-        """Note the batch that the loop gets next, and its number in the epoch."""
         self._handed = loader, number, list(leaves(batch))  # the loop may take the batch apart
 
     @contextmanager
@@ -142,7 +259,7 @@ def _run(module: nn.Module, given: Any) -> Any:
 
 
 def _read(loader: PreparedLoader, number: int) -> ReadBatch | None:
-    """Return what was read for a batch of this epoch; None where nobody knows. Others are ahead."""
+    """Return what was read for a batch of this epoch, if it is kept: others are read ahead."""
     known = reversed(loader.read_before())
     return next((each for each in known if each.number == number), None)
 
@@ -167,128 +284,3 @@ def _on_host(handed: list[Any], host: Any, given: Any) -> Any:
 
     taken_all = map_tensors(taken, given)
     return None if has_unknown or not found else taken_all
-
-
-MAX_BATCHES = 64
-"""Batches without an update after which a loop is not a training."""
-
-
-def short_walk(own: TraceObserver, indices: Indices) -> Callable[..., Iterator[Any]]:
-    """Return a walk that hands out no more batches than are needed."""
-    walk_from = PreparedLoader.walk_from
-    recorder = own.recorder
-    trained: set[int] = set()
-
-    def walk(loader: PreparedLoader, skip: int | None = None) -> Iterator[Any]:
-        if recorder.updates >= NUM_UPDATES and id(loader) in trained:
-            own.leave()  # its second epoch: evaluation, if there is one, came before
-        own.tell(**loader_facts(loader.given))
-        before = recorder.updates
-        for number, batch in enumerate(walk_from(loader, skip), 1):
-            made = sized(batch, own.setting)
-            indices.hand(loader, (skip or 0) + number - 1, made)
-            yield made
-            if recorder.updates > before:
-                trained.add(id(loader))
-            if recorder.updates >= NUM_UPDATES:
-                recorder.end_steps()
-                return
-            if recorder.phase == "evaluate" or number >= MAX_BATCHES:
-                return
-
-    return walk
-
-
-def loader_facts(loader: Any) -> dict[str, Any]:
-    """Return what a loader says of the job."""
-    size = getattr(loader, "batch_size", None)
-    if size is None:
-        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
-    try:
-        number = len(loader.dataset)
-    except (TypeError, AttributeError):  # a stream
-        number = 0
-    facts = {"batch_size": int(size or 0), "num_samples": number}
-    return {**facts, **vars(loader).get("_asked", {})}
-
-
-def longest_batches(own: TraceObserver) -> Callable[..., Iterator[Any]]:
-    """Return batches of the longest samples in the place of those that come first.
-
-    The longest batch takes the most memory, wherever in an epoch it comes.
-    """
-    batches_of = PreparedLoader._batches
-
-    def batches(loader: PreparedLoader, base: DataLoader[Any]) -> Iterator[Any]:
-        length, samples = longest_samples(loader)
-        own.tell(length=length)
-        found = None
-        for batch in batches_of(loader, base):
-            if samples and found is None:
-                tickets = loader.walk.tickets
-                drawn = samples if tickets is None else tickets.draw(samples)
-                found = load(base.dataset, base.collate_fn, drawn)
-            yield batch if found is None else found
-
-    return batches
-
-
-def longest_samples(loader: Any) -> tuple[int, list[int]]:
-    """Return the greatest length and a batch of such samples; 0 and none where nobody knows.
-
-    The last one is the shortest of all: batches with padding have a mask, which takes memory too.
-    """
-    size = getattr(loader.batch_sampler, "batch_size", None)
-    if not size or isinstance(loader.collate_fn, Packed):  # a row of all tokens has no longest
-        return 0, []
-    try:
-        lengths = quick_lengths(loader.dataset) or []
-    except (TypeError, AttributeError):  # a stream
-        lengths = []
-    order = sorted(range(len(lengths)), key=lambda n: -lengths[n])
-    if not order:
-        return 0, []
-    most = order[:size]
-    return lengths[order[0]], [*most[:-1], order[-1]]
-
-
-def own_process(own: TraceObserver) -> Callable[..., None]:
-    """Return a loader's constructor that starts no workers and pins nothing."""
-    construct = DataLoader.__init__
-    signature = inspect.signature(construct)
-
-    def init(self: DataLoader[Any], *args: Any, **kwargs: Any) -> None:
-        kwargs = dict(signature.bind(self, *args, **kwargs).arguments)  # some by position
-        dataset = kwargs.pop("dataset")
-        del kwargs["self"]
-        number = int(kwargs.get("num_workers") or 0)
-        collate = kwargs.get("collate_fn")
-        trouble = handover_trouble(dataset, collate) if number else ""
-        for name in ("num_workers", "pin_memory", "prefetch_factor", "persistent_workers"):
-            kwargs.pop(name, None)
-        kwargs.pop("multiprocessing_context", None)
-        construct(self, dataset, **kwargs)
-        self.__dict__["_asked"] = {
-            "loader_workers": number,
-            "worker_trouble": trouble,
-            "loader_place": users_place(),
-        }
-
-    return init
-
-
-def sized(batch: Any, setting: Setting | None) -> Any:
-    """Return a batch of the setting's size; what is in it does not matter."""
-    rows = None if setting is None else num_rows(batch)
-    if setting is None or rows is None or rows == setting.batch_size:
-        return batch
-    wanted = setting.batch_size
-
-    def resize(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.dim() == 0 or tensor.size(0) != rows:
-            return tensor
-        if wanted <= rows:
-            return tensor[:wanted].clone()
-        return tensor.new_zeros((wanted, *tensor.shape[1:]))
-
-    return map_tensors(resize, batch)

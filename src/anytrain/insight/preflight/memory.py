@@ -1,4 +1,4 @@
-"""Foretell the memory of a run on a device that is not here.
+"""Forecast the memory of a run on a device that is not here.
 
 Each part of a forecast says whether it was counted from the trace, follows from a rule that is
 known, or is a margin for what nobody can count. What decides if a run fits is what the allocator
@@ -47,7 +47,7 @@ _FORWARD, _BACKWARD = ("forward", "evaluate"), ("backward",)
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class MemoryPart:
     """One share of the memory."""
 
     name: str
@@ -74,7 +74,7 @@ class Forecast:
     batch_size: int
     precision: str
     is_checkpointed: bool
-    parts: tuple[Part, ...]
+    parts: tuple[MemoryPart, ...]
     """All but the margins add up to the peak."""
     activations_by_module: dict[str, int]
     peak_bytes: int
@@ -83,7 +83,7 @@ class Forecast:
     """What the allocator takes from the device for it, with the margins."""
     limit: Limit | None
     fits: bool | None
-    """None where nobody said how much memory there is."""
+    """None where the memory of the target is not known."""
     length: int = 0
     """How long its batch is, where it is as long as the data's longest; 0 where it came first."""
     records: bool | None = None
@@ -91,7 +91,7 @@ class Forecast:
 
 
 def limit_of(target: Target) -> Limit | None:
-    """Return what a run may use of the target's memory; None where nobody said how much it has.
+    """Return what a run may use of the target's memory; None where its memory is not known.
 
     >>> round(limit_of(Target("mps", "mps:16GB", 16 * GIB, "2.13")).usable_bytes / GIB, 2)
     10.67
@@ -150,7 +150,7 @@ def forecast(
 
 
 def _forecast(
-    trace: Trace, target: Target, parts: tuple[Part, ...], needed: int, limit: Limit | None
+    trace: Trace, target: Target, parts: tuple[MemoryPart, ...], needed: int, limit: Limit | None
 ) -> Forecast:
     job = trace.job
     return Forecast(
@@ -168,11 +168,11 @@ def _forecast(
     )
 
 
-def _counted(trace: Trace) -> tuple[Part, ...]:
+def _counted(trace: Trace) -> tuple[MemoryPart, ...]:
     held = trace.held.by_owner
-    known = tuple(Part(owner, size, "counted") for owner, size in held.items() if size)
+    known = tuple(MemoryPart(owner, size, "counted") for owner, size in held.items() if size)
     rest = trace.held.peak_bytes - sum(held.values())
-    return (*known, Part("not told apart", rest, "counted")) if rest > 0 else known
+    return (*known, MemoryPart("not told apart", rest, "counted")) if rest > 0 else known
 
 
 # -- CUDA -----------------------------------------------------------------------------------------
@@ -182,7 +182,7 @@ def _on_cuda(
     trace: Trace,
     target: Target,
     limit: Limit | None,
-    counted: tuple[Part, ...],
+    counted: tuple[MemoryPart, ...],
     *,
     is_recorded: bool,
 ) -> Forecast:
@@ -196,21 +196,27 @@ def _on_cuda(
     peak = sum(part.num_bytes for part in counted)
     parts = [
         *counted,
-        Part("batches ahead", ahead, "rule", "two are on their way while one is computed"),
-        Part("gradient buckets", buckets, "rule", "several processes keep all gradients always"),
-        Part("workspaces", sum(spaces), "rule", "cuBLAS keeps one for forward, one for backward"),
-        Part("blocks", max(free.allocated_bytes - peak - sum(stays), 0), "rule", _WHY_BLOCKS),
+        MemoryPart("batches ahead", ahead, "rule", "two are on their way while one is computed"),
+        MemoryPart(
+            "gradient buckets", buckets, "rule", "several processes keep all gradients always"
+        ),
+        MemoryPart(
+            "workspaces", sum(spaces), "rule", "cuBLAS keeps one for forward, one for backward"
+        ),
+        MemoryPart("blocks", max(free.allocated_bytes - peak - sum(stays), 0), "rule", _WHY_BLOCKS),
     ]
     records = None
     if is_recorded:
         again = sum(spaces) + trace.held.by_owner.get("batch", 0)
         why = "while a step is recorded it has workspaces and inputs of its own"
-        parts.append(Part("graph pool", again, "rule", why))
+        parts.append(MemoryPart("graph pool", again, "rule", why))
         records = found.fits and _has_room(trace, stays, again, usable)
     guessed = play(steps_of(trace, stays, with_guesses=True)).allocated_bytes
     if guessed > free.allocated_bytes:
-        parts.append(Part("cuDNN", guessed - free.allocated_bytes, "margin", _WHY_CUDNN))
-    parts.append(Part("margin", _CUDA_MARGIN, "margin", "generators, events, and what is unknown"))
+        parts.append(MemoryPart("cuDNN", guessed - free.allocated_bytes, "margin", _WHY_CUDNN))
+    parts.append(
+        MemoryPart("margin", _CUDA_MARGIN, "margin", "generators, events, and what is unknown")
+    )
     needed = (found if found.fits else free).reserved_bytes + _CUDA_MARGIN
     told = _forecast(trace, target, tuple(part for part in parts if part.num_bytes), needed, limit)
     return replace(told, fits=None if usable is None else found.fits, records=records)
@@ -239,7 +245,7 @@ def _buckets(trace: Trace, target: Target) -> int:
 
 
 def fits_within(trace: Trace, target: Target, limit: Limit) -> bool:
-    """Return what a forecast would say of fitting, at a fraction of its cost."""
+    """Return `forecast(...).fits`, at a fraction of its cost."""
     if target.kind != "cuda":
         return bool(forecast(trace, target, limit).fits)
     stays = (*workspaces(trace.ops, target), _ahead(trace), _buckets(trace, target))
@@ -267,9 +273,9 @@ def steps_of(
 
     `stays` is memory that is there from the beginning and that no tensor of the trace holds.
 
-    >>> from anytrain.insight.preflight.traced import Held, Job
+    >>> from anytrain.insight.preflight.trace import Held, TracedJob
     >>> held = Held(3, {}, {}, (), events=((0, 1), (1, 2), (1, 0)), step=(1, 3))
-    >>> steps_of(Trace(Job(), (), held, 0.0))
+    >>> steps_of(Trace(TracedJob(), (), held, 0.0))
     [(0, 1), (1, 2), (1, 0), (4, 2), (4, 0)]
     """
     held, (begin, end) = trace.held, trace.held.step
@@ -312,18 +318,18 @@ def _has_room(trace: Trace, stays: tuple[int, ...], more: int, usable: int | Non
 # -- other devices --------------------------------------------------------------------------------
 
 
-def _margins_elsewhere(target: Target, peak: int, trace: Trace) -> list[Part]:
+def _margins_elsewhere(target: Target, peak: int, trace: Trace) -> list[MemoryPart]:
     if target.kind == "mps":
         pages = _highest(trace, _METAL_PAGE) - _highest(trace, 1)
         heaps = int(peak * _METAL_SHARE)
         why = "Metal's heaps and MPSGraph's caches: a tenth, which is a rule of thumb"
         return [
-            Part("page rounding", pages, "margin", "Metal's buffers are pages of 16 KiB"),
-            Part("heaps", heaps, "margin", why),
+            MemoryPart("page rounding", pages, "margin", "Metal's buffers are pages of 16 KiB"),
+            MemoryPart("heaps", heaps, "margin", why),
         ]
     if target.kind in ("tpu", "xla"):
         why = "the compiler lays memory out anew: only compiling for the chip tells"
-        return [Part("layout", int(peak * _XLA_SHARE), "margin", why)]
+        return [MemoryPart("layout", int(peak * _XLA_SHARE), "margin", why)]
     return []
 
 

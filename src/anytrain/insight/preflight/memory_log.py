@@ -1,4 +1,4 @@
-"""Follow the memory of the claimed device: who holds it, from when to when."""
+"""Record the memory of the fake device: allocations and frees, with their owners."""
 
 from __future__ import annotations
 
@@ -12,6 +12,15 @@ from anytrain.insight.preflight.fake_device.device import Storage, storage_of
 from anytrain.insight.preflight.trace import Held, Moment, Owner, Phase
 
 MAX_MOMENTS = 2000
+_OWNER_OF: dict[Phase, Owner] = {
+    "make": "other",
+    "data": "batch",
+    "forward": "activations",
+    "backward": "other",
+    "clip": "other",
+    "optimizer": "other",
+    "evaluate": "activations",
+}
 
 
 @dataclass(slots=True, eq=False)
@@ -25,8 +34,8 @@ class Block:
     number: int
 
 
-class Memory:
-    """What the claimed device holds now, and what it held at each change since `restart`."""
+class MemoryLog:
+    """What the fake device holds now, and what it held at each change since `restart`."""
 
     def __init__(self) -> None:
         self.total = 0
@@ -67,7 +76,6 @@ class Memory:
 
     @staticmethod
     def own(tensor: Any, owner: Owner) -> None:
-        """Say whose memory a tensor's is."""
         if not isinstance(tensor, torch.Tensor):
             return
         with torch._C.DisableTorchFunction():
@@ -76,7 +84,6 @@ class Memory:
             known.born.owner = owner
 
     def restart(self) -> None:
-        """Begin a new log."""
         self._begun = list(self._blocks.values())
         self._log = []
         self._began = len(self._events)
@@ -112,17 +119,6 @@ class Memory:
             tuple(self._events),
             (self._began, len(self._events)),
         )
-
-
-_OWNER_OF: dict[Phase, Owner] = {
-    "make": "other",
-    "data": "batch",
-    "forward": "activations",
-    "backward": "other",
-    "clip": "other",
-    "optimizer": "other",
-    "evaluate": "activations",
-}
 
 
 def _thinned(moments: list[Moment], peak_at: int) -> tuple[Moment, ...]:

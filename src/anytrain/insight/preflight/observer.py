@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from anytrain.engine.assemble import session as sessions
-from anytrain.insight.preflight.trace import Job
+from anytrain.insight.preflight.trace import TracedJob
 
 if TYPE_CHECKING:
-    from anytrain.insight.preflight.recorder import Recorder
+    from anytrain.insight.preflight.recorder import OpRecorder
     from anytrain.insight.preflight.trace import Setting
 
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class TraceObserver:
     """Look on at a run that is traced, and take down what it says of itself."""
 
-    recorder: Recorder
+    recorder: OpRecorder
     folder: str
     """Where the run may write: it is removed afterwards."""
     setting: Setting | None = None
@@ -64,10 +64,10 @@ class TraceObserver:
         return self.recorder.phase != "make"
 
     @property
-    def job(self) -> Job:
+    def job(self) -> TracedJob:
         """What is known of the job."""
         own = {} if self.setting is None else {"batch_size": self.setting.batch_size}
-        return replace(Job(), **{**self.facts, **own})
+        return replace(TracedJob(), **{**self.facts, **own})
 
 
 def present() -> TraceObserver:

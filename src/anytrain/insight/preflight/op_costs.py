@@ -3,13 +3,32 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch.utils.flop_counter import flop_registry
 
-_CONVOLUTION_BACKWARD: Any = torch.ops.aten.convolution_backward.default
+aten: Any = torch.ops.aten
+_HALVES = (torch.float16, torch.bfloat16)
+_ATTENTION_BACKWARD = (
+    aten._scaled_dot_product_flash_attention_backward.default,
+    aten._scaled_dot_product_efficient_attention_backward.default,
+    aten._scaled_dot_product_cudnn_attention_backward.default,
+)
+# torch's pages on linear algebra name what checks its own success on the host; the variants that
+# end in `_ex` leave that to the caller, and do not wait.
+_CHECKED = frozenset(
+    (
+        aten._linalg_check_errors.default,
+        aten._linalg_eigh.default,
+        aten._linalg_eigvals.default,
+        aten._linalg_svd.default,
+        aten.linalg_eig.default,
+        aten.linalg_eigvals.default,
+        aten.linalg_lstsq.default,
+        aten.linalg_pinv.atol_rtol_tensor,
+    )
+)
 
 
 def flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
@@ -17,7 +36,9 @@ def flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) ->
     count = flop_registry.get(func._overloadpacket)
     if count is None:
         return 0
-    if func is _CONVOLUTION_BACKWARD:  # torch's counter looks for results by their places
+    if (
+        func is aten.convolution_backward.default
+    ):  # torch's counter looks for results by their places
         made = iter(out)
         out = [next(made) if is_wanted else None for is_wanted in args[-1]]
     try:
@@ -31,10 +52,6 @@ def num_bytes(tensors: list[Any]) -> int:
     return sum(math.prod(t.shape) * t.element_size() for t in tensors)
 
 
-aten: Any = torch.ops.aten
-_HALVES = (torch.float16, torch.bfloat16)
-
-
 class Scratch(NamedTuple):
     """Memory that is taken and given back within one operation."""
 
@@ -43,61 +60,27 @@ class Scratch(NamedTuple):
     """Whether torch's own code takes it, and not a library that may choose another way."""
 
 
-def _attention(given: list[torch.Tensor]) -> Scratch | None:
-    """Halves sum the queries' gradients in float32, and each kernel keeps one number a row."""
-    query = given[1]
-    rows = query.numel() // max(query.size(-1), 1)
-    sums = 4 * query.numel() if query.dtype in _HALVES else 0
-    return Scratch(sums + 4 * rows, is_certain=True)
-
-
-def _convolution(given: list[torch.Tensor], made: list[torch.Tensor]) -> Scratch:
-    """cuDNN may turn what it reads and writes around in memory, channels last: one copy of each."""
-    tensors = [t for t in (*given, *made) if t.dim() > 1]
-    return Scratch(sum(t.numel() * t.element_size() for t in tensors), is_certain=False)
-
-
-_TAKES: dict[Any, Callable[[list[torch.Tensor], list[torch.Tensor]], Scratch | None]] = {
-    aten._scaled_dot_product_flash_attention_backward.default: lambda g, m: _attention(g),
-    aten._scaled_dot_product_efficient_attention_backward.default: lambda g, m: _attention(g),
-    aten._scaled_dot_product_cudnn_attention_backward.default: lambda g, m: _attention(g),
-    aten.convolution.default: _convolution,
-    # Its two halves run one after the other, and neither turns the other's result around.
-    aten.convolution_backward.default: lambda g, m: _convolution(g, []),
-}
-
-
 def scratch(func: Any, given: list[torch.Tensor], made: list[torch.Tensor]) -> Scratch | None:
     """Return what an operation's kernels take on CUDA; None where that is nothing to speak of."""
-    take = _TAKES.get(func)
-    return None if take is None else take(given, made)
-
-
-def _always(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Say that whether it worked is looked at."""
-    return "success"
-
-
-def _without_a_range(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Say that the least and the largest value are looked at, where none are given."""
-    least, most = ((*args, *(0, 0))[2:4]) if len(args) > 2 else (0, 0)
-    return "range" if kwargs.get("min", least) == kwargs.get("max", most) else ""
-
-
-_WAITS: dict[Any, Callable[[tuple[Any, ...], dict[str, Any]], str]] = {
-    aten._linalg_check_errors.default: _always,
-    aten._linalg_eigh.default: _always,
-    aten._linalg_eigvals.default: _always,
-    aten._linalg_svd.default: _always,
-    aten.linalg_eig.default: _always,
-    aten.linalg_eigvals.default: _always,
-    aten.linalg_lstsq.default: _always,
-    aten.linalg_pinv.atol_rtol_tensor: _always,
-    aten.histc.default: _without_a_range,
-}
+    if func in _ATTENTION_BACKWARD:
+        # Halves sum the queries' gradients in float32, and each kernel keeps one number a row.
+        query = given[1]
+        rows = query.numel() // max(query.size(-1), 1)
+        sums = 4 * query.numel() if query.dtype in _HALVES else 0
+        return Scratch(sums + 4 * rows, is_certain=True)
+    if func not in (aten.convolution.default, aten.convolution_backward.default):
+        return None
+    # cuDNN may turn what it reads and writes to channels last: one copy of each. The two halves of
+    # backward run one after the other, and neither turns the other's result.
+    turned = (*given, *made) if func is aten.convolution.default else given
+    return Scratch(num_bytes([t for t in turned if t.dim() > 1]), is_certain=False)
 
 
 def wait_of(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Return what an operation's own code reads on the host, on CUDA; "" where it reads nothing."""
-    find = _WAITS.get(func)
-    return "" if find is None else find(args, kwargs)
+    if func in _CHECKED:
+        return "success"
+    if func is not aten.histc.default:
+        return ""
+    least, most = ((*args, *(0, 0))[2:4]) if len(args) > 2 else (0, 0)
+    return "range" if kwargs.get("min", least) == kwargs.get("max", most) else ""

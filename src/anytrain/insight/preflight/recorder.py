@@ -1,8 +1,8 @@
-"""Take down what a run does on the claimed device: operations, memory, and the steps they are of.
+"""Record what a run does on the fake device: operations, memory, and the phases of the step.
 
-A run is not told that it is watched. Phases follow from what torch tells everybody: a module's
-forward, autograd's nodes, an optimizer's step. The first update makes the optimizer's state; what
-is counted is the second, which is like all that follow, and one evaluation step.
+Phases follow from torch's hooks: a module's forward, autograd's nodes, an optimizer's step. The
+first update makes the optimizer's state; what is counted is the second, which is like all that
+follow, and one evaluation step.
 """
 
 from __future__ import annotations
@@ -20,11 +20,19 @@ from torch import nn
 from torch.nn.modules import module as module_hooks
 from torch.optim import optimizer as optimizer_hooks
 
-from anytrain.insight.preflight.fake_device.device import Device, Storage
-from anytrain.insight.preflight.memory_log import Memory
+from anytrain.insight.preflight.fake_device.device import FakeDevice, Storage
+from anytrain.insight.preflight.memory_log import MemoryLog
 from anytrain.insight.preflight.op_costs import flops, num_bytes, scratch, wait_of
-from anytrain.insight.preflight.source_lines import Places, Spot
-from anytrain.insight.preflight.trace import Held, Job, Op, Phase, SourcePlace, TensorFacts, Trace
+from anytrain.insight.preflight.source_lines import SourceLines, Spot
+from anytrain.insight.preflight.trace import (
+    Held,
+    Op,
+    Phase,
+    SourcePlace,
+    TensorFacts,
+    Trace,
+    TracedJob,
+)
 
 NUM_UPDATES = 2
 _DECIDES = ("if ", "elif ", "while ", "assert ", "and ", "or ")
@@ -37,12 +45,12 @@ class Leave(BaseException):
     """Everything was seen: leave the user's script, whatever it is doing."""
 
 
-class Recorder:
-    """The watcher of one run."""
+class OpRecorder:
+    """Records one traced run."""
 
-    def __init__(self, device: Device, kind: str) -> None:
+    def __init__(self, device: FakeDevice, kind: str) -> None:
         self.device, self.kind = device, kind
-        self.memory, self.places = Memory(), Places()
+        self.memory, self.places = MemoryLog(), SourceLines()
         self.phase: Phase = "make"
         self.updates = 0
         self.is_done = False
@@ -58,9 +66,9 @@ class Recorder:
         self.notes: dict[str, None] = {}
         self.first_peak = 0
         self.has_just_read = False
-        """Whether the last operation was the host's reading of a value, which nobody knows."""
+        """Whether the last operation was a read of a value by the host, which is made up."""
         self.meet: Callable[[nn.Module], Any] = lambda model: None
-        """Told of each model before it is first trained."""
+        """Called with each model before its first training step."""
         self._ops: dict[str, dict[Key, list[int]]] = {"make": {}, "step": {}, "evaluate": {}}
         self._held: Held | None = None
         self._counts = True
@@ -76,10 +84,9 @@ class Recorder:
         evaluated = self.has_evaluated or self.phase == "evaluate"
         return self.updates >= NUM_UPDATES and evaluated
 
-    # -- what the device tells ----------------------------------------------------------------
+    # -- called by the fake device ----------------------------------------------------------------
 
     def born(self, storage: Storage) -> None:
-        """Count new memory."""
         self._follow()
         self.memory.born(storage, self.places.module)
 
@@ -133,15 +140,14 @@ class Recorder:
     def _facts(self, tensors: list[torch.Tensor]) -> tuple[TensorFacts, ...]:
         claim, own, kind = self.device.claim, self.device.device, self.kind
         return tuple(
-            TensorFacts(_DTYPES[t.dtype], tuple(t.shape), kind if claim(t) == own else "cpu")
+            TensorFacts(_dtype_name(t.dtype), tuple(t.shape), kind if claim(t) == own else "cpu")
             for t in tensors
         )
 
-    # -- what the run tells -------------------------------------------------------------------
+    # -- hooks of the run -------------------------------------------------------------------
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear of modules and optimizers while the block runs."""
         with ExitStack() as stack:
             for handle in (
                 module_hooks.register_module_parameter_registration_hook(self._made),
@@ -215,7 +221,6 @@ class Recorder:
             self._counts = False
 
     def leave(self) -> None:
-        """Leave the user's script."""
         self.is_done = True
         raise Leave
 
@@ -249,15 +254,13 @@ class Recorder:
             for buffer in model.buffers():
                 self.memory.own(buffer, "buffers")
 
-    # -- what is left behind ------------------------------------------------------------------
+    # -- the result ------------------------------------------------------------------
 
     def finish(self) -> None:
-        """The run is over, or was left."""
         self._ended = time.perf_counter()
         self.end_steps()
 
-    def trace(self, job: Job, failure: str = "", place: SourcePlace | None = None) -> Trace:
-        """Return everything that was seen."""
+    def trace(self, job: TracedJob, failure: str = "", place: SourcePlace | None = None) -> Trace:
         ops = tuple(
             _op(key, *counts) for part in self._ops.values() for key, counts in part.items()
         )
@@ -282,7 +285,7 @@ class Recorder:
         )
 
     def _found(self) -> dict[str, Any]:
-        """Return what of a job's facts only the run could tell."""
+        """Return the facts of the job that the run itself has shown."""
         parameters = {id(p): p for model in self.models for p in model.parameters()}
         trainable = [p for p in parameters.values() if p.requires_grad]
         state = [
@@ -306,12 +309,12 @@ class Recorder:
         }
 
     def _maker_of(self, parameter: str) -> SourcePlace | None:
-        """Return where the module of a parameter was made; None where nobody saw it."""
+        """Return where the module of a parameter was made; None where that was not seen."""
         path = parameter.rpartition(".")[0]
         for model in self.models:
             spot = self._makers.get(dict(model.named_modules()).get(path, model))
             if spot is not None and spot[1] is not None:
-                return replace(Places.place(spot), module=path)
+                return replace(SourceLines.place(spot), module=path)
         return None
 
 
@@ -328,7 +331,7 @@ def _op(key: Key, calls: int, count: int, size: int) -> Op:
     return Op(
         name=func.name().removeprefix("aten::"),
         phase=phase,
-        place=Places.place(spot),
+        place=SourceLines.place(spot),
         inputs=inputs,
         outputs=outputs,
         settings=settings,
@@ -373,12 +376,6 @@ def _argument_names(func: Any) -> tuple[str, ...]:
     return tuple(argument.name for argument in func._schema.arguments)
 
 
-class _Names(dict[torch.dtype, str]):
-    """dtypes' names, each made once."""
-
-    def __missing__(self, dtype: torch.dtype) -> str:
-        name = self[dtype] = str(dtype).removeprefix("torch.")
-        return name
-
-
-_DTYPES = _Names()
+@cache
+def _dtype_name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

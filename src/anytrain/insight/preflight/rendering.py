@@ -7,7 +7,7 @@ import linecache
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -30,7 +30,10 @@ _WIDTH = 100
 _MODULES = 5
 _FEW = 0.01
 NO_BATCH = "batch of unknown size (no prepared loader)"
-"""Said where no loader told how many samples a batch has."""
+"""Printed where no prepared loader gave a batch size."""
+_AROUND = 3
+_MODULES_ON_PAGE = 12
+_MOMENTS = 600
 
 
 def text(report: Report, width: int = _WIDTH) -> str:
@@ -59,9 +62,13 @@ def _outlook(outlook: Outlook) -> Iterator[RenderableType]:
         yield Padding(_finding(finding), (0, 0, 0, 2))
     if not outlook.findings:
         yield Padding(Text("Nothing to say about its operations."), (0, 0, 0, 2))
-    for part in (_memory(outlook), _largest(outlook), _time(outlook), _compiled(outlook)):
+    for part in (_memory(outlook), _largest(outlook)):
         if part is not None:
             yield Padding(part, (0, 0, 0, 2))
+    for line in time_lines(outlook):
+        yield Padding(Text(line), (0, 0, 0, 2))
+    if outlook.compiled is not None:
+        yield Padding(Text(str(outlook.compiled)), (0, 0, 0, 2))
     for note in outlook.notes:
         yield Padding(Text(f"Not seen: {note}", "dim"), (0, 0, 0, 2))
 
@@ -126,8 +133,12 @@ def memory_line(outlook: Outlook) -> str:
     found = outlook.memory
     if found is None:
         return ""
+    batch = f"batch of {found.batch_size}" if found.batch_size else NO_BATCH
+    shape = f" as long as the longest sample ({found.length})"
+    if not found.length:  # others may be longer
+        shape = ", of the shape of the run's first one"
     told = (
-        f"peak {size(found.peak_bytes)} with {_batch(found)}{_shape(found)}; "
+        f"peak {size(found.peak_bytes)} with a {batch}{shape}; "
         f"{size(found.needed_bytes)} taken from the device"
     )
     if found.limit is None:
@@ -135,17 +146,6 @@ def memory_line(outlook: Outlook) -> str:
     thumb = ", a rule of thumb" if found.limit.is_rule_of_thumb else ""
     usable = f"{size(found.limit.usable_bytes)} of {size(found.limit.whole_bytes)}"
     return f"{told}, of {usable} usable ({found.limit.because}{thumb})."
-
-
-def _batch(found: Forecast) -> str:
-    return f"a batch of {found.batch_size}" if found.batch_size else f"a {NO_BATCH}"
-
-
-def _shape(found: Forecast) -> str:
-    """Say for which batch it holds: others may be longer."""
-    if found.length:
-        return f" as long as the longest sample ({found.length})"
-    return ", of the shape of the run's first one"
 
 
 def by_module(activations: dict[str, int], depth: int = 3) -> dict[str, int]:
@@ -164,7 +164,6 @@ def by_module(activations: dict[str, int], depth: int = 3) -> dict[str, int]:
 def largest_rows(outlook: Outlook) -> list[tuple[str, str, str, str]]:
     """Return a row for each setting: words, largest batch, how the batch is kept, memory."""
     from anytrain.insight.preflight.batch_search import MOST
-    from anytrain.insight.preflight.run import in_words
 
     rows = []
     for fit in outlook.fits:
@@ -174,8 +173,7 @@ def largest_rows(outlook: Outlook) -> list[tuple[str, str, str, str]]:
             largest = f"{fit.largest:,}"
         if fit.largest >= fit.most:
             largest += " or more" if fit.most == MOST else " (all of the data)"
-        words = in_words(fit.setting)
-        rows.append((words, largest, keeps, size(fit.forecast.needed_bytes)))
+        rows.append((str(fit.setting), largest, keeps, size(fit.forecast.needed_bytes)))
     return rows
 
 
@@ -205,21 +203,6 @@ def time_lines(outlook: Outlook) -> list[str]:
             told = f"Step: about {seconds(found.step_s)}{which}{rate}."
             lines.append(f"{told} {found.assumption}")
     return lines
-
-
-def _time(outlook: Outlook) -> RenderableType | None:
-    lines = time_lines(outlook)
-    return Group(*map(Text, lines)) if lines else None
-
-
-def _compiled(outlook: Outlook) -> RenderableType | None:
-    found: Any = outlook.compiled
-    return None if found is None else Text(str(found))
-
-
-_AROUND = 3
-_MODULES_ON_PAGE = 12
-_MOMENTS = 600
 
 
 def page(report: Report) -> str:

@@ -1,4 +1,4 @@
-"""What a preflight has to tell, target by target: as values, as JSON, and as one verdict each."""
+"""The report of a preflight: for each target findings, forecasts and one verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from anytrain.core import documents
 from anytrain.insight.preflight.findings import SEVERITIES, Finding, Severity
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.trace import Job, Moment
+from anytrain.insight.preflight.trace import Moment, TracedJob
 
 if TYPE_CHECKING:
     from anytrain.insight.preflight.batch_search import Fit
@@ -28,7 +28,7 @@ class Outlook:
     """What awaits the run on one target."""
 
     target: Target
-    job: Job
+    job: TracedJob
     findings: tuple[Finding, ...] = ()
     """The gravest first."""
     memory: Forecast | None = None

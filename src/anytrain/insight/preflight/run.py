@@ -1,4 +1,4 @@
-"""Trace a run for each target, ask the questions, foretell memory and time, and show the report."""
+"""Preflight: trace the run for each target, run the checks, forecast memory and time, report."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from anytrain.insight.preflight.checks.host_reads import is_left_out
 from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.memory import Forecast, forecast as forecast_memory
 from anytrain.insight.preflight.report import Outlook, Report, keep
-from anytrain.insight.preflight.step_time import Duration, Rates, estimate, measured, rates_of
+from anytrain.insight.preflight.step_time import Rates, estimate, measured, rates_of
 from anytrain.insight.preflight.targets import Target, parse_targets
 from anytrain.insight.preflight.tpu.compile import Compiled, Compiler, NotCompiled
-from anytrain.insight.preflight.trace import Job, Setting, Trace
+from anytrain.insight.preflight.trace import Setting, Trace, TracedJob
 from anytrain.insight.preflight.units import size
 
 Tracing = Callable[[Target, Setting | None], Trace]
@@ -27,43 +27,72 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How a launcher will start the run."""
+    """How a launcher would start the run."""
 
     num_processes: int = 1
     variables: Mapping[str, str] = field(default_factory=dict)
-    """What it tells each process by its environment."""
+    """Environment variables that it sets for each process."""
 
 
-def preflight(
+def preflight_command(
     command: Sequence[str],
-    targets: Sequence[Target],
+    targets: Sequence[str] = (),
     start: Start = Start(),
     *,
+    json_file: str | None = None,
+    html_file: Path | None = None,
     quick: bool = False,
     thorough: bool = False,
-    say: Say = lambda text: None,
 ) -> Report:
-    """Return what awaits a script (or "-m" and a module) and its arguments on each target.
+    """Trace a script (or "-m" and a module) and its arguments; show what awaits it on each target.
 
-    A quick one does not look for the largest batch, which takes more traces; a thorough one looks
-    for it with bf16 and with activation checkpointing, too, though the run fits as it is.
+    Targets are words such as "mps:16GB". `json_file="-"` prints JSON instead of the tables. A quick
+    one does not look for the largest batch, which takes more traces; a thorough one looks for it
+    with bf16 and with activation checkpointing, too, though the run fits as it is.
     """
-    from anytrain.insight.preflight.trace_process import Warm, trace_run
+    for path in (json_file, html_file):
+        if path is not None and path != "-":
+            _check_writable(Path(path))
+    from anytrain.core.text import safe_console
+    from anytrain.insight.preflight.rendering import show
+    from anytrain.insight.preflight.trace_process import ForkServer, trace_run
 
-    with Warm(start.variables) as warm:
-
-        def tracing(target: Target, setting: Setting | None) -> Trace:
-            return trace_run(target, command, setting, warm=warm)
-
-        return preflight_of(
-            tracing,
-            targets,
+    aside = safe_console(stderr=True, markup=False)
+    with ForkServer(start.variables) as warm:
+        report = preflight_of(
+            lambda target, setting: trace_run(target, command, setting, warm=warm),
+            parse_targets(tuple(targets)),
             tuple(command),
             start,
             quick=quick,
             thorough=thorough,
-            say=say,
+            say=lambda text: aside.print(f"anytrain: {text}", style="dim"),
         )
+    if json_file == "-":
+        sys.stdout.write(report.as_json() + "\n")
+    else:
+        show(report, safe_console(markup=False))
+        if json_file is not None:
+            Path(json_file).write_text(report.as_json() + "\n", encoding="utf-8")
+    if html_file is not None:
+        html_file.write_text(report.as_html(), encoding="utf-8")
+        aside.print(f"anytrain: the page is {html_file}")
+    return report
+
+
+def _check_writable(path: Path) -> None:
+    was_there = path.exists()
+    try:
+        with path.open("a", encoding="utf-8"):
+            pass
+    except OSError as error:
+        raise BadInput(
+            f"Cannot write the report to {path}.",
+            why=f"{error.strerror or error}.",
+            fix="pass the path of a file in a folder that is there.",
+        ) from error
+    if not was_there:
+        path.unlink()
 
 
 def preflight_of(
@@ -76,8 +105,8 @@ def preflight_of(
     thorough: bool = False,
     say: Say = lambda text: None,
 ) -> Report:
-    """Return what awaits a run that `tracing` traces; keep its forecast in the run's folder."""
-    once = _Once(tracing, start.num_processes, say)
+    """Return the report of a run that `tracing` traces; keep its forecast in the run's folder."""
+    once = _TraceCache(tracing, start.num_processes, say)
     compiler = Compiler(command, say, start.variables)
     found = []
     for target in targets:
@@ -90,7 +119,7 @@ def preflight_of(
     return report
 
 
-class _Once:
+class _TraceCache:
     """Trace each kind of device once in each setting: memory and torch's version change nothing."""
 
     def __init__(self, tracing: Tracing, num_processes: int, say: Say) -> None:
@@ -98,7 +127,6 @@ class _Once:
         self._known: dict[tuple[str, int, Setting | None], Trace] = {}
 
     def __call__(self, target: Target, setting: Setting | None) -> Trace:
-        """Return the trace, a new one if need be."""
         key = (target.kind, target.num_devices, setting)
         if key not in self._known:
             self._known[key] = self._traced(target, setting)
@@ -111,13 +139,13 @@ class _Once:
             # Where a setting checkpoints, every block does; in the run itself it may be fewer.
             if own is not None and setting == _own(own.job) and not setting.is_checkpointed:
                 return own
-            what = f"a batch of {setting.batch_size} in {in_words(setting)}"
+            what = f"a batch of {setting.batch_size} in {setting}"
         self._say(f"{target.name}: tracing {what}")
         trace = self._tracing(target, setting)
         return replace(trace, job=replace(trace.job, world_size=self._num_processes))
 
 
-def _own(job: Job) -> Setting:
+def _own(job: TracedJob) -> Setting:
     """Return the setting that a run has by itself."""
     return Setting(job.batch_size, job.precision, bool(job.checkpointed_modules))
 
@@ -128,7 +156,8 @@ def _outlook(tracing: Tracing, target: Target, compiler: Compiler) -> Outlook:
     # A step that was not seen whole has no peak and no time: only the second update is like others.
     if not trace.ops or not trace.parts.get("is_whole", True):
         return Outlook(target, trace.job, tuple(findings), notes=trace.notes)
-    forecast = forecast_memory(trace, target, is_recorded=_records(trace, target))
+    is_recorded = _records(trace, target)
+    forecast = forecast_memory(trace, target, is_recorded=is_recorded)
     known = _rates(target)
     compiled = compiler.compile(target) if target.kind == "tpu" else None
     return Outlook(
@@ -137,7 +166,7 @@ def _outlook(tracing: Tracing, target: Target, compiler: Compiler) -> Outlook:
         findings=(*findings, *_too_large(forecast, compiled)),
         memory=forecast,
         time=None if known is None else estimate(trace, known),
-        recorded_time=_recorded(trace, target, known),
+        recorded_time=estimate(trace, known, is_recorded=True) if known and is_recorded else None,
         compiled=compiled,
         timeline=trace.held.timeline,
         notes=trace.notes,
@@ -180,7 +209,7 @@ def _failed(trace: Trace) -> list[Finding]:
 
 
 def _own_words(text: str) -> tuple[str, str]:
-    """Return the reason and the way out that an error names itself, as far as it does."""
+    """Return an error's own `why` and `fix`, as far as it has them."""
     if text.startswith("anytrain: "):  # a note below an error of somebody else's
         text = text.removeprefix("anytrain: ").replace(".\n  why: ", ": ", 1)
     why, _, fix = text.partition("  fix: ")
@@ -188,19 +217,20 @@ def _own_words(text: str) -> tuple[str, str]:
 
 
 def _too_large(forecast: Forecast, compiled: Compiled | NotCompiled | None) -> Sequence[Finding]:
-    """Return what says that the memory does not do; where the compiler knows, it is asked alone."""
+    """Return the finding that memory is too small; the TPU compiler's answer counts alone."""
     if compiled is not None and compiled.fits is not None:
         return compiled.findings()
     if forecast.fits is not False or forecast.limit is None:
         return []
     needed, usable = size(forecast.needed_bytes), size(forecast.limit.usable_bytes)
+    counted = f" of {forecast.batch_size}" if forecast.batch_size else ""
+    length = f", {forecast.length} long as the longest of the data" if forecast.length else ""
     return [
         Finding(
             "memory",
             "error",
             f"The step needs {needed} and may use {usable} of this device.",
-            why=f"A batch{_counted(forecast)} was traced{_shaped(forecast)}; usable is "
-            f"{forecast.limit.because}.",
+            why=f"A batch{counted} was traced{length}; usable is {forecast.limit.because}.",
             fix="Take a smaller batch and accumulate, bf16, or activation checkpointing; "
             "auto_find_batch_size=True splits a batch that does not fit and keeps what a step "
             "learns from.",
@@ -209,15 +239,7 @@ def _too_large(forecast: Forecast, compiled: Compiled | NotCompiled | None) -> S
     ]
 
 
-def _counted(forecast: Forecast) -> str:
-    return f" of {forecast.batch_size}" if forecast.batch_size else ""
-
-
-def _shaped(forecast: Forecast) -> str:
-    return f", {forecast.length} long as the longest of the data" if forecast.length else ""
-
-
-def _largest(tracing: Tracing, target: Target, job: Job, thorough: bool) -> tuple[Fit, ...]:
+def _largest(tracing: Tracing, target: Target, job: TracedJob, thorough: bool) -> tuple[Fit, ...]:
     """Return the largest batch as asked for, with bf16, and with activation checkpointing.
 
     Each takes some traces more: the last two are looked at where the batch does not fit as asked
@@ -241,7 +263,7 @@ def _largest(tracing: Tracing, target: Target, job: Job, thorough: bool) -> tupl
     return tuple(found)
 
 
-def _fit(tracing: Tracing, target: Target, job: Job, setting: Setting) -> Fit | None:
+def _fit(tracing: Tracing, target: Target, job: TracedJob, setting: Setting) -> Fit | None:
     class Impossible(Exception):
         """The run does not train in that setting."""
 
@@ -261,21 +283,10 @@ def _fit(tracing: Tracing, target: Target, job: Job, setting: Setting) -> Fit | 
         return None
 
 
-def _most(job: Job) -> int:
-    """Return the largest batch that the data can fill in each process."""
+def _most(job: TracedJob) -> int:
     if not job.num_samples:
         return MOST
     return min(max(job.num_samples // job.world_size, 1), MOST)
-
-
-def in_words(setting: Setting) -> str:
-    """Return a setting in a few words.
-
-    >>> in_words(Setting(8, "bf16", True))
-    'bf16, activation checkpointing'
-    """
-    precision = "float32" if setting.precision == "no" else setting.precision
-    return f"{precision}, activation checkpointing" if setting.is_checkpointed else precision
 
 
 def _rates(target: Target) -> Rates | None:
@@ -297,72 +308,3 @@ def _records(trace: Trace, target: Target) -> bool:
         for op in trace.ops
     )
     return target.kind == "cuda" and not waits
-
-
-def _recorded(trace: Trace, target: Target, known: Rates | None) -> Duration | None:
-    """Return the time of a recorded step, where there will be one."""
-    if known is None or not _records(trace, target):
-        return None
-    return estimate(trace, known, is_recorded=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Ways:
-    """Where a report goes, besides the terminal."""
-
-    json_file: str | None = None
-    """A file; "-" prints it instead of the tables."""
-    html_file: Path | None = None
-
-
-def tell(
-    command: Sequence[str],
-    targets: Sequence[str] = (),
-    ways: Ways = Ways(),
-    start: Start = Start(),
-    *,
-    quick: bool = False,
-    thorough: bool = False,
-) -> Report:
-    """Trace a command for targets such as "mps:16GB", tell what was found, and return it."""
-    for path in (ways.json_file, ways.html_file):
-        if path is not None and path != "-":
-            _check_writable(Path(path))
-    from anytrain.core.text import safe_console
-    from anytrain.insight.preflight.rendering import show
-
-    aside = safe_console(stderr=True, markup=False)
-    report = preflight(
-        command,
-        parse_targets(tuple(targets)),
-        start,
-        quick=quick,
-        thorough=thorough,
-        say=lambda text: aside.print(f"anytrain: {text}", style="dim"),
-    )
-    if ways.json_file == "-":
-        sys.stdout.write(report.as_json() + "\n")
-    else:
-        show(report, safe_console(markup=False))
-        if ways.json_file is not None:
-            Path(ways.json_file).write_text(report.as_json() + "\n", encoding="utf-8")
-    if ways.html_file is not None:
-        ways.html_file.write_text(report.as_html(), encoding="utf-8")
-        aside.print(f"anytrain: the page is {ways.html_file}")
-    return report
-
-
-def _check_writable(path: Path) -> None:
-    """Refuse a file that cannot be written, before anything is traced."""
-    was_there = path.exists()
-    try:
-        with path.open("a", encoding="utf-8"):
-            pass
-    except OSError as error:
-        raise BadInput(
-            f"Cannot write the report to {path}.",
-            why=f"{error.strerror or error}.",
-            fix="pass the path of a file in a folder that is there.",
-        ) from error
-    if not was_there:
-        path.unlink()

@@ -33,11 +33,21 @@ _CACHES = (
     *(("huggingface_hub.constants", name) for name in ("HF_HOME", "HF_HUB_CACHE")),
     *(("datasets.config", name) for name in ("HF_CACHE_HOME", "HF_DATASETS_CACHE")),
 )
-"""Where libraries say that their caches are, once they are loaded."""
+"""Module constants in which libraries keep the paths of their caches."""
+_LOOKS = """
+    arch basename cat cut date df dirname du echo false file free getconf grep head hostname id
+    ldconfig ldd ls lsb_release lscpu lspci nproc nvidia-smi printenv ps pwd readlink realpath
+    rocm-smi rocminfo stat sw_vers system_profiler tail true uname uptime wc which whoami
+    c++ cc clang clang++ g++ gcc ld nvcc ptxas
+"""
+_GIT_LOOKS = "describe diff log ls-files rev-list rev-parse show status version"
+_JOINS = frozenset("|&;<>`$(){}\n")
+_NOTHING = ["true"]
+Told = Callable[[str], None]
 
 
-class Apart:
-    """The files that stand in for the user's own."""
+class Sandbox:
+    """The throwaway files that stand in for the user's own, and what only seems removed."""
 
     def __init__(self, folder: str) -> None:
         self._folder = os.path.realpath(folder)
@@ -49,7 +59,6 @@ class Apart:
         self._stat, self._mkdir, self._rmdir = os.stat, os.mkdir, os.rmdir
 
     def is_users(self, path: Any) -> bool:
-        """Whether a file must stay as it is."""
         if isinstance(path, int) or self._is_over:
             return False
         full = _full(path)
@@ -85,7 +94,7 @@ class Apart:
         return self._instead[full]
 
     def remove(self, path: Any) -> None:
-        """Let something seem to be gone."""
+        """Let a path seem to be removed."""
         os.lstat(path)
         full = _full(path)
         self._gone.add(full)
@@ -118,9 +127,9 @@ class Apart:
 
 
 @contextmanager
-def apart(folder: str) -> Iterator[Apart]:
+def sandboxed(folder: str) -> Iterator[Sandbox]:
     """Let the block write into a folder alone; everything else stays as it is."""
-    own = Apart(folder)
+    own = Sandbox(folder)
     opened = functools.partial(_open, own, builtins.open)
     changed: list[tuple[Any, str, Any]] = [
         (builtins, "open", opened),
@@ -145,7 +154,7 @@ def apart(folder: str) -> Iterator[Apart]:
 
 
 def _open(
-    own: Apart, really: Callable[..., Any], file: Any, mode: str = "r", *a: Any, **k: Any
+    own: Sandbox, really: Callable[..., Any], file: Any, mode: str = "r", *a: Any, **k: Any
 ) -> Any:
     if isinstance(file, int) or not isinstance(mode, str):
         return really(file, mode, *a, **k)
@@ -161,7 +170,7 @@ def _open(
 
 
 def _os_open(
-    own: Apart, really: Callable[..., int], path: Any, flags: int, *a: Any, **k: Any
+    own: Sandbox, really: Callable[..., int], path: Any, flags: int, *a: Any, **k: Any
 ) -> int:
     if k.get("dir_fd") is not None:
         return really(path, flags, *a, **k)
@@ -176,7 +185,7 @@ def _os_open(
 
 
 def _unless(
-    own: Apart, really: Callable[..., Any], instead: Callable[..., Any]
+    own: Sandbox, really: Callable[..., Any], instead: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return what leaves the user's files alone, and is itself for all others."""
 
@@ -192,7 +201,7 @@ def _unless(
     return done
 
 
-def _reading(own: Apart, really: Callable[..., Any]) -> Callable[..., Any]:
+def _reading(own: Sandbox, really: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(really)
     def done(path: Any, *args: Any, **kwargs: Any) -> Any:
         is_plain = kwargs.get("dir_fd") is None
@@ -213,21 +222,9 @@ def _caches() -> Iterator[str]:
             yield os.path.abspath(found)
 
 
-_LOOKS = """
-    arch basename cat cut date df dirname du echo false file free getconf grep head hostname id
-    ldconfig ldd ls lsb_release lscpu lspci nproc nvidia-smi printenv ps pwd readlink realpath
-    rocm-smi rocminfo stat sw_vers system_profiler tail true uname uptime wc which whoami
-    c++ cc clang clang++ g++ gcc ld nvcc ptxas
-"""
-_GIT_LOOKS = "describe diff log ls-files rev-list rev-parse show status version"
-_JOINS = frozenset("|&;<>`$(){}\n")
-_NOTHING = ["true"]
-Told = Callable[[str], None]
-
-
 @contextmanager
 def held_back(tell: Told) -> Iterator[None]:
-    """Run no program in the block that may change files; tell of each that was not run."""
+    """Run no program in the block that may change files; report each that was not run."""
     begin, system = subprocess.Popen.__init__, os.system
 
     def popen(self: Any, args: Any, *given: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Run a user's script on a claimed device, until it has shown everything.
+"""Run a user's script on a fake device, until two updates and one evaluation were recorded.
 
 The script runs from its first line as if the device were there. Loops over prepared loaders end
 after the second update, evaluations after one batch, and what the script would save or report is
@@ -31,19 +31,19 @@ from anytrain.engine.assemble.input_errors import explain_inputs
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.recording import trackers
 from anytrain.engine.step.activations import Activations
-from anytrain.insight.preflight.fake_device.backend import device_of, stand_in
-from anytrain.insight.preflight.fake_device.device import Device
+from anytrain.insight.preflight.fake_device.backend import device_of, fake_backend
+from anytrain.insight.preflight.fake_device.device import FakeDevice
 from anytrain.insight.preflight.fake_device.function_mode import claimed
 from anytrain.insight.preflight.fake_device.weights import unread
 from anytrain.insight.preflight.loaders import (
-    Indices,
+    RangeChecks,
     longest_batches,
     own_process,
     short_walk,
 )
 from anytrain.insight.preflight.observer import TraceObserver
-from anytrain.insight.preflight.recorder import Leave, Recorder
-from anytrain.insight.preflight.sandbox import Apart, apart, held_back
+from anytrain.insight.preflight.recorder import Leave, OpRecorder
+from anytrain.insight.preflight.sandbox import Sandbox, held_back, sandboxed
 from anytrain.insight.preflight.source_lines import is_inside
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.trace import ENDED, Setting, SourcePlace, Trace
@@ -55,6 +55,8 @@ NEVER_TRAINED = (
     "why: Neither Trainer.train() nor an optimizer that was prepared has made an update.  "
     "fix: Name the script that trains, with the options that make it train."
 )
+# Libraries that scripts import early, and that load no torch by being imported.
+_WITHOUT_TORCH = frozenset({"numpy", "pandas", "scipy", "sklearn", "yaml", "tqdm", "rich", "typer"})
 
 
 def trace_script(target: Target, command: Sequence[str], setting: Setting | None = None) -> Trace:
@@ -64,17 +66,17 @@ def trace_script(target: Target, command: Sequence[str], setting: Setting | None
 
 
 def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None = None) -> Trace:
-    """Do some work on the claimed device, in this process; a device can end it."""
-    device = Device(device_of(target.kind))
-    recorder = Recorder(device, target.kind)
-    device.watcher = recorder
+    """Do some work on the fake device, in this process, which may die of it."""
+    device = FakeDevice(device_of(target.kind))
+    recorder = OpRecorder(device, target.kind)
+    device.recorder = recorder
     if setting is not None and setting.is_checkpointed:
         recorder.meet = checkpoint
     failure, place, decided = "", None, False
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         own = TraceObserver(recorder, folder, setting)
         stack.enter_context(sessions.observed_by(own))
-        probe.stand_in(stand_in(target, recorder.placing))
+        probe.stand_in(fake_backend(target, recorder.placing))
         stack.callback(probe.stand_in, None)
         stack.enter_context(claimed(device, target.num_devices, target.memory_bytes))
         stack.enter_context(recorder.listening())
@@ -109,34 +111,29 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
 @contextmanager
 def bounded(own: TraceObserver) -> Iterator[None]:
     """End the block's loops early, load its data in this process, save and report nothing."""
-    indices = Indices(own)
+    indices = RangeChecks(own)
     with ExitStack() as stack:
         stack.enter_context(indices.looked_at())
-        files = stack.enter_context(apart(own.folder))
+        files = stack.enter_context(sandboxed(own.folder))
         stack.enter_context(held_back(lambda told: own.recorder.notes.setdefault(told)))
-        for holder, name, changed in (
+        changes = [
             (PreparedLoader, "walk_from", short_walk(own, indices)),
             (PreparedLoader, "_batches", longest_batches(own)),
             (DataLoader, "__init__", own_process(own)),
             (trackers.Trackers, "start", lambda *args, **kwargs: None),
             (torch, "save", _unless_trained(own, files, torch.save)),
-        ):
-            stack.enter_context(mock.patch.object(holder, name, changed))
-        try:
+        ]
+        with suppress(ImportError):
             import safetensors.torch as tensors
-        except ImportError:
-            pass
-        else:
-            stack.enter_context(
-                mock.patch.object(
-                    tensors, "save_file", _unless_trained(own, files, tensors.save_file)
-                )
-            )
+
+            changes.append((tensors, "save_file", _unless_trained(own, files, tensors.save_file)))
+        for holder, name, changed in changes:
+            stack.enter_context(mock.patch.object(holder, name, changed))
         yield
 
 
 def _unless_trained(
-    own: TraceObserver, files: Apart, save: Callable[..., Any]
+    own: TraceObserver, files: Sandbox, save: Callable[..., Any]
 ) -> Callable[..., Any]:
     """Return what saves before the training alone, and no file of the user's."""
 
@@ -156,7 +153,7 @@ def _unless_trained(
 
 
 def words(error: BaseException) -> str:
-    """Return an error as Python would end with it; what it says comes first, its line after."""
+    """Return an error as Python prints it; of a syntax error the message first, then its line."""
     lines = traceback.format_exception_only(type(error), error)
     if isinstance(error, SyntaxError):
         lines = [lines[-1], *lines[:-1]]
@@ -209,12 +206,8 @@ def checkpoint(model: nn.Module) -> bool:
     return activations.num_blocks > 0
 
 
-# Libraries that scripts import early, and that load no torch by being imported.
-_WITHOUT_TORCH = frozenset({"numpy", "pandas", "scipy", "sklearn", "yaml", "tqdm", "rich", "typer"})
-
-
 def mps_fallback_is_on(command: Sequence[str]) -> bool:
-    """Tell it of a script, or of a module after "-m", with its arguments."""
+    """Return whether a script, or a module after "-m", runs with the fallback of mps to the CPU."""
     told = environment.variable(environment.MPS_FALLBACK)
     if told in ("", "0"):
         return False
@@ -231,7 +224,7 @@ def mps_fallback_is_on(command: Sequence[str]) -> bool:
 
 
 def mps_fallback_is_on_here() -> bool:
-    """Tell it of this process, were it started on a Mac."""
+    """Return whether this process would, were it started on a Mac."""
     told = environment.variable(environment.MPS_FALLBACK)
     return not environment.torch_came_first() if told is None else told not in ("", "0")
 

@@ -30,7 +30,7 @@ Spot = tuple[str, CodeType | None, int, bool]
 NOWHERE: Spot = ("", None, 0, False)
 
 
-class Places:
+class SourceLines:
     """Where the run is just now."""
 
     def __init__(self) -> None:
@@ -45,16 +45,13 @@ class Places:
             self._names.setdefault(id(module), name)
 
     def name(self, module: nn.Module) -> str:
-        """Return a module's path; empty where nobody knows it."""
         return self._names.get(id(module), "")
 
     def enter(self, module: nn.Module) -> None:
-        """A module's forward begins."""
         name = self._names.get(id(module))
         self._open.append(self._open[-1] if name is None and self._open else name or "")
 
     def leave(self) -> None:
-        """A module's forward is over."""
         if self._open:
             self._open.pop()
 
@@ -65,7 +62,6 @@ class Places:
 
     @property
     def module(self) -> str:
-        """The innermost module's path."""
         return self._open[-1] if self._open else ""
 
     def forget(self) -> None:
@@ -113,7 +109,6 @@ class Places:
 
     @staticmethod
     def place(spot: Spot) -> SourcePlace:
-        """Return a spot in words."""
         module, code, line, ours = spot
         if code is None:
             return SourcePlace(module=module, is_ours=ours)

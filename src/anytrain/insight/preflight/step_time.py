@@ -20,6 +20,24 @@ from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.trace import Op, Phase, Trace, num_bytes
 
 TERA, GIGA = 1e12, 1e9
+# Which chip stands for a target that says its memory alone: up to so many GB, this one.
+_BY_MEMORY: dict[str, tuple[tuple[float, str], ...]] = {
+    "cuda": ((17, "t4"), (25, "rtx3090"), (49, "l40s"), (82, "a100"), (145, "h200")),
+    "mps": ((25, "m2"), (37, "m3pro"), (129, "m3max"), (1e9, "m3ultra")),
+    "tpu": ((17, "v5e"), (33, "v4"), (1e9, "v5p")),
+}
+_VIEWS = frozenset(
+    (
+        *("view", "_unsafe_view", "reshape", "_reshape_alias", "view_as", "as_strided", "alias"),
+        *("t", "transpose", "permute", "movedim", "expand", "slice", "select", "diagonal"),
+        *("unsqueeze", "squeeze", "unfold", "split", "split_with_sizes", "chunk", "unbind"),
+        *("detach", "lift_fresh", "set_", "_local_scalar_dense"),
+        *("empty", "empty_like", "empty_strided", "new_empty"),
+    )
+)
+"""What starts no kernel."""
+_READS_ROWS = frozenset(("embedding", "index_select", "gather", "index", "_embedding_bag"))
+_HALVES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,13 +130,6 @@ RATES: dict[str, Rates] = {
 }
 """By the names of targets.CHIPS."""
 
-# Which chip stands for a target that says its memory alone: up to so many GB, this one.
-_BY_MEMORY: dict[str, tuple[tuple[float, str], ...]] = {
-    "cuda": ((17, "t4"), (25, "rtx3090"), (49, "l40s"), (82, "a100"), (145, "h200")),
-    "mps": ((25, "m2"), (37, "m3pro"), (129, "m3max"), (1e9, "m3ultra")),
-    "tpu": ((17, "v5e"), (33, "v4"), (1e9, "v5p")),
-}
-
 
 def rates_of(target: Target) -> Rates | None:
     """Return the rates of a target's chip, or of a usual one with its memory; None if unknown.
@@ -189,20 +200,6 @@ def _best(work: Callable[[], Any], wait: Callable[[], None], seconds: float) -> 
         best = min(best, time.perf_counter() - start)
         rounds += 1
     return best
-
-
-_VIEWS = frozenset(
-    (
-        *("view", "_unsafe_view", "reshape", "_reshape_alias", "view_as", "as_strided", "alias"),
-        *("t", "transpose", "permute", "movedim", "expand", "slice", "select", "diagonal"),
-        *("unsqueeze", "squeeze", "unfold", "split", "split_with_sizes", "chunk", "unbind"),
-        *("detach", "lift_fresh", "set_", "_local_scalar_dense"),
-        *("empty", "empty_like", "empty_strided", "new_empty"),
-    )
-)
-"""What starts no kernel."""
-_READS_ROWS = frozenset(("embedding", "index_select", "gather", "index", "_embedding_bag"))
-_HALVES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The machines that a preflight can stand in for."""
+"""The devices that a preflight can forecast for, and how much memory they have."""
 
 from __future__ import annotations
 
@@ -61,12 +61,12 @@ class Target:
     name: str
     """As it was asked for: "mps:16GB", "cuda:24GB", "tpu:v5e"."""
     memory_bytes: int | None
-    """The whole memory of one device; None where nobody said."""
+    """The whole memory of one device; None where it was not given."""
     torch_version: str
     """The torch that will run there: this one's unless told otherwise."""
     num_devices: int = 1
     chip: str = ""
-    """Its name in the table of chips, such as "h200" or "v5e"; empty where nobody said."""
+    """Its name in the table of chips, such as "h200" or "v5e"; empty where it was not given."""
     topology: str = ""
     """How a TPU's chips are laid out, such as "2x2"; empty for one chip."""
     is_local: bool = False

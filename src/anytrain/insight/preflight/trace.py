@@ -1,4 +1,4 @@
-"""What one traced step leaves behind: facts alone, which travel from the child by pickle."""
+"""What was recorded of one traced step; pickled by the process that traced it."""
 
 from __future__ import annotations
 
@@ -26,6 +26,11 @@ class SourcePlace:
     is_ours: bool = False
     """Whether this library ran it on behalf of that line: `trainer.train()` updates weights."""
 
+    @property
+    def line_alone(self) -> SourcePlace:
+        """The line without the module: many modules may share it."""
+        return SourcePlace("", self.file, self.line) if self.file else self
+
     def __str__(self) -> str:
         where = f"{self.file}:{self.line}" if self.file else "an unknown line"
         return f"{where} in {self.module}" if self.module else where
@@ -39,6 +44,15 @@ class Setting:
     precision: str = "no"
     is_checkpointed: bool = False
     """Whether every repeated block keeps its inputs alone (activation checkpointing)."""
+
+    def __str__(self) -> str:
+        """Return a setting in a few words.
+
+        >>> str(Setting(8, "bf16", True))
+        'bf16, activation checkpointing'
+        """
+        precision = "float32" if self.precision == "no" else self.precision
+        return f"{precision}, activation checkpointing" if self.is_checkpointed else precision
 
 
 class TensorFacts(NamedTuple):
@@ -77,7 +91,7 @@ class Op:
     bytes: int
     """Read and written."""
     host_read: str = ""
-    """What makes the host wait for it: "item", "nonzero", "to cpu"; empty where nothing does."""
+    """Why the host waits for its result: "item", "nonzero", "to cpu"; empty where it does not."""
     is_dynamic: bool = False
     """Whether the shape of its result depends on values."""
 
@@ -114,15 +128,15 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What the run said of itself before the step."""
+class TracedJob:
+    """Facts of the run: what its arguments say, and what its model and loader show."""
 
     precision: str = "no"
     batch_size: int = 0
     length: int = 0
     """How long the longest samples are, if a batch of them was traced; 0 if it was the first."""
     num_samples: int = 0
-    """How many the data set has; 0 where it cannot tell."""
+    """In the data set; 0 where its length is not known."""
     accumulation: int = 1
     world_size: int = 1
     num_parameters: int = 0
@@ -144,10 +158,10 @@ class Job:
     scales_gradients: bool = False
     output_dir: str = ""
     output_place: SourcePlace | None = None
-    """Where it was said."""
+    """The line that passed it."""
     checkpoint_bytes: int = 0
     lengths: tuple[int, ...] = ()
-    """The samples' own lengths, where the data set could tell; for counting shapes."""
+    """The samples' own lengths, where they are known; for counting shapes."""
     buckets: str = ""
     """What the shape governor was asked for: "off", "auto", or the lengths."""
     finds_unused: bool = False
@@ -160,7 +174,7 @@ class Job:
 class Trace:
     """One training step and one evaluation step of a run, on a device that is not here."""
 
-    job: Job
+    job: TracedJob
     ops: tuple[Op, ...]
     held: Held
     trace_s: float
@@ -170,4 +184,4 @@ class Trace:
     """The error that ended the trace early, with its place; empty where it went through."""
     failure_place: SourcePlace | None = None
     parts: dict[str, object] = field(default_factory=dict)
-    """Room for what one question alone needs."""
+    """Facts that one check alone needs."""

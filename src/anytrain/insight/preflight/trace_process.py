@@ -30,7 +30,7 @@ from types import MappingProxyType, TracebackType
 from typing import Any
 
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.trace import ENDED, Held, Job, Setting, SourcePlace, Trace
+from anytrain.insight.preflight.trace import ENDED, Held, Setting, SourcePlace, Trace, TracedJob
 
 REQUEST = "request.pickle"
 RESULT = "trace.pickle"
@@ -38,6 +38,19 @@ LOG = "output.txt"
 LOADED = "loaded.txt"
 # Who sets variables may do so for a module that it imports next: such modules wait for it.
 _SETS_VARIABLES = (b"environ", b"putenv", b"dotenv")
+# transformers loads by threads, which have no claimed device; dynamo would compile the watching.
+TRACE_VARIABLES = {
+    "HF_DEACTIVATE_ASYNC_LOAD": "1",
+    "TORCHDYNAMO_DISABLE": "1",
+    "WANDB_MODE": "disabled",
+    "TOKENIZERS_PARALLELISM": "false",
+    "ANYTRAIN_STEP": "eager",
+}
+_LAST_LINES = 12
+# What faulthandler writes when a process is ended from below Python.
+_FATAL = "Fatal Python error"
+_FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
+_NOT_USERS = ("/torch/", "/anytrain/", "<frozen")
 
 
 def main(folder: str) -> None:
@@ -46,10 +59,10 @@ def main(folder: str) -> None:
     target, command, setting = pickle.loads((Path(folder) / REQUEST).read_bytes())
     from anytrain.insight.preflight.script import trace_script
 
-    leave(folder, lambda: trace_script(target, command, setting))
+    leave_result(folder, lambda: trace_script(target, command, setting))
 
 
-def leave(folder: str, work: Callable[[], Any]) -> None:
+def leave_result(folder: str, work: Callable[[], Any]) -> None:
     """Write what the work returns, and end: nothing that waits for an exit may wait here."""
     result = pickle.dumps(work())
     path = Path(folder) / RESULT
@@ -61,7 +74,7 @@ def leave(folder: str, work: Callable[[], Any]) -> None:
     os._exit(0)
 
 
-def be_copy(folder: str, work: Callable[[], Any]) -> None:
+def run_in_fork(folder: str, work: Callable[[], Any]) -> None:
     """Do some work in a fork, all that is said in a file, and never return from it."""
     try:
         with (Path(folder) / LOG).open("wb") as out, open(os.devnull, "rb") as nothing:
@@ -73,7 +86,7 @@ def be_copy(folder: str, work: Callable[[], Any]) -> None:
         os._exit(1)
 
 
-# -- a process that copies itself ---------------------------------------------------------------
+# -- the fork server ----------------------------------------------------------------------------
 
 
 def serve() -> None:
@@ -90,14 +103,17 @@ def serve() -> None:
             return
         child = os.fork()
         if child == 0:
-            be_copy(folder, partial(_run_and_tell, folder))
+            run_in_fork(folder, partial(_run_in_copy, folder))
         _, status = os.waitpid(child, 0)
-        learnt = _told(folder)
+        listed = Path(folder) / LOADED  # not there where it died
+        names = listed.read_text(encoding="utf-8").splitlines() if listed.exists() else []
         print(os.waitstatus_to_exitcode(status), file=answers, flush=True)
-        _load(learnt)
+        for name in names:
+            with suppress(Exception):  # a copy loads it itself, if it can
+                import_module(name)
 
 
-def _run_and_tell(folder: str) -> None:
+def _run_in_copy(folder: str) -> None:
     """Run a request; say which modules it had to load."""
     import torch
 
@@ -114,7 +130,7 @@ def _run_and_tell(folder: str) -> None:
         (Path(folder) / LOADED).write_text("\n".join(names), encoding="utf-8")
         return trace
 
-    leave(folder, traced)
+    leave_result(folder, traced)
 
 
 def loaded_since(before: set[str], command: Sequence[str]) -> list[str]:
@@ -149,32 +165,7 @@ def _sets_variables(file: str) -> bool:
     return any(word in text for word in _SETS_VARIABLES)
 
 
-def _told(folder: str) -> list[str]:
-    try:
-        return (Path(folder) / LOADED).read_text(encoding="utf-8").splitlines()
-    except OSError:  # it died
-        return []
-
-
-def _load(names: Sequence[str]) -> None:
-    for name in names:
-        try:
-            import_module(name)
-        except Exception:  # noqa: BLE001  a copy loads it itself, if it can
-            continue
-
-
-# transformers loads by threads, which have no claimed device; dynamo would compile the watching.
-VARIABLES = {
-    "HF_DEACTIVATE_ASYNC_LOAD": "1",
-    "TORCHDYNAMO_DISABLE": "1",
-    "WANDB_MODE": "disabled",
-    "TOKENIZERS_PARALLELISM": "false",
-    "ANYTRAIN_STEP": "eager",
-}
-
-
-class Warm:
+class ForkServer:
     """A process that runs requests in copies of itself, started when it is first needed."""
 
     def __init__(
@@ -183,7 +174,7 @@ class Warm:
         # macOS: a copy of a process that has talked to the system's frameworks may be ended.
         self._serves = serves and hasattr(os, "fork") and sys.platform != "darwin"
         # A child gets what this process has, what a launcher would add, and what tracing needs.
-        self.variables = {**os.environ, **variables, **VARIABLES}  # noqa: TID251  a child's
+        self.variables = {**os.environ, **variables, **TRACE_VARIABLES}  # noqa: TID251  a child's
         self._process: subprocess.Popen[str] | None = None
 
     def run(self, folder: str) -> int | None:
@@ -211,7 +202,7 @@ class Warm:
             start_new_session=True,  # so that a copy at work can be ended with it
         )
 
-    def __enter__(self) -> Warm:
+    def __enter__(self) -> ForkServer:
         return self
 
     def __exit__(
@@ -226,25 +217,18 @@ class Warm:
             self._process.communicate()
 
 
-_LAST_LINES = 12
-# What faulthandler writes when a process is ended from below Python.
-_FATAL = "Fatal Python error"
-_FRAME = re.compile(r'  File "(.+)", line (\d+) in (\S+)')
-_NOT_USERS = ("/torch/", "/anytrain/", "<frozen")
-
-
 def trace_run(
     target: Target,
     command: Sequence[str],
     setting: Setting | None = None,
     timeout_s: float | None = None,
-    warm: Warm | None = None,
+    warm: ForkServer | None = None,
 ) -> Trace:
     """Run a script (or "-m" and a module) with its arguments on the target; return its trace.
 
     With a warm process it runs in a copy of that one, without a limit of time.
     """
-    warm = warm or Warm(serves=False)
+    warm = warm or ForkServer(serves=False)
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / REQUEST).write_bytes(pickle.dumps((target, tuple(command), setting)))
         log = Path(folder) / LOG
@@ -277,7 +261,9 @@ def trace_call(target: Target, work: Callable[[], Any], setting: Setting | None 
     with tempfile.TemporaryDirectory() as folder:
         child = os.fork()
         if child == 0:
-            be_copy(folder, lambda: leave(folder, lambda: _trace_here(target, work, setting)))
+            run_in_fork(
+                folder, lambda: leave_result(folder, lambda: _trace_here(target, work, setting))
+            )
         _, status = os.waitpid(child, 0)
         return _result(folder, os.waitstatus_to_exitcode(status), Path(folder) / LOG)
 
@@ -287,7 +273,7 @@ def _trace_here(target: Target, work: Callable[[], Any], setting: Setting | None
 
     from anytrain.insight.preflight.script import mps_fallback_is_on_here, trace_here
 
-    os.environ.update(VARIABLES)  # noqa: TID251  the copy's own
+    os.environ.update(TRACE_VARIABLES)  # noqa: TID251  the copy's own
     torch.set_num_threads(1)  # the pool's threads are not in the copy
     trace = trace_here(target, work, setting)
     return replace(trace, job=replace(trace.job, mps_fallback=mps_fallback_is_on_here()))
@@ -316,10 +302,9 @@ def _refused(log: Path) -> str:
 
 
 def _failed(what: str, log: Path) -> Trace:
-    """Return an empty trace that says what was said last, and where it ended."""
     place = _user_place(_lines(log)[1])
     what += last_words(log)
-    return Trace(Job(), (), Held(0, {}, {}, ()), 0.0, failure=what, failure_place=place)
+    return Trace(TracedJob(), (), Held(0, {}, {}, ()), 0.0, failure=what, failure_place=place)
 
 
 def last_words(log: Path) -> str:

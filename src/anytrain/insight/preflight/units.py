@@ -1,4 +1,4 @@
-"""Numbers as people read them: sizes, times and rates."""
+"""Format sizes, times and rates for people."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ _SIZES = ((2**40, "TiB", 2), (2**30, "GiB", 2), (2**20, "MiB", 1), (2**10, "KiB"
 
 
 def size(num_bytes: float) -> str:
-    """Return a size in words.
+    """Return a size with its unit.
 
     >>> size(3 * 2**29), size(5 * 2**20), size(2**10), size(96), size(2**50)
     ('1.50 GiB', '5.0 MiB', '1.0 KiB', '96 bytes', '1,024.00 TiB')
@@ -18,7 +18,7 @@ def size(num_bytes: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Return a time in words.
+    """Return a time with its unit.
 
     >>> seconds(0.0123), seconds(0.1338), seconds(0.9996), seconds(2.54), seconds(0.00004)
     ('12 ms', '134 ms', '1.0 s', '2.5 s', '0.04 ms')
@@ -46,12 +46,3 @@ def plain(value: float) -> str:
     while abs(value) * 10**places < 9.95 and places < 12:
         places += 1
     return f"{value:.{places}f}".rstrip("0").rstrip(".")
-
-
-def counted(number: int, noun: str) -> str:
-    """Return a number of things.
-
-    >>> counted(1, "graph"), counted(1200, "graph")
-    ('1 graph', '1,200 graphs')
-    """
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

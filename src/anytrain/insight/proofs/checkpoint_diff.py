@@ -16,6 +16,14 @@ from safetensors.torch import load_file
 from anytrain.engine.checkpoint import Loaded
 from anytrain.engine.checkpoint.manifest import MANIFEST
 
+KeyPath = tuple[Any, ...]
+InWords = Callable[[KeyPath], str]
+# What a Trainer's history tells of the clock, and where its folder lay: no part of the training.
+_OF_THE_CLOCK = ("_runtime", "_per_second")
+_OF_THE_PLACE = ("best_model_checkpoint",)
+_TORCH = (".pt", ".pth", ".bin")
+_ENDINGS = (".safetensors", *_TORCH)
+
 
 def parameter_names(
     models: Sequence[Mapping[str, Any]], optimizer: Mapping[str, Any]
@@ -51,19 +59,12 @@ def _shape(state: Mapping[str, Any]) -> tuple[int, ...]:
     return shapes.pop() if len(shapes) == 1 else ()
 
 
-KeyPath = tuple[Any, ...]
-InWords = Callable[[KeyPath], str]
-# What a Trainer's history tells of the clock, and where its folder lay: no part of the training.
-_OF_THE_CLOCK = ("_runtime", "_per_second")
-_OF_THE_PLACE = ("best_model_checkpoint",)
-
-
 @dataclass(frozen=True, slots=True)
 class Difference:
     """One value that is not the same in both."""
 
     where: str
-    """Its path in words, such as "optimizer state of encoder.weight: exp_avg"."""
+    """Where it is, such as "optimizer state of encoder.weight: exp_avg"."""
     what: str
     """How the two differ, such as "differs in 3 of 4096 values; first at [0, 5]"."""
 
@@ -72,7 +73,7 @@ class Difference:
 
 
 @dataclass(slots=True)
-class Part:
+class PartDiff:
     """How one part of a checkpoint compares."""
 
     name: str
@@ -80,9 +81,9 @@ class Part:
     differences: list[Difference] = field(default_factory=list)
 
 
-def compare_checkpoints(one: Loaded, other: Loaded) -> list[Part]:
+def compare_checkpoints(one: Loaded, other: Loaded) -> list[PartDiff]:
     """Return every part of two checkpoints compared: models, then parts, then the ranks' own."""
-    parts = [Part("checkpoint")]
+    parts = [PartDiff("checkpoint")]
     parts[0].differences += [
         Difference(f"the checkpoint's {name}", f"is {a} and {b}")
         for name, a, b in (
@@ -116,13 +117,13 @@ def compare_checkpoints(one: Loaded, other: Loaded) -> list[Part]:
     return parts
 
 
-def compare_states(name: str, one: Any, other: Any) -> Part:
+def compare_states(name: str, one: Any, other: Any) -> PartDiff:
     """Return two nested states compared under a name."""
     return _part(name, one, other, _plain(name))
 
 
-def _part(name: str, one: Any, other: Any, in_words: InWords) -> Part:
-    found = Part(name, num_tensors=sum(1 for _ in _tensors(one)))
+def _part(name: str, one: Any, other: Any, in_words: InWords) -> PartDiff:
+    found = PartDiff(name, num_tensors=sum(1 for _ in _tensors(one)))
     found.differences = [Difference(in_words(path), what) for path, what in differences(one, other)]
     return found
 
@@ -256,11 +257,7 @@ def _optimizer(name: str, names: Mapping[int, str | None] | Sequence[str | None]
     return in_words
 
 
-_TORCH = (".pt", ".pth", ".bin")
-_ENDINGS = (".safetensors", *_TORCH)
-
-
-def compare_artifacts(one: Path, other: Path) -> list[Part]:
+def compare_artifacts(one: Path, other: Path) -> list[PartDiff]:
     """Return every tensor file outside the checkpoints compared, by its path in the project."""
     mine, theirs = _files(one), _files(other)
     parts = []
@@ -270,7 +267,7 @@ def compare_artifacts(one: Path, other: Path) -> list[Part]:
         else:
             which = "second" if name in mine else "first"
             missing = Difference(f"the file {name}", f"is missing in the {which}")
-            parts.append(Part(name, differences=[missing]))
+            parts.append(PartDiff(name, differences=[missing]))
     return parts
 
 
@@ -288,9 +285,9 @@ def _in_checkpoint(path: Path, project: Path) -> bool:
     return hidden or any((project / p / MANIFEST).exists() for p in inner.parents if p.parts)
 
 
-def _compare(name: str, one: Path, other: Path) -> Part:
+def _compare(name: str, one: Path, other: Path) -> PartDiff:
     if one.read_bytes() == other.read_bytes():
-        return Part(name, num_tensors=compare_states(name, _read(one), {}).num_tensors)
+        return PartDiff(name, num_tensors=compare_states(name, _read(one), {}).num_tensors)
     found = compare_states(name, _read(one), _read(other))
     if not found.differences and not found.num_tensors:
         found.differences.append(Difference(f"the file {name}", "differs"))

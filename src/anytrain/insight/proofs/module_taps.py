@@ -20,10 +20,12 @@ from torch import nn
 from anytrain.engine.tree import map_tensors
 
 End = Literal["input", "output"]
+_LEAST = 1e-3
+"""Gradients below this share of the model's largest are held against that share."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
+class TapPoint:
     """One tensor that goes into a module or comes out of it, at one of the module's calls."""
 
     module: str
@@ -33,11 +35,11 @@ class Spot:
 
 
 @dataclass(slots=True)
-class Book:
+class TapValues:
     """What was seen at each spot, in the order in which it came."""
 
-    values: dict[Spot, torch.Tensor] = field(default_factory=dict)
-    gradients: dict[Spot, torch.Tensor] = field(default_factory=dict)
+    values: dict[TapPoint, torch.Tensor] = field(default_factory=dict)
+    gradients: dict[TapPoint, torch.Tensor] = field(default_factory=dict)
 
 
 class Tap(torch.autograd.Function):
@@ -47,32 +49,30 @@ class Tap(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, taps: Taps, spot: Spot) -> torch.Tensor:
-        """Return the value that goes on."""
+    def forward(ctx: Any, tensor: torch.Tensor, taps: Taps, spot: TapPoint) -> torch.Tensor:
         ctx.taps, ctx.spot = taps, spot
         return taps.value(spot, tensor)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        """Return the gradient that goes on."""
         return ctx.taps.gradient(ctx.spot, grads[0]), None, None
 
 
 class Taps:
     """The taps of one run: they note all, and give back what another run had there, if any."""
 
-    def __init__(self, given: Book | None = None) -> None:
-        self.book = Book()
+    def __init__(self, given: TapValues | None = None) -> None:
+        self.book = TapValues()
         self._given = given
         self._calls: dict[str, int] = {}
         self._is_forward = True
 
-    def value(self, spot: Spot, tensor: torch.Tensor) -> torch.Tensor:
+    def value(self, spot: TapPoint, tensor: torch.Tensor) -> torch.Tensor:
         """Note a value; return what takes its place."""
         self.book.values[spot] = _noted(tensor)
         return self._instead(tensor, None if self._given is None else self._given.values.get(spot))
 
-    def gradient(self, spot: Spot, grad: torch.Tensor) -> torch.Tensor:
+    def gradient(self, spot: TapPoint, grad: torch.Tensor) -> torch.Tensor:
         """Note a gradient; return what takes its place."""
         self.book.gradients[spot] = _noted(grad)
         given = None if self._given is None else self._given.gradients.get(spot)
@@ -99,7 +99,6 @@ class Taps:
                 handle.remove()
 
     def backward(self, loss: torch.Tensor) -> None:
-        """Run backward; blocks that are computed again in it are not listened to."""
         self._is_forward = False
         loss.backward()
 
@@ -127,7 +126,7 @@ class Taps:
         def tap(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.is_floating_point() or tensor.layout is not torch.strided:
                 return tensor
-            spot = Spot(name, call, end, next(count))
+            spot = TapPoint(name, call, end, next(count))
             found: torch.Tensor = Tap.apply(tensor, self, spot)  # type: ignore[no-untyped-call]
             return found
 
@@ -135,12 +134,7 @@ class Taps:
 
 
 def _noted(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the host in float32."""
     return tensor.detach().to("cpu", torch.float32, copy=True)
-
-
-_LEAST = 1e-3
-"""Gradients below this share of the model's largest are held against that share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,12 +164,12 @@ class Measure:
 class Measures:
     """One run, to hold others against."""
 
-    def __init__(self, model: nn.Module, book: Book) -> None:
+    def __init__(self, model: nn.Module, book: TapValues) -> None:
         self._model, self.book = model, book
         self._kinds = {name: type(module).__name__ for name, module in model.named_modules()}
         self._largest = max((_size(g) for g in book.gradients.values()), default=0.0)
 
-    def against(self, model: nn.Module, book: Book) -> Iterator[Measure]:
+    def against(self, model: nn.Module, book: TapValues) -> Iterator[Measure]:
         """Yield how far each tensor of another run is off, forward first."""
         floor = self._largest * _LEAST
         for spot, value in book.values.items():
@@ -197,14 +191,14 @@ class Measures:
             yield Measure(module, kind, what, error, "gradient" in what)
 
 
-def unlike_calls(taken: Book, found: Book) -> list[str]:
+def unlike_calls(taken: TapValues, found: TapValues) -> list[str]:
     """Return the modules that one run calls more often than the other."""
     calls = [{(s.module, s.call) for s in book.values} for book in (taken, found)]
     return sorted({name or "the model" for name, _ in calls[0] ^ calls[1]})
 
 
 def _error(own: torch.Tensor, other: torch.Tensor, floor: float) -> float | None:
-    """Return the largest difference as a share of the largest value; None where nothing is told."""
+    """Return the largest difference as a share of the largest value; None if none compares."""
     if own.shape != other.shape:
         return math.inf
     told = other.isfinite() & (other.abs() < torch.finfo(torch.float16).max)  # no masks' -inf
@@ -244,14 +238,14 @@ def _size(tensor: torch.Tensor) -> float:
     return float(finite.abs().max()) if finite.numel() else 0.0
 
 
-def _value_in_words(spot: Spot) -> tuple[str, str]:
+def _value_in_words(spot: TapPoint) -> tuple[str, str]:
     if spot.end == "output":
         return spot.module, "its output"
     # What goes into a module was computed between modules, by the one that calls it.
     return spot.module.rpartition(".")[0], f"what it gives to {spot.module}"
 
 
-def _gradient_in_words(spot: Spot) -> tuple[str, str]:
+def _gradient_in_words(spot: TapPoint) -> tuple[str, str]:
     if spot.end == "input":
         return spot.module, "the gradient of its input"
     # What comes back to a module's output was computed by whoever used it.

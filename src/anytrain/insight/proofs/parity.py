@@ -48,6 +48,8 @@ TIMES_ROUNDING = 4.0
 """Two roundings of one computation differ by chance, and a device may round sums on the way."""
 LEAST_ROUNDINGS = 4.0
 """Roundings of the largest value that are always allowed: its factors' and its own."""
+_NAMED = 8
+_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,6 @@ class Departure:
 
 
 def _share(value: float) -> str:
-    """Return a share of one as a percentage."""
     return f"{plain(100 * value)} %"
 
 
@@ -102,17 +103,14 @@ class Parity:
 
     @property
     def num_compared(self) -> int:
-        """How many tensors were held against the CPU: inputs, outputs and gradients."""
         return len(self.compared)
 
     @property
     def is_equal(self) -> bool:
-        """Whether no module departs."""
         return not self.departures and not self.unlike_calls
 
     @property
     def first(self) -> Departure | None:
-        """The first module that departs."""
         return next(iter(self.departures), None)
 
     def __str__(self) -> str:
@@ -133,9 +131,6 @@ class Parity:
             self.unlike_calls
         )
         return "\n  ".join([*lines, losses])
-
-
-_NAMED = 8
 
 
 def compare(
@@ -160,7 +155,9 @@ def compare(
     reference = _Side(_copied(model, torch.device("cpu"), whole=True), batch, loss_of, name)
     subject = _Side(_copied(model, where, whole=False), batch, loss_of, name, autocast=True)
     taken = reference.run(Taps()).book
-    free = _loss_alone(model, where, subject)
+    # Another copy: in training mode a forward pass moves what batch normalisation remembers.
+    alone = _Side(_copied(model, where, whole=False), batch, loss_of, name, autocast=True)
+    free = alone.loss_alone()
     found = subject.run(Taps(taken)).book
     parity = Parity(str(where), name, sum(1 for _ in model.modules()))
     parity.loss, parity.reference_loss = free, reference.loss
@@ -176,7 +173,7 @@ def compare(
 def _allowances(
     model: nn.Module, batch: Any, loss_of: LossFunction, measured: Measures, name: str
 ) -> Callable[[Measure], tuple[float, float | None]]:
-    """Return what tells how far off a tensor may be, and how far rounding alone takes it."""
+    """Return a function of the allowed error of a tensor, and the error of rounding alone."""
     if name == "float32":
         return lambda each: (FLOAT32 * (_GRADIENTS_MORE if each.is_gradient else 1.0), None)
     rounded = Rounded(name)
@@ -249,7 +246,7 @@ class _Side:
         return taps
 
     def loss_alone(self) -> float:
-        """Return the loss of a forward pass that nobody corrects."""
+        """Return the loss of a forward pass without taps."""
         with SameDraws(_SEED), torch.no_grad(), self._precision():
             return float(self._loss_fn(self.model, self._batch))
 
@@ -257,15 +254,6 @@ class _Side:
         if not self._mixed:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=_DTYPES[self._dtype])
-
-
-def _loss_alone(model: nn.Module, device: torch.device, side: _Side) -> float:
-    # Another copy: in training mode a forward pass moves what batch normalisation remembers.
-    kept, side.model = side.model, _copied(model, device, whole=False)
-    try:
-        return side.loss_alone()
-    finally:
-        side.model = kept
 
 
 def _copied(model: nn.Module, device: torch.device, *, whole: bool) -> nn.Module:
@@ -298,7 +286,6 @@ class OutputLoss:
         """Whether the last output offered none."""
 
     def __call__(self, model: nn.Module, batch: Any) -> Any:
-        """Call the model; return the loss of its output."""
         output = self._call(model, batch)
         own = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
         self.is_stand_in = not isinstance(own, torch.Tensor)
@@ -351,9 +338,6 @@ def _dtype(name: str) -> torch.dtype:
         why=f"the known ones are {', '.join(_DTYPES)}.",
         fix='pass "no", "bf16" or "fp16".',
     )
-
-
-_NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class _Compared(BaseException):

@@ -25,8 +25,8 @@ _DEEPEST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Script:
-    """What to run, and how it is told where its project folder is."""
+class TrainingScript:
+    """The command to run, and how it learns where its project folder is."""
 
     path: str
     args: tuple[str, ...] = ()
@@ -36,7 +36,7 @@ class Script:
     cpu: bool = False
 
     def check(self) -> None:
-        """Refuse a script that is not there, or whose project folder nobody knows."""
+        """Refuse a script that is not there, or whose project folder is not known."""
         if not Path(self.path).is_file():
             raise BadInput(
                 f"There is no script {self.path}.",
@@ -63,7 +63,6 @@ class Script:
             )
 
     def command(self, project: Path) -> list[str]:
-        """Return the command that runs it."""
         args = [word.replace(PLACEHOLDER, str(project)) for word in self.args]
         launch: list[str] = []
         if self.num_processes is not None:
@@ -74,7 +73,7 @@ class Script:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A checkpoint that was seen: its path in the project, what it says of itself, and when."""
+    """A checkpoint that was seen: its path in the project, its manifest, and when it came."""
 
     name: str
     manifest: Manifest
@@ -83,10 +82,10 @@ class Commit:
 
 
 @dataclass(slots=True)
-class Trial:
+class RestartedRun:
     """One training in a folder of its own, started as often as it takes."""
 
-    script: Script
+    script: TrainingScript
     folder: Path
     commits: list[Commit] = field(default_factory=list)
     lives: int = 0
@@ -109,11 +108,11 @@ class Trial:
         """What the newest life has printed."""
         return self.folder / f"life-{self.lives}.log"
 
-    def live(self, kill_when: Callable[[Life], bool] | None = None) -> int | None:
+    def live(self, kill_when: Callable[[OneStart], bool] | None = None) -> int | None:
         """Start the script; return its exit code, or None where it was killed on the way."""
         self.lives += 1
         with _started(self.script, self) as process:
-            life = Life(self, time.monotonic(), len(self.commits))
+            life = OneStart(self, time.monotonic(), len(self.commits))
             while True:
                 code = process.poll()
                 self.look(life.began)
@@ -142,15 +141,14 @@ class Trial:
 
     @property
     def newest(self) -> Commit | None:
-        """The checkpoint that was committed last."""
         return max(self.commits, key=lambda c: c.manifest.created_ns, default=None)
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class OneStart:
     """One start of a script."""
 
-    trial: Trial
+    trial: RestartedRun
     began: float
     """On the monotonic clock."""
     num_before: int
@@ -158,7 +156,6 @@ class Life:
 
     @property
     def seconds(self) -> float:
-        """How long it has lasted."""
         return time.monotonic() - self.began
 
     @property
@@ -168,7 +165,7 @@ class Life:
 
 
 @contextmanager
-def _started(script: Script, trial: Trial) -> Iterator[subprocess.Popen[bytes]]:
+def _started(script: TrainingScript, trial: RestartedRun) -> Iterator[subprocess.Popen[bytes]]:
     """Run the script; whatever of it is left in the end is killed, with all its children."""
     working = trial.folder / "working"
     with trial.log.open("wb") as log:
@@ -231,7 +228,7 @@ def last_lines(log: Path, most: int = 20) -> Sequence[str]:
 
 
 @dataclass(slots=True)
-class Trap:
+class KillTrap:
     """A kill that waits for a checkpoint, and then for a random while."""
 
     after_step: int | None
@@ -244,24 +241,23 @@ class Trap:
     """How much of that time to let pass."""
     _due: float | None = None
 
-    def __call__(self, life: Life) -> bool:
-        """Whether it is time."""
+    def __call__(self, life: OneStart) -> bool:
         if self._due is None:
             self._due = self._when(life)
         return self._due is not None and life.seconds >= self._due
 
-    def _when(self, life: Life) -> float | None:
+    def _when(self, life: OneStart) -> float | None:
         if self.after_step is None or self._was_there(life):
             return self.share * self.start_s
         reached = [c.seconds for c in life.own_commits if c.manifest.step >= self.after_step]
         return reached[0] + self.share * self.gap_s if reached else None
 
-    def _was_there(self, life: Life) -> bool:
+    def _was_there(self, life: OneStart) -> bool:
         before = life.trial.commits[: life.num_before]
         return any(c.manifest.step >= (self.after_step or 0) for c in before)
 
 
-def plan(commits: Sequence[Commit], kills: int, rng: random.Random) -> list[Trap]:
+def plan(commits: Sequence[Commit], kills: int, rng: random.Random) -> list[KillTrap]:
     """Return traps in the order of training, for a run that makes these saves.
 
     Each has its stretch of the run. The last waits for the second save, if there is a third: a
@@ -272,7 +268,7 @@ def plan(commits: Sequence[Commit], kills: int, rng: random.Random) -> list[Trap
         chosen[-1] = max(chosen[-1], 1)
     times = [0.0, *(commit.seconds for commit in commits)]
     return [
-        Trap(
+        KillTrap(
             after_step=None if place < 0 else commits[place].manifest.step,
             gap_s=max(times[place + 2] - times[place + 1], 0.0),
             start_s=times[1],
@@ -282,6 +278,6 @@ def plan(commits: Sequence[Commit], kills: int, rng: random.Random) -> list[Trap
     ]
 
 
-def at_once(traps: Sequence[Trap]) -> list[Trap]:
+def at_once(traps: Sequence[KillTrap]) -> list[KillTrap]:
     """Return the same traps without the random while, nor what they have noted."""
     return [replace(trap, share=0.0, _due=None) for trap in traps]

@@ -10,6 +10,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from anytrain.engine.tree import map_tensors
+
 _DROPS = {
     F.dropout,
     F.dropout1d,
@@ -41,6 +43,11 @@ _FILL = {
     torch.Tensor.cauchy_,
     torch.Tensor.log_normal_,
 }
+Round = Callable[[torch.Tensor], torch.Tensor]
+_TF32_DROPPED = 13
+"""float32 has 23 bits behind the point, TF32 has 10."""
+UNITS = {"tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
+"""The largest share by which rounding changes a value."""
 
 
 class SameDraws(TorchFunctionMode):
@@ -87,10 +94,11 @@ class SameDraws(TorchFunctionMode):
     def _drawn(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call on the CPU, with the CPU's generator where this mode's has got to."""
         kwargs.pop("generator", None)  # of the device's, which the other side doesn't have
+        args, kwargs = map_tensors(torch.Tensor.cpu, (args, kwargs))
         before = torch.get_rng_state()
         torch.set_rng_state(self._state)
         try:
-            return func(*_on_cpu(args), **_on_cpu(kwargs))
+            return func(*args, **kwargs)
         finally:
             self._state = torch.get_rng_state()
             torch.set_rng_state(before)
@@ -102,21 +110,6 @@ def _without_dropout(
     if len(args) > place:
         return (*args[:place], 0.0, *args[place + 1 :]), kwargs
     return args, {**kwargs, name: 0.0}
-
-
-def _on_cpu(values: Any) -> Any:
-    if isinstance(values, dict):
-        return {name: _on_cpu(value) for name, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(_on_cpu(value) for value in values)
-    return values.cpu() if isinstance(values, torch.Tensor) else values
-
-
-Round = Callable[[torch.Tensor], torch.Tensor]
-_TF32_DROPPED = 13
-"""float32 has 23 bits behind the point, TF32 has 10."""
-UNITS = {"tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
-"""The largest share by which rounding changes a value."""
 
 
 def _narrowed(dtype: torch.dtype) -> Round:

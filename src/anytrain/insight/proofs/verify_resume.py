@@ -18,18 +18,28 @@ from anytrain.core.errors import BadInput
 from anytrain.engine import checkpoint
 from anytrain.insight.proofs.checkpoint_diff import (
     Difference,
-    Part,
+    PartDiff,
     compare_artifacts,
     compare_checkpoints,
 )
-from anytrain.insight.proofs.restarts import Commit, Script, Trap, Trial, at_once, last_lines, plan
+from anytrain.insight.proofs.restarts import (
+    Commit,
+    KillTrap,
+    RestartedRun,
+    TrainingScript,
+    at_once,
+    last_lines,
+    plan,
+)
 
 Curves = dict[str, dict[int, list[float]]]
 """By "counter/name", by step, every value that was logged: a redone step may have several."""
+# A Trainer's files that name its folder or the time; what they hold besides is in other parts.
+_TELL_THE_TIME = ("state.json", "trainer_state.json", "training_args.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class LossDivergence:
     """The first step at which a logged loss is not the same."""
 
     name: str
@@ -55,10 +65,10 @@ def read_losses(folder: Path) -> Curves:
     return curves
 
 
-def first_parting(one: Curves, other: Curves) -> Parting | None:
+def first_divergence(one: Curves, other: Curves) -> LossDivergence | None:
     """Return where the curves of two runs part first; None where they never do."""
     found = [
-        Parting(name.partition("/")[2], step, values[0], value)
+        LossDivergence(name.partition("/")[2], step, values[0], value)
         for name, steps in one.items()
         for step, values in steps.items()
         for value in other.get(name, {}).get(step, ())
@@ -82,32 +92,26 @@ def _number(value: Any) -> float | None:
         return None
 
 
-# A Trainer's files that name its folder or the time; what they hold besides is in other parts.
-_TELL_THE_TIME = ("state.json", "trainer_state.json", "training_args.json")
-
-
 @dataclass(slots=True)
 class Verdict:
     """What was found."""
 
     kills: list[int] = field(default_factory=list)
     """For each kill the step of the newest checkpoint then; 0 where there was none."""
-    parts: list[Part] = field(default_factory=list)
+    parts: list[PartDiff] = field(default_factory=list)
     when: list[str] = field(default_factory=list)
     """What is known about the moment at which the two runs part."""
     is_reproducible: bool | None = None
-    """Whether two undisturbed runs are the same; None where nobody had to ask."""
+    """Whether two undisturbed runs are the same; None where that was not tried."""
     failure: str | None = None
     """Why the killed run did not get to its end, or did not resume."""
 
     @property
     def is_equal(self) -> bool:
-        """Whether resumed equals uninterrupted."""
         return self.failure is None and not any(part.differences for part in self.parts)
 
     @property
     def num_tensors(self) -> int:
-        """How many tensors were compared."""
         return sum(part.num_tensors for part in self.parts)
 
     @property
@@ -130,7 +134,7 @@ class Verdict:
 
 
 def verify_resume(
-    script: Script,
+    script: TrainingScript,
     work: Path,
     *,
     kills: int = 3,
@@ -142,13 +146,13 @@ def verify_resume(
     say("running it uninterrupted")
     whole = _undisturbed(script, work / "uninterrupted")
     say(f"it took {_took(whole)}")
-    resumed, verdict = Trial(script, work / "resumed"), Verdict()
+    resumed, verdict = RestartedRun(script, work / "resumed"), Verdict()
     traps = plan(whole.commits, kills, random.Random(seed))
     last_step = whole.commits[-1].manifest.step
     verdict.failure = _killed_to_its_end(resumed, traps, last_step, verdict.kills, say)
     if verdict.failure is None and not verdict.kills:
         say("no kill came before its last checkpoint: trying again, with kills at once")
-        resumed = Trial(script, work / "resumed-again")
+        resumed = RestartedRun(script, work / "resumed-again")
         traps = at_once(traps)
         verdict.failure = _killed_to_its_end(resumed, traps, last_step, verdict.kills, say)
     if verdict.failure is None and not verdict.kills:
@@ -168,8 +172,8 @@ def verify_resume(
     return verdict
 
 
-def _undisturbed(script: Script, folder: Path) -> Trial:
-    trial = Trial(script, folder)
+def _undisturbed(script: TrainingScript, folder: Path) -> RestartedRun:
+    trial = RestartedRun(script, folder)
     code = trial.live()
     if code != 0:
         raise BadInput(
@@ -188,8 +192,8 @@ def _undisturbed(script: Script, folder: Path) -> Trial:
 
 
 def _killed_to_its_end(
-    trial: Trial,
-    traps: Sequence[Trap],
+    trial: RestartedRun,
+    traps: Sequence[KillTrap],
     last_step: int,
     kills: list[int],
     say: Callable[[str], None],
@@ -219,21 +223,21 @@ def _killed_to_its_end(
     return None
 
 
-def _compared(one: Trial, other: Trial) -> list[Part]:
+def _compared(one: RestartedRun, other: RestartedRun) -> list[PartDiff]:
     if one.newest is None or other.newest is None:
         missing = Difference("the last checkpoint", "is missing in the second")
-        return [Part("checkpoint", differences=[missing])]
+        return [PartDiff("checkpoint", differences=[missing])]
     first, second = (checkpoint.load(t.project / t.newest.name) for t in (one, other) if t.newest)
     return compare_checkpoints(first, second) + compare_artifacts(one.project, other.project)
 
 
-def _when(one: Trial, other: Trial, kills: Sequence[int]) -> list[str]:
+def _when(one: RestartedRun, other: RestartedRun, kills: Sequence[int]) -> list[str]:
     told = [f"it was killed after the checkpoints of steps {', '.join(map(str, kills))}"]
     unlike = _first_unlike(one.commits, other.commits)
     if unlike is not None:
         step, files = unlike
         told.append(f"the checkpoint of step {step} is the first that differs ({files})")
-    parting = first_parting(read_losses(one.project), read_losses(other.project))
+    parting = first_divergence(read_losses(one.project), read_losses(other.project))
     return [*told, str(parting)] if parting is not None else told
 
 
@@ -261,7 +265,7 @@ def _first_unlike(one: Sequence[Commit], other: Sequence[Commit]) -> tuple[int, 
 # In words.
 
 
-def _began_anew(trial: Trial, before: Commit, found: Commit) -> str:
+def _began_anew(trial: RestartedRun, before: Commit, found: Commit) -> str:
     return (
         f"{trial.script.path} does not resume: it begins anew.\n"
         f"  why: there was a checkpoint of step {before.manifest.step}, and the next one that it "
@@ -270,7 +274,7 @@ def _began_anew(trial: Trial, before: Commit, found: Commit) -> str:
     )
 
 
-def _did_not_start_again(trial: Trial, code: int, kills: Sequence[int]) -> str:
+def _did_not_start_again(trial: RestartedRun, code: int, kills: Sequence[int]) -> str:
     return (
         f"{trial.script.path} failed when it was started again, with exit code {code}.\n"
         f"  why: after kill {len(kills)} its last lines were:\n{_tail(trial.log)}\n"
@@ -295,7 +299,7 @@ def _advice(is_reproducible: bool | None) -> list[str]:
     ]
 
 
-def _listed(parts: Sequence[Part]) -> str:
+def _listed(parts: Sequence[PartDiff]) -> str:
     unlike = [
         f"{p.name} ({len(p.differences)} of {p.num_tensors} tensors)"
         if p.num_tensors >= len(p.differences)
@@ -307,7 +311,7 @@ def _listed(parts: Sequence[Part]) -> str:
     return f"{', '.join(unlike)}; the same in {', '.join(same) or 'no other'}"
 
 
-def _took(trial: Trial) -> str:
+def _took(trial: RestartedRun) -> str:
     steps = [commit.manifest.step for commit in trial.commits]
     last = trial.commits[-1].seconds
     saves = _counted(len(steps), "checkpoint")

@@ -47,14 +47,14 @@ def run(argv: Sequence[str]) -> None:
 
 def _preflight(argv: list[str]) -> None:
     """Trace the job as it would run without the option."""
-    from anytrain.insight.preflight.run import tell
+    from anytrain.insight.preflight.run import preflight_command
 
     at = argv.index(PREFLIGHT)
     behind = takewhile(lambda word: not word.startswith("--"), argv[at + 1 :])
     targets = list(behind)
     rest = argv[:at] + argv[at + 1 + len(targets) :]
     parse(rest)  # what is wrong with the options is said at once
-    tell(["-m", "anytrain.recipes.glue", *rest], targets)
+    preflight_command(["-m", "anytrain.recipes.glue", *rest], targets)
 
 
 def _apart(asked: Job) -> Job:

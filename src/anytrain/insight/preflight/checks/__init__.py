@@ -7,7 +7,6 @@ finding's kind. Adding a question adds a file. None loads torch before it is ask
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Iterator
 from importlib import import_module
 
 from anytrain.insight.preflight.findings import SEVERITIES, Finding
@@ -26,9 +25,6 @@ def names() -> tuple[str, ...]:
 
 def ask_all(trace: Trace, target: Target) -> list[Finding]:
     """Return the answers to every question, the gravest first."""
-    found = [finding for name in names() for finding in _ask(name, trace, target)]
+    questions = [import_module(f"{__name__}.{name}").check for name in names()]
+    found: list[Finding] = [finding for check in questions for finding in check(trace, target)]
     return sorted(found, key=lambda each: (SEVERITIES.index(each.severity), -each.per_step))
-
-
-def _ask(name: str, trace: Trace, target: Target) -> Iterator[Finding]:
-    yield from import_module(f"{__name__}.{name}").check(trace, target)

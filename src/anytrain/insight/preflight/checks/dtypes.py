@@ -31,7 +31,7 @@ def _wide(trace: Trace, target: Target) -> Iterator[Finding]:
     for op in trace.ops:
         dtype = next((t.dtype for t in op.outputs if _is_wide(t, target)), "")
         if dtype and not op.place.is_ours and not _is_tolerance(op, decomposed.get(op.place, 0)):
-            line = SourcePlace("", op.place.file, op.place.line) if op.place.file else op.place
+            line = op.place.line_alone
             first, kind, calls = seen.get(line, (op, dtype, 0))
             seen[line] = (first, kind, calls + (op.calls if op.is_in_step else 0))
     in_forward = any(op.phase != "backward" for op, _, _ in seen.values())

@@ -77,18 +77,13 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
     met: dict[tuple[SourcePlace, bool], _Met] = {}
     for op in trace.ops:
         if op.host_read and not op.place.is_ours and op.phase in (*_IN_A_STEP, "evaluate"):
-            key = (_line(op.place), op.phase == "evaluate")
+            key = (op.place.line_alone, op.phase == "evaluate")
             line = met.setdefault(key, _Met(op))
             line.calls += op.calls
             line.changes_shape |= op.is_dynamic
     for (place, is_evaluation), line in met.items():
         if not (is_evaluation and (place, False) in met):
             yield _finding(line, target, is_evaluation)
-
-
-def _line(place: SourcePlace) -> SourcePlace:
-    """Return the line alone: many modules may share it."""
-    return SourcePlace("", place.file, place.line) if place.file else place
 
 
 def _finding(line: _Met, target: Target, is_evaluation: bool) -> Finding:

@@ -38,7 +38,6 @@ class _Met:
     """In an evaluation step."""
 
     def met(self, op: Op) -> None:
-        """Count an operation's calls."""
         if op.is_in_step:
             self.calls += op.calls
         elif op.phase == "evaluate":
@@ -55,7 +54,7 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
     for op in trace.ops:
         if not _is_on_mps(op):
             continue
-        name, line = _hidden(op, table), _line(op.place)
+        name, line = _hidden(op, table), op.place.line_alone
         if _status(name, table) in ("missing", "sent to the cpu"):
             missing.setdefault((name, line), _Met(op, name)).met(op)
             continue
@@ -70,11 +69,6 @@ def check(trace: Trace, target: Target) -> Iterator[Finding]:
 
 def _is_on_mps(op: Op) -> bool:
     return any(t.device == "mps" for t in (*op.inputs, *op.outputs))
-
-
-def _line(place: SourcePlace) -> SourcePlace:
-    """Return the line alone: many modules may share it."""
-    return SourcePlace("", place.file, place.line) if place.file else place
 
 
 def _hidden(op: Op, table: KernelTable) -> str:

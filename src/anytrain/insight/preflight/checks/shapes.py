@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from anytrain.insight.preflight.checks.host_reads import is_left_out
 from anytrain.insight.preflight.findings import Finding, Severity
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.trace import Job, Op, Trace
+from anytrain.insight.preflight.trace import Op, Trace, TracedJob
 
 _PHASES = ("forward", "backward", "clip", "optimizer")
 # More shapes than this in one pass cost more than the padding that they save.
@@ -54,7 +54,7 @@ def _dynamic(trace: Trace, target: Target) -> Iterator[Finding]:
         )
 
 
-def _counted(job: Job, target: Target) -> Iterator[Finding]:
+def _counted(job: TracedJob, target: Target) -> Iterator[Finding]:
     now = num_shapes(job)
     if now <= 1:
         return
@@ -82,7 +82,7 @@ def _counted(job: Job, target: Target) -> Iterator[Finding]:
     )
 
 
-def num_shapes(job: Job) -> int:
+def num_shapes(job: TracedJob) -> int:
     """Return how many shapes one shuffled pass makes, where a batch is as long as its longest."""
     import numpy as np
 
@@ -97,7 +97,7 @@ def num_shapes(job: Job) -> int:
     return len(found)
 
 
-def num_governed(job: Job) -> tuple[int, float]:
+def num_governed(job: TracedJob) -> tuple[int, float]:
     """Return how many shapes a few lengths leave of them, and which share is padding then."""
     from anytrain.engine.data.buckets import Bucketed, choose
 

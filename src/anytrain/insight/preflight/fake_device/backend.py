@@ -1,4 +1,4 @@
-"""The backend of a fake device, and what torch's own module of the device says to a script."""
+"""The backend of a fake device, and the patched `torch.cuda` or `torch.mps` that a script asks."""
 
 from __future__ import annotations
 
@@ -25,6 +25,11 @@ _DTYPES = {
 _TRANSPORTS = {"cuda": "nccl", "mps": None, "tpu": "tpu_dist", "xla": "xla", "cpu": "gloo"}
 _TYPES = {"tpu": "xla"}
 _NARROWER = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+_COUNTS = """memory_allocated max_memory_allocated memory_reserved max_memory_reserved
+driver_allocated_memory current_allocated_memory"""
+_ON_A_MAC = ("is_available", "is_built", "is_macos_or_newer", "is_macos13_or_newer")
+_DONE = """synchronize empty_cache set_device ipc_collect manual_seed manual_seed_all
+reset_peak_memory_stats reset_max_memory_allocated"""
 
 
 def device_of(kind: str) -> torch.device:
@@ -50,20 +55,18 @@ def facts_of(target: Target) -> Capabilities:
 
 
 @dataclass(frozen=True)
-class StandIn(Fake):
-    """A backend whose device is claimed."""
+class FakeBackend(Fake):
+    """The backend that sessions choose while a run is traced."""
 
     kind: str = "cuda"
     placing: Callable[[], None] = field(default=lambda: None)
-    """Told of each batch before it is sent."""
+    """Called before each batch is sent."""
 
     @property
     def name(self) -> str:  # type: ignore[override]  # Fake has one name
-        """The word users say."""
         return self.kind
 
     def device(self, local_rank: int) -> torch.device:
-        """Return the claimed device."""
         return device_of(self.kind)
 
     def place(self, tensor: torch.Tensor, device: torch.device, non_blocking: bool) -> torch.Tensor:
@@ -76,30 +79,22 @@ class StandIn(Fake):
         """Return None: nothing is copied."""
 
     def rng_state(self, device: torch.device) -> torch.Tensor | None:
-        """Return None: nothing is drawn there."""
         return None
 
     def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
         """Do nothing."""
 
 
-def stand_in(target: Target, placing: Callable[[], None]) -> Any:
+def fake_backend(target: Target, placing: Callable[[], None]) -> Any:
     """Return the backend for a target."""
-    return StandIn(
+    return FakeBackend(
         None, facts_of(target), target.num_devices, None, kind=target.kind, placing=placing
     )
 
 
-_COUNTS = """memory_allocated max_memory_allocated memory_reserved max_memory_reserved
-driver_allocated_memory current_allocated_memory"""
-_ON_A_MAC = ("is_available", "is_built", "is_macos_or_newer", "is_macos13_or_newer")
-_DONE = """synchronize empty_cache set_device ipc_collect manual_seed manual_seed_all
-reset_peak_memory_stats reset_max_memory_allocated"""
-
-
 @contextmanager
 def answering(device: torch.device, num_devices: int, memory_bytes: int | None) -> Iterator[None]:
-    """Let torch's modules say in the block that the device is there and idle."""
+    """Patch torch's module of the device in the block: it is there, and idle."""
     if device.type == "cpu":
         yield
         return
@@ -117,7 +112,7 @@ def answering(device: torch.device, num_devices: int, memory_bytes: int | None) 
 
 
 def _answers_of(device: torch.device, num_devices: int, memory_bytes: int | None) -> dict[str, Any]:
-    """Return what torch's own module of the device says to a script that asks."""
+    """Return what the functions of torch's module of the device return, by name."""
     facts = SimpleNamespace(
         name=f"a claimed {device.type} device",
         total_memory=memory_bytes or 0,
@@ -163,11 +158,9 @@ class Idle:
         pass
 
     def query(self) -> bool:
-        """Whether everything is done."""
         return True
 
     def is_capturing(self) -> bool:
-        """Whether a graph is being recorded."""
         return False
 
     def elapsed_time(self, *args: Any) -> float:
@@ -180,5 +173,4 @@ class Idle:
     synchronize = wait = wait_event = wait_stream = record
 
     def record_event(self, *args: Any) -> Idle:
-        """Return an event that has happened."""
         return Idle()

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+if TYPE_CHECKING:
+    from anytrain.insight.preflight.recorder import OpRecorder
 
 META = torch.device("meta")
 NOT_KNOWN = object()
@@ -14,57 +17,23 @@ LARGE = 2**16
 
 
 class Storage:
-    """What is known of a claimed tensor's memory; it lives as long as that memory would."""
-
-    __slots__ = (
-        *("device", "num_bytes", "value", "is_full", "truth", "born", "on_death"),
-        "__weakref__",
-    )
+    """What is known of a claimed tensor's memory; it is freed when that memory would be."""
 
     def __init__(self, device: torch.device, num_bytes: int) -> None:
         self.device, self.num_bytes = device, num_bytes
         self.value: Any = NOT_KNOWN
-        """The one value that is in it, where somebody knows."""
+        """Its one value, where it is known."""
         self.is_full: bool | None = None
-        """Whether no value of the data in it is 0: a mask of padding; None where nobody knows."""
+        """Whether no value of the data in it is 0: a mask of padding; None if not known."""
         self.truth: bool | None = None
-        """Whether all that is in it is true, or none is; None where nobody knows."""
+        """Whether all that is in it is true, or none is; None where that is not known."""
         self.born: Any = None
-        """What the watcher keeps of it."""
+        """What the recorder keeps of it."""
         self.on_death: Callable[[Any], None] | None = None
 
     def __del__(self) -> None:
         if self.on_death is not None:
             self.on_death(self.born)
-
-
-class Watcher(Protocol):
-    """What is told of everything that the claimed device does."""
-
-    def ran(
-        self,
-        func: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        given: list[torch.Tensor],
-        made: list[torch.Tensor],
-        host_read: str,
-        is_dynamic: bool,
-    ) -> None:
-        """Take an operation down."""
-
-    def born(self, storage: Storage) -> None:
-        """Take new memory down, and be told of its end."""
-
-
-class Nobody:
-    """Watch nothing."""
-
-    def ran(self, *args: Any) -> None:
-        """Do nothing."""
-
-    def born(self, storage: Storage) -> None:
-        """Do nothing."""
 
 
 def storage_of(tensor: torch.Tensor) -> Storage | None:
@@ -86,12 +55,14 @@ def flat(tree: Any, into: list[torch.Tensor]) -> list[torch.Tensor]:
     return into
 
 
-class Device:
-    """The claimed device: who claims it, and what happens there."""
+class FakeDevice:
+    """The device that tensors claim to be on, and who records what happens there."""
 
-    def __init__(self, device: torch.device, watcher: Watcher | None = None) -> None:
+    recorder: OpRecorder
+    """Records every operation and new memory."""
+
+    def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.watcher: Watcher = watcher or Nobody()
         self.intent: torch.device | None = None
         """The device that the function being called was asked to put its result on."""
 
@@ -103,7 +74,7 @@ class Device:
         return self.device if known is None else known.device
 
     def adopt(self, tensor: torch.Tensor, device: torch.device) -> None:
-        """Note what a tensor without data claims, unless its memory is known already."""
+        """Let a tensor without data claim a device, unless its memory is known already."""
         if not tensor.is_meta or tensor.layout is not torch.strided:
             return
         memory = tensor.untyped_storage()
@@ -112,10 +83,10 @@ class Device:
         known = Storage(device, memory.nbytes())
         memory.__dict__["_claimed"] = known
         if device == self.device:
-            self.watcher.born(known)
+            self.recorder.born(known)
 
     def names(self, wanted: Any) -> torch.device | None:
-        """Return the device that somebody wrote, the claimed one with its number."""
+        """Return the device that a script names; the claimed one gets its index."""
         if wanted is None or isinstance(wanted, torch.Tensor):
             return None
         if isinstance(wanted, int):

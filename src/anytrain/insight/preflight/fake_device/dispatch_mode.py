@@ -1,7 +1,7 @@
 """Run every operation of the fake device without data (a TorchDispatchMode).
 
 A value that is read is one, unless it is known; a shape that depends on values is the largest it
-can be. Each such question is told to the watcher: on a real device the host would wait there.
+can be. Each such read is recorded: on a real device the host would wait there.
 To "is it a number?" the answer is what a healthy run would say, so that a guard such as
 `if torch.isnan(loss).any(): raise` does not end the trace.
 """
@@ -16,7 +16,14 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anytrain.insight.preflight.fake_device.device import META, NOT_KNOWN, Device, flat, storage_of
+from anytrain.engine.tree import map_tensors
+from anytrain.insight.preflight.fake_device.device import (
+    META,
+    NOT_KNOWN,
+    FakeDevice,
+    flat,
+    storage_of,
+)
 from anytrain.insight.preflight.fake_device.kernel_choice import met
 
 _NEVER = ("isnan", "isinf", "isposinf", "isneginf")
@@ -37,6 +44,26 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
     "lt": operator.lt,
     "le": operator.le,
 }
+aten = torch.ops.aten
+READABLE = 2**24
+"""Elements up to which a tensor that is read becomes a real one."""
+_COMPUTABLE = 2**24
+_CPU = torch.device("cpu")
+_SPREAD_LIST = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
+# What may take tensors of two devices; everything else refuses them, as torch does.
+_MIXES = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Tensor, *_SPREAD_LIST}
+_TAKES_LENGTHS = ("aten::_ctc_loss", "aten::_pack_padded_sequence")
+"""Operations that take lengths as a CPU tensor, whatever device they compute on."""
+_KEEPS_VALUE = {
+    aten._to_copy.default,
+    aten.clone.default,
+    aten.detach.default,
+    aten.view.default,
+    aten.alias.default,
+    aten.lift_fresh.default,
+}
+_SCALE_CHECK = aten._amp_foreach_non_finite_check_and_unscale_.default
+Answer = tuple[Any, str, bool]
 
 
 def note_truth(func: Any, args: tuple[Any, ...], given: list[torch.Tensor], made: Any) -> None:
@@ -80,7 +107,7 @@ def _joined(truths: list[bool | None], *, decisive: bool) -> bool | None:
 
 
 def _compared(compare: Callable[[Any, Any], bool], one: Any, other: Any) -> bool | None:
-    """Compare as values are: a number is equal to itself, is finite, and is 1 unless known."""
+    """Compare what is known: a number is equal to itself, is finite, and is 1 unless known."""
     if one is other:
         return compare(1, 1)
     if isinstance(other, torch.Tensor) or not isinstance(one, torch.Tensor):
@@ -99,30 +126,9 @@ def value_of(tensor: torch.Tensor) -> Any:
 
 
 def truth_of(tensor: torch.Tensor) -> bool | None:
-    """Return whether all that is in a tensor is true, or none is; None where nobody knows."""
+    """Return whether all that is in a tensor is true, or none is; None where that is not known."""
     known = storage_of(tensor) if tensor.is_meta else None
     return None if known is None else known.truth
-
-
-aten = torch.ops.aten
-READABLE = 2**24
-"""Elements up to which a tensor that is read becomes a real one."""
-_COMPUTABLE = 2**24
-_CPU = torch.device("cpu")
-
-_SPREAD_LIST = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)
-# What may take tensors of two devices; everything else refuses them, as torch does.
-_MIXES = {aten.copy_.default, aten._to_copy.default, aten.set_.source_Tensor, *_SPREAD_LIST}
-_TAKES_LENGTHS = ("aten::_ctc_loss", "aten::_pack_padded_sequence")
-"""What is told lengths by a CPU tensor, whatever device it computes on."""
-_KEEPS_VALUE = {
-    aten._to_copy.default,
-    aten.clone.default,
-    aten.detach.default,
-    aten.view.default,
-    aten.alias.default,
-    aten.lift_fresh.default,
-}
 
 
 def _only_of_range(args: tuple[Any, ...]) -> Any:
@@ -155,13 +161,12 @@ _SETS_VALUE: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
     aten.arange.start_step: _only_of_range,
     aten.scatter_.src: _scattered,
 }
-_SCALE_CHECK = aten._amp_foreach_non_finite_check_and_unscale_.default
 
 
-class Answers(TorchDispatchMode):
-    """Run every operation of the claimed device without data, and answer where data would."""
+class DispatchMode(TorchDispatchMode):
+    """Run every operation of the fake device without data; make up the values that are read."""
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: FakeDevice) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch's
         self.device = device
 
@@ -195,7 +200,7 @@ class Answers(TorchDispatchMode):
         self._note_values(func, args, made)
         note_truth(func, args, given, made)
         if device.device in (where, *(device.claim(t) for t in given)):
-            device.watcher.ran(met(func), args, kwargs, given, made, host_read, is_dynamic)
+            device.recorder.ran(met(func), args, kwargs, given, made, host_read, is_dynamic)
         return out
 
     def _where(self, func: Any, given: list[torch.Tensor]) -> torch.device:
@@ -219,10 +224,8 @@ class Answers(TorchDispatchMode):
     def _shaped(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], given: list[torch.Tensor]
     ) -> Any:
-        """Return results of the right shapes."""
         if any(not t.is_meta and t.dim() > 0 for t in given):
-            args = _map(args, self.device.standing_in)
-            kwargs = {key: _map(value, self.device.standing_in) for key, value in kwargs.items()}
+            args, kwargs = map_tensors(self.device.standing_in, (args, kwargs))
         if kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": None}
         if func.name().startswith("aten::_fused_") and not func._schema.returns:
@@ -245,8 +248,8 @@ class Answers(TorchDispatchMode):
 
         if "device" in kwargs:
             kwargs = {**kwargs, "device": _CPU}
-        out = func(*_map(args, real), **{key: _map(value, real) for key, value in kwargs.items()})
-        return _map(out, self.device.standing_in)
+        out = func(*map_tensors(real, args), **map_tensors(real, kwargs))
+        return map_tensors(self.device.standing_in, out)
 
     def _note_values(self, func: Any, args: tuple[Any, ...], made: list[torch.Tensor]) -> None:
         """Keep what is known of single values: a check for infinities finds none."""
@@ -269,7 +272,7 @@ class Answers(TorchDispatchMode):
 
     @staticmethod
     def _note_fullness(source: torch.Tensor, copy: torch.Tensor) -> None:
-        """Remember of a mask's data whether it hides anything: models ask, and then build masks."""
+        """Note whether a mask hides anything: models ask, and then build masks."""
         if source.dtype.is_floating_point or source.dtype.is_complex:
             return
         known, at = storage_of(copy), storage_of(source)
@@ -295,7 +298,7 @@ class Answers(TorchDispatchMode):
         return value if tensor.dtype.is_floating_point else int(value)
 
     def readable(self, tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a real CPU tensor in the place of a claimed one; of a huge one another claim."""
+        """Return a real CPU tensor in the place of one without data; a huge one stays without."""
         dtype = dtype or tensor.dtype
         if tensor.numel() > READABLE:
             found = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype, device=META)
@@ -321,18 +324,15 @@ def _num_hits(mask: torch.Tensor) -> int:
     return mask.numel() if mask.is_meta else int(mask.count_nonzero())
 
 
-Answer = tuple[Any, str, bool]
-
-
-def _item(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+def _item(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
     return mode.value(args[0]), "item", False
 
 
-def _equal(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+def _equal(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
     return True, "equal", False
 
 
-def _to_copy(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _to_copy(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     wanted, source = kwargs.get("device"), args[0]
     if wanted is None or wanted.type != "cpu" or not source.is_meta:
         return None
@@ -340,7 +340,7 @@ def _to_copy(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> An
     return mode.readable(source, kwargs.get("dtype")), read, False
 
 
-def _copy(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _copy(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     to, source = args[:2]
     if to.is_meta or not source.is_meta:
         return None
@@ -351,13 +351,13 @@ def _rows(num_rows: int, *rest: int, like: torch.Tensor, dtype: torch.dtype) -> 
     return torch.empty((num_rows, *rest), dtype=dtype, device=like.device)
 
 
-def _nonzero(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+def _nonzero(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
     given = args[0]
     found = _rows(given.numel(), given.dim(), like=given, dtype=torch.int64)
     return found, "nonzero", True
 
 
-def _masked_select(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+def _masked_select(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
     given, mask = args
     shape = torch.broadcast_shapes(given.shape, mask.shape)
     num_rows = math.prod(shape) if mask.is_meta else _num_hits(mask.expand(shape))
@@ -368,7 +368,7 @@ def _masked_select(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any])
     )
 
 
-def _index(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _index(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     """Index by masks: as many rows as they pick."""
     given, indices = args[:2]
     if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
@@ -383,7 +383,7 @@ def _index(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answ
     return aten.index.Tensor(given, places), "boolean mask", True
 
 
-def _index_put(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _index_put(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     """Write by masks: of one value no host needs to know how many places there are."""
     given, indices, values = args[:3]
     if not any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in indices):
@@ -391,12 +391,14 @@ def _index_put(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     return given, "" if values.numel() == 1 else "boolean mask", values.numel() != 1
 
 
-def _index_put_new(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _index_put_new(
+    mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Answer | None:
     found = _index_put(mode, args, kwargs)
     return None if found is None else (torch.empty_like(args[0]), *found[1:])
 
 
-def _unique(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+def _unique(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
     given = args[0]
     values = _rows(given.numel(), like=given, dtype=given.dtype)
     inverse = torch.empty(given.shape, dtype=torch.int64, device=given.device)
@@ -404,25 +406,25 @@ def _unique(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ans
     return (values, inverse, counts), "unique", True
 
 
-def _unique_dim(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+def _unique_dim(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
     given, dim = args[:2]
     rows = given.size(dim)
     inverse = _rows(rows, like=given, dtype=torch.int64)
     return (torch.empty_like(given), inverse, torch.empty_like(inverse)), "unique", True
 
 
-def _repeated(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
+def _repeated(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer | None:
     if kwargs.get("output_size") is not None:
         return None
     return _rows(args[0].numel(), like=args[0], dtype=torch.int64), "repeat_interleave", True
 
 
-def _bincount(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+def _bincount(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
     least = int(args[2]) if len(args) > 2 else int(kwargs.get("minlength", 0))
     return _rows(max(least, 1), like=args[0], dtype=torch.int64), "bincount", True
 
 
-def _packed(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
+def _packed(mode: DispatchMode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Answer:
     """Pack sequences by their lengths, which torch reads on the CPU.
 
     What comes back from the device is one, and a batch that was made larger has zeros. Lengths of
@@ -441,7 +443,7 @@ def _packed(mode: Answers, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Ans
     return aten._pack_padded_sequence.default(given, lengths, batch_first), "", True
 
 
-_ANSWERS: dict[Any, Callable[[Answers, tuple[Any, ...], dict[str, Any]], Answer | None]] = {
+_ANSWERS: dict[Any, Callable[[DispatchMode, tuple[Any, ...], dict[str, Any]], Answer | None]] = {
     aten._local_scalar_dense.default: _item,
     aten.equal.default: _equal,
     aten._to_copy.default: _to_copy,
@@ -459,11 +461,3 @@ _ANSWERS: dict[Any, Callable[[Answers, tuple[Any, ...], dict[str, Any]], Answer 
     aten.bincount.default: _bincount,
     aten._pack_padded_sequence.default: _packed,
 }
-
-
-def _map(tree: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return change(tree)
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_map(item, change) for item in tree)
-    return tree

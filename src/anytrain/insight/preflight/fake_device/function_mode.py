@@ -1,6 +1,6 @@
 """Tell Python that tensors without data are on the fake device (a TorchFunctionMode).
 
-`Claims` sees every function of torch before it runs: it says where a tensor is, sends tensors
+`FunctionMode` sees every function of torch before it runs: it says where a tensor is, sends tensors
 from device to device, makes large weights without data, and casts as autocast would.
 """
 
@@ -22,9 +22,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 from torch.utils._device import _device_constructors
 
+from anytrain.engine.tree import map_tensors
 from anytrain.insight.preflight.fake_device.backend import answering
-from anytrain.insight.preflight.fake_device.device import LARGE, META, Device, flat
-from anytrain.insight.preflight.fake_device.dispatch_mode import Answers
+from anytrain.insight.preflight.fake_device.device import LARGE, META, FakeDevice, flat
+from anytrain.insight.preflight.fake_device.dispatch_mode import DispatchMode
 from anytrain.insight.preflight.fake_device.kernel_choice import (
     Autocast,
     attention_on_cuda,
@@ -58,14 +59,13 @@ _CHECKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function
 
 
 def _no(*args: Any) -> bool:
-    """Say that nobody overrides torch's functions."""
     return False
 
 
-class Claims(TorchFunctionMode):
-    """Answer for the claimed device wherever Python asks torch."""
+class FunctionMode(TorchFunctionMode):
+    """Answer for the fake device wherever Python calls torch."""
 
-    def __init__(self, device: Device, answers: Answers) -> None:
+    def __init__(self, device: FakeDevice, answers: DispatchMode) -> None:
         super().__init__()
         self.device, self.answers = device, answers
         self.autocast = Autocast(device.device.type)
@@ -123,15 +123,13 @@ class Claims(TorchFunctionMode):
         if func is _ATTENTION and torch.is_inference_mode_enabled() and self.kind == "cuda":
             return attention_on_cuda, args  # autograd's key is off there
         if func in _RECURRENT and any(tensor.is_meta for tensor in flat(args, [])):
-            return func, self._without_data(args)
+            return func, map_tensors(self._without_data, args)
         return func, args
 
     def set_default(self, device: Any) -> None:
-        """Take the place of torch.set_default_device, whose own way is below this one."""
         self.default = None if device is None else self.device.names(device)
 
     def get_default(self) -> torch.device:
-        """Take the place of torch.get_default_device."""
         return self.default or _CPU
 
     def _open(self, func: FunctionType, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -166,17 +164,15 @@ class Claims(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._placed(func, args, {**kwargs, "device": META}, wanted or _CPU)
 
-    def _without_data(self, tree: Any) -> Any:
-        """Return arguments whose floats have no data, each where it was; counts of rows stay real.
+    def _without_data(self, tensor: Tensor) -> Tensor:
+        """Return floats without data, where they were; counts of rows stay real.
 
         Data are real on the CPU and weights are not, which C++ takes for two devices.
         """
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(map(self._without_data, tree))
-        if not isinstance(tree, Tensor) or tree.is_meta or not tree.is_floating_point():
-            return tree
-        found: Tensor = self._placed(self.device.standing_in, (tree,), {}, tree.device)
-        return found.requires_grad_(tree.requires_grad)
+        if tensor.is_meta or not tensor.is_floating_point():
+            return tensor
+        found: Tensor = self._placed(self.device.standing_in, (tensor,), {}, tensor.device)
+        return found.requires_grad_(tensor.requires_grad)
 
     def _placed(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], where: torch.device
@@ -193,7 +189,6 @@ class Claims(TorchFunctionMode):
         return out
 
     def _to(self, tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """Send a tensor to a device, in a dtype, or neither."""
         wanted, dtype, copy = self._asked(args, kwargs)
         here = self.device.claim(tensor)
         kept = {"memory_format": kwargs["memory_format"]} if "memory_format" in kwargs else {}
@@ -231,7 +226,7 @@ class Claims(TorchFunctionMode):
         if not tensor.is_meta:
             return tensor
         if self.device.claim(tensor) == self.device.device:
-            self.device.watcher.ran(
+            self.device.recorder.ran(
                 torch.ops.aten._to_copy.default, (tensor,), {}, [tensor], [], how, False
             )
         return self.answers.readable(tensor)
@@ -275,8 +270,8 @@ def _num_floats(args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
 
 @contextmanager
 def claimed(
-    device: Device, num_devices: int = 1, memory_bytes: int | None = None
-) -> Iterator[Claims]:
+    device: FakeDevice, num_devices: int = 1, memory_bytes: int | None = None
+) -> Iterator[FunctionMode]:
     """Let the block's torch have the device; nothing in it allocates a weight."""
     kind = device.device.type
     with ExitStack() as stack:
@@ -293,8 +288,8 @@ def claimed(
         stack.callback(library._destroy)
         hook = module_hooks.register_module_parameter_registration_hook(claim_parameter(device))
         stack.callback(hook.remove)
-        answers = Answers(device)
-        claims = Claims(device, answers)
+        answers = DispatchMode(device)
+        claims = FunctionMode(device, answers)
         for name, own in (
             ("set_default_device", claims.set_default),
             ("get_default_device", claims.get_default),
@@ -309,8 +304,8 @@ def _looks(tensor: Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype
 
 
-def _see_groups(stack: ExitStack, device: Device) -> None:
-    """Let optimizers and clipping, which group tensors in C++, see the claimed device."""
+def _see_groups(stack: ExitStack, device: FakeDevice) -> None:
+    """Let optimizers and clipping, which group tensors in C++, see the fake device."""
     from torch.utils import _foreach_utils
 
     grouped = _foreach_utils._group_tensors_by_device_and_dtype

@@ -1,4 +1,4 @@
-"""Choose kernels and dtypes as torch would on the device that is claimed.
+"""Choose kernels and dtypes as torch would on the claimed device.
 
 torch chooses in C++, by the device that it sees, which is another one here. Attention and dropout
 are the two whose choice changes memory and the list of operations; mps takes some operations whole
@@ -9,41 +9,36 @@ Reference".
 from __future__ import annotations
 
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    import torch
+from anytrain.engine.tree import map_tensors
+from anytrain.insight.preflight.fake_device.device import flat
 
+_HALVES = (torch.float16, torch.bfloat16)
 _NONE = (None, None)
 _inside: ContextVar[tuple[Any, Any]] = ContextVar("inside", default=_NONE)
 """The leaf that is on its way, and the operation that it is the whole of."""
-
-
-def install_whole(library: torch.library.Library, key: str) -> None:
-    """Notice calls that are kept whole, for tensors of one dispatch key; compute them as before."""
-    library.impl("linalg_svd", _linalg_svd, key)
-
-
-def met(leaf: Any) -> Any:
-    """Return the operation that mps would meet in place of a leaf."""
-    part, whole = _inside.get()
-    return whole if part is leaf else leaf
-
-
-def _linalg_svd(a: Any, full_matrices: bool = True, *, driver: str | None = None) -> Any:
-    import torch
-
-    aten = torch.ops.aten
-    before = _inside.set((aten._linalg_svd.default, aten.linalg_svd.default))
-    try:
-        return aten._linalg_svd(a, full_matrices, True, driver=driver)
-    finally:
-        _inside.reset(before)
-
-
-_HALVES = (torch.float16, torch.bfloat16)
+_LOWER = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul multi_dot
+conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution
+_convolution einsum gru gru_cell linear lstm lstm_cell matmul mm mv prelu rnn_tanh rnn_relu
+rnn_relu_cell rnn_tanh_cell scaled_dot_product_attention linalg_vecdot linalg_multi_dot vecdot"""
+_FULL = """__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh
+cosine_embedding_loss cdist cosine_similarity cumprod cumsum dist erfinv exp expm1 group_norm
+hinge_embedding_loss kl_div l1_loss layer_norm log log10 log_softmax log1p log2 margin_ranking_loss
+mse_loss multilabel_margin_loss multi_margin_loss nll_loss nll_loss2d nll_loss_nd norm normalize
+pdist poisson_nll_loss pow prod reciprocal renorm rms_norm rsqrt sinh smooth_l1_loss
+soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss logsumexp huber_loss
+cross_entropy_loss"""
+_WIDEST = """addcdiv addcmul atan2 bilinear cross dot grid_sample grid_sampler index_put scatter_add
+tensordot vdot"""
+_OPS = {
+    **dict.fromkeys(_LOWER.split(), "lower"),
+    **dict.fromkeys(_FULL.split(), "full"),
+    **dict.fromkeys(_WIDEST.split(), "widest"),
+}
+_TAKES_DTYPE = frozenset({"softmax", "log_softmax", "cumsum", "cumprod", "prod", "sum", "norm"})
 
 
 def install(kind: str) -> torch.library.Library:
@@ -124,25 +119,24 @@ def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return outputs[0]
 
 
-_LOWER = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul multi_dot
-conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution
-_convolution einsum gru gru_cell linear lstm lstm_cell matmul mm mv prelu rnn_tanh rnn_relu
-rnn_relu_cell rnn_tanh_cell scaled_dot_product_attention linalg_vecdot linalg_multi_dot vecdot"""
-_FULL = """__pow__ __rdiv__ __rpow__ __rtruediv__ acos asin binary_cross_entropy_with_logits cosh
-cosine_embedding_loss cdist cosine_similarity cumprod cumsum dist erfinv exp expm1 group_norm
-hinge_embedding_loss kl_div l1_loss layer_norm log log10 log_softmax log1p log2 margin_ranking_loss
-mse_loss multilabel_margin_loss multi_margin_loss nll_loss nll_loss2d nll_loss_nd norm normalize
-pdist poisson_nll_loss pow prod reciprocal renorm rms_norm rsqrt sinh smooth_l1_loss
-soft_margin_loss softmax softmin softplus sum tan triplet_margin_loss logsumexp huber_loss
-cross_entropy_loss"""
-_WIDEST = """addcdiv addcmul atan2 bilinear cross dot grid_sample grid_sampler index_put scatter_add
-tensordot vdot"""
-_OPS = {
-    **dict.fromkeys(_LOWER.split(), "lower"),
-    **dict.fromkeys(_FULL.split(), "full"),
-    **dict.fromkeys(_WIDEST.split(), "widest"),
-}
-_TAKES_DTYPE = frozenset({"softmax", "log_softmax", "cumsum", "cumprod", "prod", "sum", "norm"})
+def install_whole(library: torch.library.Library, key: str) -> None:
+    """Notice calls that are kept whole, for tensors of one dispatch key; compute them as before."""
+    library.impl("linalg_svd", _linalg_svd, key)
+
+
+def met(leaf: Any) -> Any:
+    """Return the operation that mps would meet in place of a leaf."""
+    part, whole = _inside.get()
+    return whole if part is leaf else leaf
+
+
+def _linalg_svd(a: Any, full_matrices: bool = True, *, driver: str | None = None) -> Any:
+    aten = torch.ops.aten
+    before = _inside.set((aten._linalg_svd.default, aten.linalg_svd.default))
+    try:
+        return aten._linalg_svd(a, full_matrices, True, driver=driver)
+    finally:
+        _inside.reset(before)
 
 
 class Autocast:
@@ -170,17 +164,11 @@ class Autocast:
         if how == "full" and name in _TAKES_DTYPE and kwargs.get("dtype") is not None:
             return args, kwargs
         if how == "lower":
-            return self._narrowed(args), {key: self._narrowed(v) for key, v in kwargs.items()}
-        if how == "widest" and not _holds_wide((args, tuple(kwargs.values()))):
+            return map_tensors(self._narrow, args), map_tensors(self._narrow, kwargs)
+        given = flat(tuple(kwargs.values()), flat(args, []))
+        if how == "widest" and not any(tensor.dtype is torch.float32 for tensor in given):
             return args, kwargs
-        return _widened(args), {key: _widened(value) for key, value in kwargs.items()}
-
-    def _narrowed(self, tree: Any) -> Any:
-        if isinstance(tree, torch.Tensor):
-            return self._narrow(tree)
-        if isinstance(tree, (list, tuple)):
-            return type(tree)(self._narrowed(item) for item in tree)
-        return tree
+        return map_tensors(_widen, args), map_tensors(_widen, kwargs)
 
     def _narrow(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = torch.get_autocast_dtype(self._type)
@@ -193,15 +181,5 @@ class Autocast:
         return self._weights[id(tensor)][1]
 
 
-def _widened(tree: Any) -> Any:
-    if isinstance(tree, torch.Tensor):
-        return tree.float() if tree.dtype in (torch.float16, torch.bfloat16) else tree
-    if isinstance(tree, (list, tuple)):
-        return type(tree)(_widened(item) for item in tree)
-    return tree
-
-
-def _holds_wide(tree: Any) -> bool:
-    if isinstance(tree, torch.Tensor):
-        return tree.dtype is torch.float32
-    return isinstance(tree, (list, tuple)) and any(_holds_wide(item) for item in tree)
+def _widen(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.float() if tensor.dtype in _HALVES else tensor

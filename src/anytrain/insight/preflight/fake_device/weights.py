@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from anytrain.engine.checkpoint.tensors import DTYPES
-from anytrain.insight.preflight.fake_device.device import LARGE, META, Device
+from anytrain.insight.preflight.fake_device.device import LARGE, META, FakeDevice
 
 _CPU = torch.device("cpu")
 _SMALL = 2**12
@@ -29,19 +29,12 @@ class _Slice:
     def __init__(self, name: str, given: Any, file: Any) -> None:
         self._name, self._given, self._file = name, given, file
 
-    def get_shape(self) -> list[int]:
-        """Return its shape."""
-        shape: list[int] = self._given.get_shape()
-        return shape
-
-    def get_dtype(self) -> str:
-        """Return the header's name of its dtype."""
-        name: str = self._given.get_dtype()
-        return name
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._given, name)
 
     def whole(self) -> torch.Tensor:
         """Return it: a small one as it is, another without data."""
-        shape, dtype = self.get_shape(), DTYPES.get(self.get_dtype())
+        shape, dtype = self._given.get_shape(), DTYPES.get(self._given.get_dtype())
         if dtype is None or not dtype.is_floating_point or math.prod(shape) < _SMALL:
             found: torch.Tensor = self._file.get_tensor(self._name)
             return found
@@ -68,11 +61,9 @@ class _File:
         return getattr(self._file, name)
 
     def get_slice(self, name: str) -> _Slice:
-        """Return a tensor that can be cut."""
         return _Slice(name, self._file.get_slice(name), self._file)
 
     def get_tensor(self, name: str) -> torch.Tensor:
-        """Return a whole tensor."""
         return self.get_slice(name).whole()
 
 
@@ -104,7 +95,7 @@ def unread() -> Iterator[None]:
         yield
 
 
-def claim_parameter(device: Device) -> Callable[[nn.Module, str, Any], Any]:
+def claim_parameter(device: FakeDevice) -> Callable[[nn.Module, str, Any], Any]:
     """Return the hook that takes the data from every parameter that a module is given."""
 
     def hook(module: nn.Module, name: str, parameter: Any) -> Any:
@@ -115,8 +106,8 @@ def claim_parameter(device: Device) -> Callable[[nn.Module, str, Any], Any]:
     return hook
 
 
-def _without_data(device: Device, parameter: nn.Parameter) -> nn.Parameter | None:
-    """Return what claims to be a parameter on the CPU; None where it was claimed before."""
+def _without_data(device: FakeDevice, parameter: nn.Parameter) -> nn.Parameter | None:
+    """Return the parameter without data, claimed on the CPU; None where it has none already."""
     with torch._C.DisableTorchFunction():
         if parameter.is_meta:
             return None
@@ -127,7 +118,7 @@ def _without_data(device: Device, parameter: nn.Parameter) -> nn.Parameter | Non
         return nn.Parameter(data, parameter.requires_grad)
 
 
-def claim_weights(model: nn.Module, device: Device) -> dict[int, nn.Parameter]:
+def claim_weights(model: nn.Module, device: FakeDevice) -> dict[int, nn.Parameter]:
     """Take the data from a model that was made before; return its new parameters by old id."""
     found: dict[int, nn.Parameter] = {}
     for owner in model.modules():

@@ -17,6 +17,37 @@ _MOST_ELEMENTS = 2**31 - 1
 _MOST_DIMENSIONS = 16
 _LARGEST_CONVOLVED = 2**16
 _INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "bool")
+_AVERAGE = frozenset({"_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"})
+_MAXIMUM = frozenset({"adaptive_max_pool2d", "adaptive_max_pool2d_backward"})
+_CONVOLUTION = frozenset({"convolution", "convolution_overrideable", "_convolution"})
+_INSTEAD = {
+    "_adaptive_avg_pool3d": "avg_pool3d with a fixed window, or mean over the three dimensions "
+    "where the output is one",
+    "adaptive_max_pool3d": "max_pool3d with a fixed window",
+    "channel_shuffle": "x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)",
+    "_ctc_loss": "the loss on the CPU: ctc_loss(log_probs.cpu(), targets.cpu(), ...)",
+    "fractional_max_pool2d": "max_pool2d or adaptive_max_pool2d",
+    "fractional_max_pool3d": "max_pool3d",
+    "frexp": "exponent = x.abs().log2().floor() + 1; mantissa = x * 2 ** -exponent",
+    "geqrf": "linalg.qr",
+    "ormqr": "linalg.qr, and a product with its Q",
+    "_linalg_eigh": "the decomposition on the CPU: torch.linalg.eigh(x.cpu())",
+    "_linalg_eigvals": "the eigenvalues on the CPU: torch.linalg.eigvals(x.cpu())",
+    "linalg_eig": "the decomposition on the CPU: torch.linalg.eig(x.cpu())",
+    "_linalg_svd": "the decomposition on the CPU: torch.linalg.svd(x.cpu())",
+    "linalg_svd": "linalg.qr where it is enough, or decompose every so many steps",
+    "linalg_lstsq": "the normal equations: torch.linalg.solve(a.mT @ a, a.mT @ b)",
+    "linalg_ldl_factor_ex": "linalg.lu_factor",
+    "logspace": "base ** torch.linspace(start, end, steps)",
+    "mode": "one_hot counts and argmax, for few distinct values",
+    "multi_margin_loss": "(margin - x.gather(1, y[:, None]) + x).clamp(min=0), without y's column",
+    "multilabel_margin_loss_forward": "binary_cross_entropy_with_logits, if the task allows it",
+    "_pdist_forward": "torch.cdist(x, x)[torch.triu_indices(n, n, 1).unbind()]",
+    "put": "index_put on the flattened tensor",
+    "rrelu_with_noise": "leaky_relu",
+    "segment_reduce": "scatter_reduce with an index per element",
+    "embedding_renorm_": "scaling the weight after each update, outside of forward (max_norm=None)",
+}
 
 
 class Condition(NamedTuple):
@@ -64,10 +95,6 @@ def _is_uneven(op: Op) -> bool:
 def _any_tensor(test: Callable[[TensorFacts], bool]) -> Callable[[Op], bool]:
     return lambda op: any(test(t) for t in (*op.inputs, *op.outputs) if t.device == "mps")
 
-
-_AVERAGE = frozenset({"_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward"})
-_MAXIMUM = frozenset({"adaptive_max_pool2d", "adaptive_max_pool2d_backward"})
-_CONVOLUTION = frozenset({"convolution", "convolution_overrideable", "_convolution"})
 
 CONDITIONS = (
     # AdaptivePooling.mm turns it into a pooling with one window for all, which only exists where
@@ -122,36 +149,6 @@ CONDITIONS = (
     ),
 )
 """The conditions, the specific before the general."""
-
-
-_INSTEAD = {
-    "_adaptive_avg_pool3d": "avg_pool3d with a fixed window, or mean over the three dimensions "
-    "where the output is one",
-    "adaptive_max_pool3d": "max_pool3d with a fixed window",
-    "channel_shuffle": "x.unflatten(1, (groups, -1)).transpose(1, 2).flatten(1, 2)",
-    "_ctc_loss": "the loss on the CPU: ctc_loss(log_probs.cpu(), targets.cpu(), ...)",
-    "fractional_max_pool2d": "max_pool2d or adaptive_max_pool2d",
-    "fractional_max_pool3d": "max_pool3d",
-    "frexp": "exponent = x.abs().log2().floor() + 1; mantissa = x * 2 ** -exponent",
-    "geqrf": "linalg.qr",
-    "ormqr": "linalg.qr, and a product with its Q",
-    "_linalg_eigh": "the decomposition on the CPU: torch.linalg.eigh(x.cpu())",
-    "_linalg_eigvals": "the eigenvalues on the CPU: torch.linalg.eigvals(x.cpu())",
-    "linalg_eig": "the decomposition on the CPU: torch.linalg.eig(x.cpu())",
-    "_linalg_svd": "the decomposition on the CPU: torch.linalg.svd(x.cpu())",
-    "linalg_svd": "linalg.qr where it is enough, or decompose every so many steps",
-    "linalg_lstsq": "the normal equations: torch.linalg.solve(a.mT @ a, a.mT @ b)",
-    "linalg_ldl_factor_ex": "linalg.lu_factor",
-    "logspace": "base ** torch.linspace(start, end, steps)",
-    "mode": "one_hot counts and argmax, for few distinct values",
-    "multi_margin_loss": "(margin - x.gather(1, y[:, None]) + x).clamp(min=0), without y's column",
-    "multilabel_margin_loss_forward": "binary_cross_entropy_with_logits, if the task allows it",
-    "_pdist_forward": "torch.cdist(x, x)[torch.triu_indices(n, n, 1).unbind()]",
-    "put": "index_put on the flattened tensor",
-    "rrelu_with_noise": "leaky_relu",
-    "segment_reduce": "scatter_reduce with an index per element",
-    "embedding_renorm_": "scaling the weight after each update, outside of forward (max_norm=None)",
-}
 
 
 def advice(name: str) -> str:

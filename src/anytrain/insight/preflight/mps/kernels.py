@@ -18,6 +18,30 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+Status = Literal["kernel", "composite", "sent to the cpu", "missing"]
+YAML = "torchgen/packaged/ATen/native/native_functions.yaml"
+"""Where a torch wheel keeps the list of its operations."""
+PYTHON_KERNELS = ("torch/_refs/", "torch/backends/mps/")
+"""Where it keeps the kernels that are written in Python; `import torch` loads them."""
+_COMPOSITE = frozenset(
+    {
+        "CompositeImplicitAutograd",
+        "CompositeExplicitAutograd",
+        "CompositeExplicitAutogradNonFunctional",
+    }
+)
+# Registered for mps by hand, with the CPU fallback in its boxed form, whatever the environment
+# says: ATen/mps/MPSFallback.mm, which no wheel contains. The last version, where there is one.
+_SENT_TO_CPU: dict[str, tuple[int, int] | None] = {
+    "embedding_renorm_": None,
+    "linalg_svd": (2, 13),
+    "linalg_svd.U": (2, 13),
+}
+# Registered by hand in the same place, but only to refuse tensors of two devices.
+_REGISTERED_BY_HAND = frozenset({"_slow_conv2d_forward"})
+# Composed of other operations, though the out= sibling has kernels of its own (UnaryOps.cpp).
+_NOT_THROUGH_SIBLINGS = frozenset({"mvlgamma"})
+
 
 class Native(NamedTuple):
     """One operation of ATen."""
@@ -55,32 +79,6 @@ def _native(entry: str) -> Native:
     return Native(frozenset(keys), delegate)
 
 
-Status = Literal["kernel", "composite", "sent to the cpu", "missing"]
-
-YAML = "torchgen/packaged/ATen/native/native_functions.yaml"
-"""Where a torch wheel keeps the list of its operations."""
-PYTHON_KERNELS = ("torch/_refs/", "torch/backends/mps/")
-"""Where it keeps the kernels that are written in Python; `import torch` loads them."""
-_COMPOSITE = frozenset(
-    {
-        "CompositeImplicitAutograd",
-        "CompositeExplicitAutograd",
-        "CompositeExplicitAutogradNonFunctional",
-    }
-)
-# Registered for mps by hand, with the CPU fallback in its boxed form, whatever the environment
-# says: ATen/mps/MPSFallback.mm, which no wheel contains. The last version, where there is one.
-_SENT_TO_CPU: dict[str, tuple[int, int] | None] = {
-    "embedding_renorm_": None,
-    "linalg_svd": (2, 13),
-    "linalg_svd.U": (2, 13),
-}
-# Registered by hand in the same place, but only to refuse tensors of two devices.
-_REGISTERED_BY_HAND = frozenset({"_slow_conv2d_forward"})
-# Composed of other operations, though the out= sibling has kernels of its own (UnaryOps.cpp).
-_NOT_THROUGH_SIBLINGS = frozenset({"mvlgamma"})
-
-
 @dataclass(frozen=True, slots=True)
 class KernelTable:
     """The operations of one version of torch, as mps serves them."""
@@ -99,7 +97,7 @@ class KernelTable:
     """Composed operations that cannot work, and the missing one that each is written with."""
 
     def status(self, name: str) -> Status:
-        """Tell how a leaf operation fares; names that torch doesn't know are composite."""
+        """Return how a leaf operation is served; names that torch doesn't know are composite."""
         if name in self.cpu_fallback:
             return "sent to the cpu"
         if name in self.in_python:
@@ -109,7 +107,6 @@ class KernelTable:
         return "kernel" if name in self.registered else "composite"
 
     def as_json(self) -> str:
-        """Return the table as package data keeps it."""
         plain = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in asdict(self).items()}
         return json.dumps(plain, separators=(",", ":"), sort_keys=True) + "\n"
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from anytrain.core.text import amount
 from anytrain.insight.preflight.findings import Finding
 from anytrain.insight.preflight.targets import CHIPS, GIB, Target
 from anytrain.insight.preflight.tpu import environment, start
-from anytrain.insight.preflight.tpu.libtpu import Built, Graph, Taken
+from anytrain.insight.preflight.tpu.libtpu import CapturedStep, CompiledGraph, Graph
 from anytrain.insight.preflight.trace_process import REQUEST, RESULT
-from anytrain.insight.preflight.units import counted, seconds, size
+from anytrain.insight.preflight.units import seconds, size
 
 GRAPH = {
     "PJRT_DEVICE": "CPU",
@@ -95,10 +96,10 @@ class Compiled:
             f"A chip needs {_size(self.needed_bytes)} of {_size(self.usable_bytes)}"
             f"{f': {parts}' if parts else ''}.",
             f"Compiling took {seconds(self.compile_s)} here, in "
-            f"{counted(self.num_graphs, 'graph')}.",
+            f"{amount(self.num_graphs, 'graph')}.",
         ]
         if self.num_exchanges:
-            lines.append(f"Its chips meet in {counted(self.num_exchanges, 'exchange')} a step.")
+            lines.append(f"Its chips meet in {amount(self.num_exchanges, 'exchange')} a step.")
         return "\n".join(lines)
 
     def findings(self) -> tuple[Finding, ...]:
@@ -132,7 +133,7 @@ class NotCompiled:
         )
 
     def findings(self) -> tuple[Finding, ...]:
-        """Return nothing: what is known of the step is told by others."""
+        """Return none: other checks tell what is known of the step."""
         return ()
 
 
@@ -146,10 +147,9 @@ class Compiler:
         variables: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self._command, self._say, self._variables = tuple(command), say, dict(variables)
-        self._taken: dict[int, Taken] = {}
+        self._taken: dict[int, CapturedStep] = {}
 
     def compile(self, target: Target) -> Compiled | NotCompiled:
-        """Return what the compiler says of the command's training step on a TPU."""
         refused = self._refused(target)
         if refused is not None:
             return refused
@@ -178,35 +178,34 @@ class Compiler:
             )
         if trouble := environment.trouble():
             return NotCompiled(f"{trouble}.", "run this command on such a machine.")
-        if not environment.is_made():
-            missing = [text for name, text in environment.SIZES.items() if not _has(name)]
+        if environment.missing():
             return NotCompiled(
-                f"the compiler's environment is not installed: {'; '.join(missing)}.",
+                f"the compiler's environment is not installed: {'; '.join(environment.missing())}.",
                 f"run `{environment.COMMAND}` once.",
             )
         return None
 
 
-def _has(name: str) -> bool:
-    return environment.folder(name).is_dir()
-
-
-def _take(target: Target, command: tuple[str, ...], variables: Mapping[str, str]) -> Taken:
+def _take(target: Target, command: tuple[str, ...], variables: Mapping[str, str]) -> CapturedStep:
 
     result = _child("lazy_graph", (target, command), {**variables, **GRAPH})
-    return result if isinstance(result, Taken) else Taken((), failure=str(result))
+    return result if isinstance(result, CapturedStep) else CapturedStep((), failure=str(result))
 
 
-def _build(target: Target, graphs: tuple[Graph, ...]) -> list[Built]:
+def _build(target: Target, graphs: tuple[Graph, ...]) -> list[CompiledGraph]:
 
     library = {"PYTHONPATH": str(environment.folder("tpu-compiler"))}
     result = _child("libtpu", (target.chip, target.topology, graphs), {**CHIP, **library})
-    return result if isinstance(result, list) else [Built(0, 0, 0, 0, 0, 0.0, failure=str(result))]
+    return (
+        result
+        if isinstance(result, list)
+        else [CompiledGraph(0, 0, 0, 0, 0, 0.0, failure=str(result))]
+    )
 
 
 def _child(module: str, request: Any, variables: Mapping[str, str]) -> Any:
     """Return what a module makes of a request in the other environment, or why it made nothing."""
-    from anytrain.insight.preflight.trace_process import VARIABLES, last_words
+    from anytrain.insight.preflight.trace_process import TRACE_VARIABLES, last_words
 
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / REQUEST).write_bytes(pickle.dumps(request))
@@ -220,7 +219,7 @@ def _child(module: str, request: Any, variables: Mapping[str, str]) -> Any:
                     stdin=subprocess.DEVNULL,
                     stdout=out,
                     stderr=subprocess.STDOUT,
-                    env={**_inherited(), **VARIABLES, **variables},
+                    env={**_inherited(), **TRACE_VARIABLES, **variables},
                     timeout=_LIMIT_S,
                     check=False,
                 ).returncode
@@ -245,7 +244,9 @@ def _inherited() -> dict[str, str]:
     return {name: value for name, value in found.items() if name not in ours}
 
 
-def _told(target: Target, taken: Taken, built: list[Built]) -> Compiled | NotCompiled:
+def _told(
+    target: Target, taken: CapturedStep, built: list[CompiledGraph]
+) -> Compiled | NotCompiled:
     """Return what the graphs need together; they run one after another."""
     refused = next((each for each in built if each.failure), None)
     usable = _usable(target)
@@ -287,7 +288,7 @@ def _usable(target: Target) -> int:
     return min(usable, asked)
 
 
-def _refusal(built: Built, facts: dict[str, Any]) -> Compiled | NotCompiled:
+def _refusal(built: CompiledGraph, facts: dict[str, Any]) -> Compiled | NotCompiled:
     """Return a step that is too large as such; another refusal is no answer."""
     if _EXHAUSTED not in built.failure:
         first = built.failure.strip().splitlines()

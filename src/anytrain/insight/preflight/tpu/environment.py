@@ -61,9 +61,9 @@ def trouble() -> str:
     return ""
 
 
-def is_made() -> bool:
-    """Whether both are here and whole."""
-    return all(folder(name).is_dir() for name in SIZES)
+def missing() -> list[str]:
+    """Return what is to be installed; nothing where both are here and whole."""
+    return [text for name, text in SIZES.items() if not folder(name).is_dir()]
 
 
 def make(name: str) -> Path:
@@ -135,7 +135,7 @@ def _num_bytes(place: Path) -> int:
 
 
 def tell(text: str) -> None:
-    """Say it beside what stdout is for."""
+    """Write it to stderr: stdout is for the folders."""
     sys.stderr.write(text + "\n")
     sys.stderr.flush()
 

@@ -39,8 +39,8 @@ from anytrain.insight.preflight.observer import TraceObserver
 from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave
 from anytrain.insight.preflight.script import bounded, words
 from anytrain.insight.preflight.targets import Target
-from anytrain.insight.preflight.tpu.libtpu import Alias, Graph, Taken
-from anytrain.insight.preflight.trace_process import REQUEST, leave
+from anytrain.insight.preflight.tpu.libtpu import Alias, CapturedStep, Graph
+from anytrain.insight.preflight.trace_process import REQUEST, leave_result
 from anytrain.insight.program import run_program
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Lane
@@ -68,7 +68,7 @@ _FILLS = frozenset(
 _LARGE = 2**18
 
 
-class Cuts:
+class StepCapture:
     """The steps of a run, and the graphs of the second one.
 
     It stands where a recorder does, for whoever asks how far the run is.
@@ -88,7 +88,6 @@ class Cuts:
 
     @property
     def has_seen_all(self) -> bool:
-        """Whether both updates were seen."""
         return self.updates >= NUM_UPDATES
 
     def cut(self) -> None:
@@ -132,12 +131,10 @@ class Cuts:
             self.cut()
 
     def leave(self) -> None:
-        """Leave the user's script."""
         raise Leave
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        """Hear of modules and optimizers while the block runs."""
         with ExitStack() as stack:
             for handle in (
                 module_hooks.register_module_forward_pre_hook(self._enter),
@@ -170,10 +167,9 @@ class LazyTpu(Xla):
     """torch_xla's device with a TPU's facts, on which nothing is ever computed."""
 
     target: Target | None = None
-    cuts: Cuts = field(default_factory=Cuts)
+    cuts: StepCapture = field(default_factory=StepCapture)
 
     def capabilities(self, device: torch.device) -> Capabilities:
-        """Return what the TPU can do."""
         assert self.target is not None
         return replace(facts_of(self.target), device=str(device))
 
@@ -192,25 +188,22 @@ class LazyTpu(Xla):
             return tensor.to(_device())
 
     def lane(self, device: torch.device) -> Lane | None:
-        """Return None: the compiler deals the rows."""
         return None
 
     def end_step(self) -> None:
-        """Cut the graph here."""
         self.cuts.cut()
 
     def synchronize(self, device: torch.device) -> None:
         """Do nothing: there is nothing to wait for."""
 
     def rng_state(self, device: torch.device) -> torch.Tensor | None:
-        """Return None: nothing is drawn."""
         return None
 
     def restore_rng(self, device: torch.device, state: torch.Tensor) -> None:
         """Do nothing."""
 
 
-class Unread(TorchFunctionMode):
+class MadeUpReads(TorchFunctionMode):
     """Answer what a script reads from the device, and send it no weights."""
 
     def __torch_function__(
@@ -280,13 +273,13 @@ def main(folder: str) -> None:
     """Take what the folder asks for, and leave it there."""
     faulthandler.enable()
     target, command = pickle.loads((Path(folder) / REQUEST).read_bytes())
-    leave(folder, lambda: take(target, command))
+    leave_result(folder, lambda: take(target, command))
 
 
-def take(target: Target, command: Sequence[str]) -> Taken:
+def take(target: Target, command: Sequence[str]) -> CapturedStep:
     """Return the graphs of a command's training step, for as many chips as the target has."""
     began = time.perf_counter()
-    cuts, failure = Cuts(), ""
+    cuts, failure = StepCapture(), ""
     backend = LazyTpu(target=target, cuts=cuts)
     backend.device(0)  # before any backward pass, even one on the CPU
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -299,7 +292,7 @@ def take(target: Target, command: Sequence[str]) -> Taken:
         stack.enter_context(bounded(own))
         stack.enter_context(mock.patch.object(runs, "place_state", _state_to(backend)))
         stack.enter_context(unread())
-        stack.enter_context(Unread())
+        stack.enter_context(MadeUpReads())
         try:
             run_program(command)
         except Leave:
@@ -309,7 +302,7 @@ def take(target: Target, command: Sequence[str]) -> Taken:
             failure = words(error)
         if not cuts.graphs and not failure:
             failure = "the script ended without two training steps"
-        return Taken(
+        return CapturedStep(
             graphs=tuple(cuts.graphs),
             batch_size=own.job.batch_size,
             precision=own.job.precision,

@@ -15,7 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from anytrain.insight.preflight.trace_process import REQUEST, leave
+from anytrain.insight.preflight.trace_process import REQUEST, leave_result
+
+_DIMENSIONS = {"v4": 3, "v5p": 3}
+# A v4 chip has two cores, which training takes as one device; later ones are so by themselves.
+_SETTINGS: dict[str, dict[str, Any]] = {"v4": {"chip_config_name": "megacore"}}
 
 
 class Alias(NamedTuple):
@@ -39,7 +43,7 @@ class Graph:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class CapturedStep:
     """The graphs of one training step, once the optimizer has its state."""
 
     graphs: tuple[Graph, ...]
@@ -52,7 +56,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
+class CompiledGraph:
     """What the compiler says of one graph, for one chip."""
 
     argument_bytes: int
@@ -78,15 +82,10 @@ class Built:
 # jax is in the other environment alone.
 
 
-_DIMENSIONS = {"v4": 3, "v5p": 3}
-# A v4 chip has two cores, which training takes as one device; later ones are so by themselves.
-_SETTINGS: dict[str, dict[str, Any]] = {"v4": {"chip_config_name": "megacore"}}
-
-
 def main(folder: str) -> None:
     """Compile what the folder asks for, and leave what became of it there."""
     chip, topology, graphs = pickle.loads((Path(folder) / REQUEST).read_bytes())
-    leave(folder, lambda: [build(graph, chip, topology) for graph in graphs])
+    leave_result(folder, lambda: [build(graph, chip, topology) for graph in graphs])
 
 
 def described(chip: str, topology: str) -> tuple[str, dict[str, Any]]:
@@ -106,7 +105,7 @@ def described(chip: str, topology: str) -> tuple[str, dict[str, Any]]:
     return f"{chip}:{'x'.join(sides)}", settings
 
 
-def build(graph: Graph, chip: str, topology: str) -> Built:
+def build(graph: Graph, chip: str, topology: str) -> CompiledGraph:
     """Compile one graph; the compiler's refusal is an answer as well."""
     from jax.experimental import topologies
     from jaxlib.xla_client import XlaRuntimeError
@@ -118,8 +117,8 @@ def build(graph: Graph, chip: str, topology: str) -> Built:
         program = _compiled(graph, found.devices)
         stats = program.get_compiled_memory_stats()
     except (XlaRuntimeError, ValueError) as error:
-        return Built(0, 0, 0, 0, 0, time.perf_counter() - began, failure=str(error))
-    return Built(
+        return CompiledGraph(0, 0, 0, 0, 0, time.perf_counter() - began, failure=str(error))
+    return CompiledGraph(
         argument_bytes=stats.argument_size_in_bytes,
         result_bytes=stats.output_size_in_bytes,
         alias_bytes=stats.alias_size_in_bytes,

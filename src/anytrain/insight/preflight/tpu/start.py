@@ -27,14 +27,13 @@ _TIED = frozenset(
 )  # fmt: skip
 
 
-class Borrowed(DistributionFinder):
+class BorrowedModules(DistributionFinder):
     """A finder of modules in another environment, for those that nobody else has found."""
 
     def __init__(self, path: list[str]) -> None:
         self._path = path
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        """Return where a module of the other environment is."""
         if path is not None or name in _TIED:  # parts of a package are found through the package
             return None
         return PathFinder.find_spec(name, self._path, target)
@@ -42,7 +41,6 @@ class Borrowed(DistributionFinder):
     def find_distributions(
         self, context: DistributionFinder.Context = DistributionFinder.Context()
     ) -> Iterable[Distribution]:
-        """Return what is said to be installed there."""
         if context.name is not None and context.name.replace("-", "_").lower() in _TIED:
             return []
         there = DistributionFinder.Context(name=context.name, path=self._path)
@@ -53,7 +51,7 @@ def main() -> None:
     """Borrow what is missing, and let the module do what the folder asks for."""
     module, folder = sys.argv[1:]
     path = json.loads((Path(folder) / PATH).read_text(encoding="utf-8"))
-    sys.meta_path.append(Borrowed(path))
+    sys.meta_path.append(BorrowedModules(path))
     importlib.import_module(module).main(folder)
 
 
