@@ -1,4 +1,9 @@
-"""What the processes in the other environment must find set before anything is loaded."""
+"""Compile a training step for a TPU that is not here: how much memory each of its chips needs.
+
+torch_xla takes the step as a graph and libtpu compiles it, each in a process of its own in an
+environment of its own. The numbers are the compiler's, not an estimate. Where it cannot be asked,
+the answer says why and what to do, and the estimate stands.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +28,9 @@ from anytrain.insight.preflight.tpu.libtpu import CapturedStep, CompiledGraph, G
 from anytrain.insight.preflight.trace_process import REQUEST, RESULT
 from anytrain.insight.preflight.units import seconds, size
 
+Say = Callable[[str], None]
+_EXHAUSTED = "RESOURCE_EXHAUSTED"
+# What the processes must find set before anything is loaded.
 GRAPH = {
     "PJRT_DEVICE": "CPU",
     "TORCH_DEVICE_BACKEND_AUTOLOAD": "0",
@@ -33,10 +41,6 @@ CHIP = {
     "JAX_PLATFORMS": "cpu",
     "TPU_MIN_LOG_LEVEL": "3",
 }
-
-
-Say = Callable[[str], None]
-_EXHAUSTED = "RESOURCE_EXHAUSTED"
 # The compiler's own count, and what it leaves to programs; it has two ways to say so.
 _COUNTS = (
     re.compile(r"required[^()]*\(([\d.]+)([KMGT])\) exceeds available HBM \(([\d.]+)([KMGT])\)"),
