@@ -55,6 +55,20 @@ def flat(tree: Any, into: list[torch.Tensor]) -> list[torch.Tensor]:
     return into
 
 
+def map_tensors(change: Callable[[torch.Tensor], torch.Tensor], tree: Any) -> Any:
+    """Return arguments or results with each tensor changed.
+
+    Not the engine's own: a frame of the engine's would mark the operation as this library's.
+    """
+    if isinstance(tree, torch.Tensor):
+        return change(tree)
+    if isinstance(tree, dict):
+        return {key: map_tensors(change, value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)(map_tensors(change, item) for item in tree)
+    return tree
+
+
 class FakeDevice:
     """The device that tensors claim to be on, and who records what happens there."""
 

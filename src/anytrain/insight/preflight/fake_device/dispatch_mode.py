@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anytrain.engine.tree import map_tensors
 from anytrain.insight.preflight.fake_device.device import (
     META,
     NOT_KNOWN,
     FakeDevice,
     flat,
+    map_tensors,
     storage_of,
 )
 from anytrain.insight.preflight.fake_device.kernel_choice import met

@@ -22,9 +22,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 from torch.utils._device import _device_constructors
 
-from anytrain.engine.tree import map_tensors
 from anytrain.insight.preflight.fake_device.backend import answering
-from anytrain.insight.preflight.fake_device.device import LARGE, META, FakeDevice, flat
+from anytrain.insight.preflight.fake_device.device import LARGE, META, FakeDevice, flat, map_tensors
 from anytrain.insight.preflight.fake_device.dispatch_mode import DispatchMode
 from anytrain.insight.preflight.fake_device.kernel_choice import (
     Autocast,

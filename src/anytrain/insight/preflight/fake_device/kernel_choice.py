@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from anytrain.engine.tree import map_tensors
-from anytrain.insight.preflight.fake_device.device import flat
+from anytrain.insight.preflight.fake_device.device import flat, map_tensors
 
 _HALVES = (torch.float16, torch.bfloat16)
 _NONE = (None, None)
