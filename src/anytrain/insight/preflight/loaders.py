@@ -162,6 +162,9 @@ def sized(batch: Any, setting: Setting | None) -> Any:
     return map_tensors(resize, batch)
 
 
+# -- what workers would be handed -----------------------------------------------------------------
+
+
 class _Enough(Exception):
     """So much went through that the rest will."""
 
@@ -188,6 +191,9 @@ def handover_trouble(*parts: Any) -> str:
             words = str(error).strip().splitlines()
             return f"{type(part).__name__}: {words[0] if words else type(error).__name__}"
     return ""
+
+
+# -- values outside of tables ---------------------------------------------------------------------
 
 
 class RangeChecks:

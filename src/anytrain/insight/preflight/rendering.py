@@ -205,6 +205,9 @@ def time_lines(outlook: Outlook) -> list[str]:
     return lines
 
 
+# -- the page -------------------------------------------------------------------------------------
+
+
 def page(report: Report) -> str:
     """Return the report as one HTML page that needs nothing else."""
     return document("anytrain preflight", *_content(report))

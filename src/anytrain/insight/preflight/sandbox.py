@@ -222,6 +222,9 @@ def _caches() -> Iterator[str]:
             yield os.path.abspath(found)
 
 
+# -- other programs -------------------------------------------------------------------------------
+
+
 @contextmanager
 def held_back(tell: Told) -> Iterator[None]:
     """Run no program in the block that may change files; report each that was not run."""

@@ -182,6 +182,9 @@ def _place(error: BaseException) -> SourcePlace | None:
     return found
 
 
+# -- another setting than its own -----------------------------------------------------------------
+
+
 @contextmanager
 def planned(setting: Setting | None) -> Iterator[None]:
     """Let the block's sessions compute in the setting's precision."""
@@ -204,6 +207,9 @@ def checkpoint(model: nn.Module) -> bool:
     while activations.fewer():
         pass
     return activations.num_blocks > 0
+
+
+# -- the fallback of mps to the CPU ---------------------------------------------------------------
 
 
 def mps_fallback_is_on(command: Sequence[str]) -> bool:

@@ -202,6 +202,9 @@ def _best(work: Callable[[], Any], wait: Callable[[], None], seconds: float) -> 
     return best
 
 
+# -- the time of a step ---------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Duration:
     """An estimate of one training step's time, with all that it assumes."""

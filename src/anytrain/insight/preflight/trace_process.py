@@ -165,6 +165,9 @@ def _sets_variables(file: str) -> bool:
     return any(word in text for word in _SETS_VARIABLES)
 
 
+# -- its owner ------------------------------------------------------------------------------------
+
+
 class ForkServer:
     """A process that runs requests in copies of itself, started when it is first needed."""
 
@@ -215,6 +218,9 @@ class ForkServer:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.communicate()
+
+
+# -- one trace ------------------------------------------------------------------------------------
 
 
 def trace_run(

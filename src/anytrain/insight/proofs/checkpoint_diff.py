@@ -25,6 +25,9 @@ _TORCH = (".pt", ".pth", ".bin")
 _ENDINGS = (".safetensors", *_TORCH)
 
 
+# -- names of an optimizer's parameters -----------------------------------------------------------
+
+
 def parameter_names(
     models: Sequence[Mapping[str, Any]], optimizer: Mapping[str, Any]
 ) -> dict[int, str]:
@@ -255,6 +258,9 @@ def _optimizer(name: str, names: Mapping[int, str | None] | Sequence[str | None]
         return f"{name} state of {parameter}: {path[2]}{rest}"
 
     return in_words
+
+
+# -- files beside checkpoints ---------------------------------------------------------------------
 
 
 def compare_artifacts(one: Path, other: Path) -> list[PartDiff]:

@@ -137,6 +137,9 @@ def _noted(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().to("cpu", torch.float32, copy=True)
 
 
+# -- how far apart two runs are -------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True)
 class Measure:
     """How far one tensor is off."""

@@ -340,6 +340,9 @@ def _dtype(name: str) -> torch.dtype:
     )
 
 
+# -- the first step of a script -------------------------------------------------------------------
+
+
 class _Compared(BaseException):
     """The step was compared: leave the script, whatever it is doing."""
 

@@ -227,6 +227,9 @@ def last_lines(log: Path, most: int = 20) -> Sequence[str]:
     return log.read_text(errors="replace").splitlines()[-most:]
 
 
+# -- when to kill ---------------------------------------------------------------------------------
+
+
 @dataclass(slots=True)
 class KillTrap:
     """A kill that waits for a checkpoint, and then for a random while."""

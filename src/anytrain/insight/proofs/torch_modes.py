@@ -135,6 +135,9 @@ _ROUNDS: dict[str, Round] = {
 }
 
 
+# -- rounding -------------------------------------------------------------------------------------
+
+
 class Rounded(TorchDispatchMode):
     """Round what every operation makes, forward and backward, to a format by its name."""
 

@@ -92,6 +92,9 @@ def fake_backend(target: Target, placing: Callable[[], None]) -> Any:
     )
 
 
+# -- torch's module of the device -----------------------------------------------------------------
+
+
 @contextmanager
 def answering(device: torch.device, num_devices: int, memory_bytes: int | None) -> Iterator[None]:
     """Patch torch's module of the device in the block: it is there, and idle."""

@@ -66,6 +66,9 @@ _SCALE_CHECK = aten._amp_foreach_non_finite_check_and_unscale_.default
 Answer = tuple[Any, str, bool]
 
 
+# -- what is known of values ----------------------------------------------------------------------
+
+
 def note_truth(func: Any, args: tuple[Any, ...], given: list[torch.Tensor], made: Any) -> None:
     """Keep with an operation's result whether all that is in it is true, or none is."""
     if not made or not made[0].is_meta:
@@ -161,6 +164,9 @@ _SETS_VALUE: dict[Any, Callable[[tuple[Any, ...]], Any]] = {
     aten.arange.start_step: _only_of_range,
     aten.scatter_.src: _scattered,
 }
+
+
+# -- operations -----------------------------------------------------------------------------------
 
 
 class DispatchMode(TorchDispatchMode):

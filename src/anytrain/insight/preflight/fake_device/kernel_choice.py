@@ -118,6 +118,9 @@ def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
     return outputs[0]
 
 
+# -- what mps keeps whole -------------------------------------------------------------------------
+
+
 def install_whole(library: torch.library.Library, key: str) -> None:
     """Notice calls that are kept whole, for tensors of one dispatch key; compute them as before."""
     library.impl("linalg_svd", _linalg_svd, key)
@@ -136,6 +139,9 @@ def _linalg_svd(a: Any, full_matrices: bool = True, *, driver: str | None = None
         return aten._linalg_svd(a, full_matrices, True, driver=driver)
     finally:
         _inside.reset(before)
+
+
+# -- autocast -------------------------------------------------------------------------------------
 
 
 class Autocast:

@@ -95,6 +95,9 @@ def unread() -> Iterator[None]:
         yield
 
 
+# -- parameters -----------------------------------------------------------------------------------
+
+
 def claim_parameter(device: FakeDevice) -> Callable[[nn.Module, str, Any], Any]:
     """Return the hook that takes the data from every parameter that a module is given."""
 

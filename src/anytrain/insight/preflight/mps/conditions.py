@@ -151,6 +151,9 @@ CONDITIONS = (
 """The conditions, the specific before the general."""
 
 
+# -- what to write instead ------------------------------------------------------------------------
+
+
 def advice(name: str) -> str:
     """Return what to write instead, as a sentence.
 

@@ -52,6 +52,9 @@ class Native(NamedTuple):
     """The out= sibling that holds its kernels, for a structured functional operation."""
 
 
+# -- native_functions.yaml ------------------------------------------------------------------------
+
+
 def read_natives(text: str) -> dict[str, Native]:
     """Return every operation by name, such as "add.Tensor"."""
     entries = ("\n" + text).split("\n- func:")[1:]

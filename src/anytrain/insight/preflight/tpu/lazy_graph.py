@@ -269,6 +269,9 @@ def _library() -> Any:
     return torch_xla._XLAC
 
 
+# -- one script -----------------------------------------------------------------------------------
+
+
 def main(folder: str) -> None:
     """Take what the folder asks for, and leave it there."""
     faulthandler.enable()
