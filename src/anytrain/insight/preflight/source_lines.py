@@ -123,9 +123,7 @@ def users_place() -> SourcePlace | None:
         frame = frame.f_back
     if frame is None:
         return None
-    code, line = frame.f_code, frame.f_lineno
-    text = linecache.getline(code.co_filename, line).strip()
-    return SourcePlace("", code.co_filename, line, code.co_name, text)
+    return SourceLines.place(("", frame.f_code, frame.f_lineno, False))
 
 
 def is_inside(name: str) -> bool:
