@@ -64,7 +64,6 @@ class OpRecorder:
         self.recomputed: dict[str, None] = {}
         self.draws: dict[Spot, None] = {}
         self.notes: dict[str, None] = {}
-        self.first_peak = 0
         self.has_just_read = False
         """Whether the last operation was a read of a value by the host, which is made up."""
         self.meet: Callable[[nn.Module], Any] = lambda model: None
@@ -244,8 +243,6 @@ class OpRecorder:
                 self.memory.own(value, "optimizer")
         if optimizer is self.optimizers[0]:
             self.updates += 1
-            if self.updates == 1:
-                self.first_peak = self.memory.held().peak_bytes
 
     def _own_all(self) -> None:
         for model in self.models:
@@ -280,7 +277,6 @@ class OpRecorder:
             parts={
                 "updates": self.updates,
                 "is_whole": self.updates >= NUM_UPDATES,
-                "first_step_peak_bytes": self.first_peak,
             },
         )
 
