@@ -183,8 +183,8 @@ class Accelerator(
             run: The run, which has its device, plan and world.
         """
         made = cls.__new__(cls)
-        told, own = run.options.loaders, fields(DataLoaderConfiguration)
-        known = {f.name: getattr(told, f.name) for f in own if hasattr(told, f.name)}
+        given, own = run.options.loaders, fields(DataLoaderConfiguration)
+        known = {f.name: getattr(given, f.name) for f in own if hasattr(given, f.name)}
         made.dataloader_config = DataLoaderConfiguration(**known)
         made.project_configuration = ProjectConfiguration()
         made._log_with, made._handlers, made._trackers = [], {}, None

@@ -472,8 +472,8 @@ class Saving:
 
     def _main_says(self, folder: Place | None) -> str | None:
         """Return the main process's folder: a time or a random name in it differs by rank."""
-        told = None if folder is None else os.fspath(folder)
-        return self._run.session.world.broadcast_object(told)
+        own = None if folder is None else os.fspath(folder)
+        return self._run.session.world.broadcast_object(own)
 
     def _store_for(self, folder: Place | None, *, saving: bool) -> tuple[checkpoint.Store, str]:
         """Return the store and the name that a folder means; automatic names count up."""

@@ -67,7 +67,7 @@ def _prepared(options: LaunchOptions, script: str, args: Sequence[str]) -> tuple
     wishes = options.wishes().over(environment.read().wishes)
     asked = None if options.num_processes is None else options.num_processes // options.machines
     target = choose_target(wishes, asked)
-    _tell_children(options, wishes, target)
+    _export_options(options, wishes, target)
     if target.num_processes * options.machines > 1:
         import anytrain.machine.parallel.agent  # noqa: F401  it takes its time, too
     os.environ.update(threads(target.num_processes, options.num_cpu_threads_per_process))
@@ -103,15 +103,15 @@ def _set_before_torch(options: LaunchOptions) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def _tell_children(options: LaunchOptions, wishes: Wishes, target: LaunchTarget) -> None:
+def _export_options(options: LaunchOptions, wishes: Wishes, target: LaunchTarget) -> None:
     """Put the options and the vendor's variables where the children find them."""
-    told = options.wishes()
-    if told.device is not None:
+    exported = options.wishes()
+    if exported.device is not None:
         # "gpu" is a friendly name that only the launcher knows; a number in the name is kept.
-        number = told.device.value.partition(":")[2]
+        number = exported.device.value.partition(":")[2]
         name = f"{target.backend.name}:{number}" if number else target.backend.name
-        told = Wishes(device=Wish(name, told.device.source)).over(told)
-    os.environ.update(environment.launch_variables(told))
+        exported = Wishes(device=Wish(name, exported.device.source)).over(exported)
+    os.environ.update(environment.launch_variables(exported))
     os.environ.update(target.backend.launch_environment(target.num_processes, wishes))
 
 

@@ -201,19 +201,19 @@ COMPILE_MODES = (
 )
 
 
-def option(default: Any, told: str, **more: Any) -> Any:
+def option(default: Any, text: str, **more: Any) -> Any:
     """Return a field with its help; `more` is passed to argparse."""
-    return field(default=default, metadata={"help": told, **more})
+    return field(default=default, metadata={"help": text, **more})
 
 
-def flag(told: str, **more: Any) -> Any:
+def flag(text: str, **more: Any) -> Any:
     """Return a yes-or-no field that is unset by default and may be given without a value."""
-    return field(default=None, metadata={"help": told, "nargs": "?", "const": True, **more})
+    return field(default=None, metadata={"help": text, "nargs": "?", "const": True, **more})
 
 
-def listed(told: str) -> Any:
+def listed(text: str) -> Any:
     """Return a field that holds a list, empty by default."""
-    return field(default=MISSING, default_factory=list, metadata={"help": told})
+    return field(default=MISSING, default_factory=list, metadata={"help": text})
 
 
 @dataclass

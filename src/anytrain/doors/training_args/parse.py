@@ -43,12 +43,12 @@ def HfArg(  # noqa: N802 -- HF's name
     **kwargs: Any,
 ) -> Any:
     """Return a dataclass field with its help and further names for the command line."""
-    told = dict(metadata or {})
+    merged = dict(metadata or {})
     if aliases is not None:
-        told["aliases"] = aliases
+        merged["aliases"] = aliases
     if help is not None:
-        told["help"] = help
-    return make_field(metadata=told, default=default, default_factory=default_factory, **kwargs)
+        merged["help"] = help
+    return make_field(metadata=merged, default=default, default_factory=default_factory, **kwargs)
 
 
 class HfArgumentParser(ArgumentParser):
@@ -143,20 +143,20 @@ class HfArgumentParser(ArgumentParser):
         words += given
         with self._optional(below):
             namespace, remaining = self.parse_known_args(words, Namespace(**below))
-            told, _ = self._said(words)
+            named, _ = self._said(words)
         if remaining and not return_remaining_strings:
             raise self._unknown(remaining, "argument")
-        filled = self._filled(vars(namespace), {*below, *told})
+        filled = self._filled(vars(namespace), {*below, *named})
         return (*filled, remaining) if return_remaining_strings else tuple(filled)
 
-    def _filled(self, values: dict[str, Any], told: set[str]) -> list[Any]:
+    def _filled(self, values: dict[str, Any], given: set[str]) -> list[Any]:
         """Return the dataclasses, and a namespace of what belongs to none of them."""
         filled: list[Any] = []
         for kind in self.dataclass_types:
             names = [f.name for f in fields(kind) if f.init]
             filled.append(kind(**{name: values.pop(name) for name in names}))
             if isinstance(filled[-1], TrainingArguments):
-                filled[-1].forget_untold(told)
+                filled[-1].forget_untold(given)
         return [*filled, Namespace(**values)] if values else filled
 
     def _said(self, words: list[str]) -> tuple[dict[str, Any], list[str]]:
@@ -271,8 +271,8 @@ def _add(parser: Any, field: Field[Any], hint: Any) -> None:
     if "_" in field.name:
         flags.insert(1, f"--{field.name.replace('_', '-')}")
     more = {name: field.metadata[name] for name in _PASSED_ON if name in field.metadata}
-    told = {**_shape(field, hint), **more, "type": _reader(field, hint)}
-    parser.add_argument(*flags, **told)
+    settings = {**_shape(field, hint), **more, "type": _reader(field, hint)}
+    parser.add_argument(*flags, **settings)
     if field.default is True and members(hint) == (bool,):
         no = [f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"]
         note = more.get("help")
@@ -282,20 +282,20 @@ def _add(parser: Any, field: Field[Any], hint: Any) -> None:
 def _shape(field: Field[Any], hint: Any) -> dict[str, Any]:
     """Return how many words a field takes, and what it is without any."""
     kinds = members(hint)
-    told: dict[str, Any] = {}
+    shape: dict[str, Any] = {}
     if kinds == (bool,):
-        told |= {"nargs": "?", "const": True}
+        shape |= {"nargs": "?", "const": True}
     elif any(_is_list(kind) for kind in kinds):
-        told["nargs"] = "+"
+        shape["nargs"] = "+"
     if field.default is not MISSING:
-        told["default"] = field.default
+        shape["default"] = field.default
     elif field.default_factory is not MISSING:
-        told["default"] = field.default_factory()
+        shape["default"] = field.default_factory()
     elif hint is bool:
-        told["default"] = False
+        shape["default"] = False
     else:
-        told["required"] = True
-    return told
+        shape["required"] = True
+    return shape
 
 
 def _is_list(kind: Any) -> bool:

@@ -65,20 +65,20 @@ def _ddp(args: TrainingArguments) -> dict[str, Any]:
     if unused is None:
         # As HF: a head that a loss does not use must not stop a run; checkpointing cannot do it.
         unused = not args.gradient_checkpointing
-    told = {
+    options = {
         "find_unused_parameters": unused,
         "bucket_cap_mb": args.ddp_bucket_cap_mb,
         "broadcast_buffers": args.ddp_broadcast_buffers,
         "static_graph": args.ddp_static_graph,
     }
-    return {name: value for name, value in told.items() if value is not None}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _compiling(args: TrainingArguments) -> dict[str, Any]:
     if not args.torch_compile:
         return {}
-    told = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
-    return {name: value for name, value in told.items() if value is not None}
+    options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _accumulating(args: TrainingArguments, name: str) -> Any:
@@ -96,11 +96,11 @@ def open_session(args: Any) -> Session:
 
     Each call opens one of its own: two runs share neither a loss scale nor a place in a loop.
     """
-    told = asked(args)
-    opened = sessions.session(*told)
+    wanted = asked(args)
+    opened = sessions.session(*wanted)
     if opened.graphs is not None:
         opened.graphs.remedies = _REMEDIES
-    args.__dict__["_opened"] = (told, opened)
+    args.__dict__["_opened"] = (wanted, opened)
     return opened
 
 

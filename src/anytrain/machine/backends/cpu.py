@@ -199,9 +199,9 @@ def usable_cores(root: Path = Path("/")) -> Choice:
 def threads(num_ranks: int, root: Path = Path("/")) -> Choice:
     """Return how many threads each of this host's ranks should compute with, and why."""
     for name in _TOLD_BY:
-        told = environment.variable(name)
-        if told:
-            return Choice(str(torch.get_num_threads()), f"{name}={told}")
+        setting = environment.variable(name)
+        if setting:
+            return Choice(str(torch.get_num_threads()), f"{name}={setting}")
     cores = usable_cores(root)
     count = max(1, int(cores.value) // num_ranks)
     if torch.get_num_threads() not in (num_cores(), int(cores.value), count):

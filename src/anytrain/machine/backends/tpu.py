@@ -242,23 +242,23 @@ def _without_stage_warnings() -> Iterator[None]:
 
 
 def _did_not_load(chips: tuple[str, ...]) -> NotFound:
-    told = f"{_kind(chips)} is here, but torch_tpu did not load itself"
+    what = f"{_kind(chips)} is here, but torch_tpu did not load itself"
     if environment.variable(_AUTOLOAD) == "0":
-        return NotFound(f"{told}, with {_AUTOLOAD}=0", broken=True, fix=f"unset {_AUTOLOAD}")
+        return NotFound(f"{what}, with {_AUTOLOAD}=0", broken=True, fix=f"unset {_AUTOLOAD}")
     return NotFound(
-        told,
+        what,
         broken=True,
         fix="let this process see the chips (torch_tpu counts those under /dev/vfio), and install "
         f"the torch_tpu that fits torch {torch.__version__}",
     )
 
 
-def _check_addresses(told: str, num_processes: int) -> None:
+def _check_addresses(addresses: str, num_processes: int) -> None:
     """Refuse a mesh that was described from outside for another number of processes."""
     given = environment.variable(_ADDRESSES)
-    if given is not None and len(told.split(",")) % num_processes:
+    if given is not None and len(addresses.split(",")) % num_processes:
         raise BadInput(
             f"Cannot start {num_processes} processes on this TPU host.",
-            why=f"{_ADDRESSES} is set, and lists {len(told.split(','))} of them.",
+            why=f"{_ADDRESSES} is set, and lists {len(addresses.split(','))} of them.",
             fix=f"unset {_ADDRESSES} and TORCH_TPU_TOPOLOGY: a launch finds them by itself.",
         )

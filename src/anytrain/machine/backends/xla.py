@@ -137,16 +137,16 @@ class Xla:
         from torch_xla.core import xla_model
 
         try:
-            told: dict[str, int] = xla_model.get_memory_info(device)
+            info: dict[str, int] = xla_model.get_memory_info(device)
         except RuntimeError:
             return MemoryUse(None, None, None)
-        used, peak = told.get("bytes_used"), told.get("peak_bytes_used")
-        return MemoryUse(used, peak, told.get("bytes_limit") or None)
+        used, peak = info.get("bytes_used"), info.get("peak_bytes_used")
+        return MemoryUse(used, peak, info.get("bytes_limit") or None)
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether the runtime could not get memory, at compile time or later."""
-        told = ("RESOURCE_EXHAUSTED", "Out of memory allocating")  # TPUs; CPUs behind XLA
-        return isinstance(error, RuntimeError) and any(words in str(error) for words in told)
+        messages = ("RESOURCE_EXHAUSTED", "Out of memory allocating")  # TPUs; CPUs behind XLA
+        return isinstance(error, RuntimeError) and any(words in str(error) for words in messages)
 
     def explain(self, error: BaseException) -> str | None:
         """Say what to do when the device's memory is full."""

@@ -60,15 +60,15 @@ class Muster:
                 _tell_waiting(what, missing)
             time.sleep(pause)
             pause = min(1.5 * pause, _SLOW_S)
-        told = self._tell(absent)
+        absence = self._describe_absent(absent)
         if absent:
             self._num_alone += 1
             self._board.post("muster/alone", str(self._num_alone))
         for rank, number in come.items():
             if number is not None:
                 self._answered[rank] = number
-                self._board.post(f"muster/answer/{rank}/{number}", told)
-        return told or None
+                self._board.post(f"muster/answer/{rank}/{number}", absence)
+        return absence or None
 
     def _come(self, rank: int) -> int | None:
         """Return which coming of a rank waits for an answer; None where it is not here."""
@@ -92,7 +92,7 @@ class Muster:
             return beats >= sure
         return beats >= patient and process_state(beat) != "busy"
 
-    def _tell(self, absent: list[int]) -> str:
+    def _describe_absent(self, absent: list[int]) -> str:
         places = []
         for rank in absent[:3]:
             heard = self._hear(rank)

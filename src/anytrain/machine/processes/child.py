@@ -83,8 +83,8 @@ def _fail(error: BaseException, folder: str, rank: int) -> int:
     is_lost = is_peer_lost(error)
     notes.leave(folder, rank, "peer lost" if is_lost else "error", notes.words(error))
     try:
-        told = CallResult(exceptions.pickle_error(error), None)
-        write_result(folder, rank, pickling.pack(told))
+        result = CallResult(exceptions.pickle_error(error), None)
+        write_result(folder, rank, pickling.pack(result))
     except OSError:
         traceback.print_exception(error)  # there is no room even for that
     if is_lost and isinstance(getattr(sys.excepthook, "__self__", None), ErrorHooks):

@@ -73,17 +73,17 @@ def pickle_error(error: BaseException) -> list[PickledError]:
     return found
 
 
-def unpickle_error(told: list[PickledError]) -> BaseException:
+def unpickle_error(entries: list[PickledError]) -> BaseException:
     """Return the error with its type, its causes, and a traceback through the child's lines."""
     made: dict[int, BaseException] = {}
 
     def make(number: int) -> BaseException:
         if number not in made:
-            members = [make(member) for member in told[number].members]
-            made[number] = _made_again(told[number], members)
+            members = [make(member) for member in entries[number].members]
+            made[number] = _made_again(entries[number], members)
         return made[number]
 
-    for number, each in enumerate(told):
+    for number, each in enumerate(entries):
         error = make(number)
         error.__cause__ = None if each.cause is None else make(each.cause)
         error.__context__ = None if each.context is None else make(each.context)
@@ -92,15 +92,15 @@ def unpickle_error(told: list[PickledError]) -> BaseException:
     return made[0]
 
 
-def _made_again(told: PickledError, members: list[BaseException]) -> BaseException:
-    error: BaseException = RuntimeError(told.words)
-    if told.pickled is not None:
+def _made_again(entry: PickledError, members: list[BaseException]) -> BaseException:
+    error: BaseException = RuntimeError(entry.words)
+    if entry.pickled is not None:
         try:
-            error = _unpickled(told.pickled, members)
+            error = _unpickled(entry.pickled, members)
         except Exception:  # noqa: BLE001  its class may be at home in the child alone
-            error = RuntimeError(told.words)
-    if told.notes:
-        error.__notes__ = list(told.notes)
+            error = RuntimeError(entry.words)
+    if entry.notes:
+        error.__notes__ = list(entry.notes)
     return error
 
 

@@ -280,22 +280,22 @@ class _Attempt:
         options, endings = self._options, self._endings()
         first = crashes.cause(endings)
         found = child.read_result(self._folder, first.rank)
-        told = None if found is None else found.error
+        pickled = None if found is None else found.error
         returned = [
             options.first_rank + i for i, m in enumerate(self._members) if m.returncode == 0
         ]
         is_lost = first.note is not None and first.note.kind == "peer lost"
-        if told and is_lost and (returned or options.size > options.num_processes):
+        if pickled and is_lost and (returned or options.size > options.num_processes):
             seen = [
                 faults.Frame(file, line, name.rpartition(".")[2])
-                for file, name, _, line in reversed(told[0].frames)
+                for file, name, _, line in reversed(pickled[0].frames)
             ]
             first = replace(first, evidence=replace(first.evidence, stack=tuple(seen)))
-            endings, told = [first], None
-        if not told:
+            endings, pickled = [first], None
+        if not pickled:
             after = host_limits.memory_marks()
             return crashes.explain(endings, options.size, before, after, returned)
-        error = exceptions.unpickle_error(told)
+        error = exceptions.unpickle_error(pickled)
         error.add_note(f"It was raised by rank {first.rank} of {options.size}.")
         if remark := crashes.remark(first, before, host_limits.memory_marks()):
             error.add_note(remark)
