@@ -67,7 +67,7 @@ def meet(
             address, port = meeting_point(place.launcher)
             point = f"{address}:{port}"
             longest_s = timeout_s or _LONGEST_S
-            call = _RollCall(place, (address, port), longest_s, stall_s, beats)
+            call = _Rendezvous(place, (address, port), longest_s, stall_s, beats)
             options["store"] = PrefixStore("default_pg", call.store())
         else:
             options["init_method"] = init_method
@@ -101,7 +101,7 @@ def listening_store(address: str, port: int, timeout_s: float) -> Any:
         return dist.TCPStore(here, bound, **options)  # type: ignore[attr-defined]
 
 
-class _RollCall:
+class _Rendezvous:
     """One rank's part in the meeting."""
 
     def __init__(

@@ -23,7 +23,7 @@ from anytrain.core import environment
 from anytrain.core.environment import RankPlace
 from anytrain.core.errors import WrongOrder
 from anytrain.machine.parallel import rendezvous
-from anytrain.machine.parallel.muster import Muster
+from anytrain.machine.parallel.roll_call import RollCall
 from anytrain.machine.parallel.world import ReduceOp, Solo, World
 from anytrain.machine.processes.error_hooks import ErrorHooks
 from anytrain.machine.processes.heartbeat import Beat, Pulse
@@ -122,7 +122,7 @@ class TorchWorld:
         self._device = device
         self._pulse = Pulse(self.rank, beats)
         self._watch = self._start_watch(stall_s)
-        self._muster = Muster(self.board, self._pulse, self.size, self._hear)
+        self._roll_call = RollCall(self.board, self._pulse, self.size, self._hear)
         debug = environment.read().debug
         self._error_hooks = ErrorHooks(self._pulse, self.size, self._hush, debug, self._gone)
         # Threads that talk to the store must be gone before the interpreter is taken down.
@@ -183,7 +183,7 @@ class TorchWorld:
 
         Where ranks do not watch each other there is nothing to tell it by, and it waits.
         """
-        return self._muster.call(what)
+        return self._roll_call.call(what)
 
     def mark(self, step: int, doing: str) -> None:
         self._pulse.mark(step, doing)

@@ -26,7 +26,7 @@ _QUICK_S, _SLOW_S, _LONG_S = 0.002, 0.1, 30.0
 Hear = Callable[[int], PeerBeat | None]
 
 
-class Muster:
+class RollCall:
     """One rank's part in such calls."""
 
     def __init__(self, board: Board, pulse: Pulse, size: int, hear: Hear) -> None:
