@@ -212,10 +212,6 @@ def _environment(value: Any, path: str) -> dict[str, Any]:
     )
 
 
-def _precision(value: Any, path: str) -> dict[str, Any]:
-    return {"mixed_precision": "no" if value is False else str(value)}
-
-
 def _dynamo(value: Any, path: str) -> dict[str, Any]:
     backend = value.get("dynamo_backend") if isinstance(value, Mapping) else value
     if backend is None or backend is False or str(backend).lower() == "no":
@@ -238,7 +234,9 @@ _READERS: dict[str, Callable[[Any, str], dict[str, Any]]] = {
     "distributed_type": _type,
     "compute_environment": _environment,
     "main_process_ip": _text("main_process_ip"),
-    "mixed_precision": _precision,
+    "mixed_precision": lambda value, path: {
+        "mixed_precision": "no" if value is False else str(value)
+    },
     "use_cpu": _flag("cpu"),
     "gpu_ids": _text("gpu_ids"),
     "downcast_bf16": lambda value, path: {"downcast_bf16": _bool(value)},

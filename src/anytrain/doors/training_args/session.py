@@ -36,8 +36,10 @@ def wishes(args: TrainingArguments) -> Wishes:
 
 def session_options(args: TrainingArguments) -> SessionOptions:
     """Return what the session needs besides wishes."""
+    config: Any = args.accelerator_config
+    accumulation = config.gradient_accumulation_kwargs or {}
     return SessionOptions(
-        accumulation=Accumulation(sync_each_batch=bool(_accumulating(args, "sync_each_batch"))),
+        accumulation=Accumulation(sync_each_batch=bool(accumulation.get("sync_each_batch"))),
         process_group={"backend": args.ddp_backend, "timeout": args.ddp_timeout_delta},
     )
 
@@ -79,11 +81,6 @@ def _compiling(args: TrainingArguments) -> dict[str, Any]:
         return {}
     options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _accumulating(args: TrainingArguments, name: str) -> Any:
-    config: Any = args.accelerator_config
-    return (config.gradient_accumulation_kwargs or {}).get(name)
 
 
 def asked(args: Any) -> tuple[Wishes, SessionOptions]:

@@ -288,11 +288,7 @@ class _SplitLane:
 
     def sent(self) -> Callable[[], None]:
         """Return nothing to wait for: the runtime orders copies itself."""
-        return _nothing
-
-
-def _nothing() -> None:
-    """Do nothing."""
+        return lambda: None
 
 
 @cache

@@ -33,7 +33,8 @@ from anytrain.machine.processes import notes, supervise
 from anytrain.machine.processes.crashes import Ending, ending
 
 _STUCK_S = 60.0
-_RESTART_MEET_S = 120.0
+_MEET_S, _RESTART_MEET_S = 900.0, 120.0
+"""How long the machines wait for one another, at the start and after a failure."""
 _RUN_ID = "anytrain"
 
 
@@ -50,7 +51,6 @@ class ElasticJob:
     port: int = 0
     """Where the machines meet; 0 lets the system choose, on one machine alone."""
     max_restarts: int = 0
-    meet_s: float = 900.0
     on_restart: Callable[[list[Ending], int], None] = lambda endings, left: None
 
     @property
@@ -218,12 +218,12 @@ class _Meeting(RendezvousHandler):
     def _open(self) -> Any:
         job = self._job
         if job.machine_rank == 0:
-            return rendezvous.listening_store(job.address, job.port, job.meet_s)
+            return rendezvous.listening_store(job.address, job.port, _MEET_S)
         return dist.TCPStore(  # type: ignore[attr-defined]  # not in stubs
             job.address,
             job.port,
             job.num_machines,
-            timeout=timedelta(seconds=job.meet_s),
+            timeout=timedelta(seconds=_MEET_S),
             wait_for_workers=False,
         )
 
@@ -234,7 +234,7 @@ class _Meeting(RendezvousHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait until every machine is here."""
-        meet_s = min(self._job.meet_s, _RESTART_MEET_S) if self._attempt else self._job.meet_s
+        meet_s = _RESTART_MEET_S if self._attempt else _MEET_S
         store = PrefixStore(f"{_RUN_ID}/attempt-{self._attempt}", self._store)
         self._attempt += 1
         store.set(f"machine-{self._job.machine_rank}", "here")
@@ -250,7 +250,7 @@ class _Meeting(RendezvousHandler):
         if self._attempt == 1:
             return self.port
         if self._job.machine_rank == 0:
-            self._fresh = rendezvous.listening_store(self._job.address, 0, self._job.meet_s)
+            self._fresh = rendezvous.listening_store(self._job.address, 0, _MEET_S)
             store.set("port", str(self._fresh.port))
         return int(store.get("port"))
 
@@ -293,7 +293,7 @@ class _Meeting(RendezvousHandler):
 
 def _await_listener(job: ElasticJob) -> None:
     """Knock at machine 0 until it listens: the store's own knocking would not hear a Ctrl-C."""
-    deadline = time.monotonic() + job.meet_s
+    deadline = time.monotonic() + _MEET_S
     while True:
         try:
             socket.create_connection((job.address, job.port), timeout=5.0).close()
@@ -307,20 +307,15 @@ def _await_listener(job: ElasticJob) -> None:
 def _no_meeting(job: ElasticJob, error: Exception) -> AnytrainError:
     text = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
     if "EADDRINUSE" in text or "already in use" in text:
-        return port_in_use(job.port)
+        return BadInput(
+            f"Port {job.port} is in use.",
+            why="the ranks meet there, and another program listens on it, perhaps another job.",
+            fix="pass another --main_process_port; 0 picks a free one.",
+        )
     return PeerLost(
         f"Machine {job.machine_rank} cannot reach machine 0 at {job.address}:{job.port}.",
         why=f"its launcher has ended, was not started, or cannot be reached: {text}",
         fix="start `anytrain launch --machine_rank 0` there, and check the address and the port.",
-    )
-
-
-def port_in_use(port: int) -> BadInput:
-    """Return the refusal of a port that another program has."""
-    return BadInput(
-        f"Port {port} is in use.",
-        why="the ranks meet there, and another program listens on it, perhaps another job.",
-        fix="pass another --main_process_port; 0 picks a free one.",
     )
 
 

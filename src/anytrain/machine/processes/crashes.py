@@ -222,7 +222,8 @@ class _Verdict:
         if (unlike := self._unlike()) is not None:
             return unlike
         why = "native code failed, in a library or an extension (Python raises errors instead), "
-        why += f"unless somebody sent the signal ({_kill(self.end.code)})."
+        sent = _signal_name(self.end.code).removeprefix("SIG")
+        why += f"unless somebody sent the signal (kill -{sent})."
         if self._new_kills:
             why += f" While the job ran, {self._counted()}."
         elif self._share >= _SHORT_OF_MEMORY:
@@ -427,10 +428,6 @@ def _signal_name(code: int) -> str:
         return signal.Signals(-code).name
     except ValueError:
         return f"signal {-code}"
-
-
-def _kill(code: int) -> str:
-    return f"kill -{_signal_name(code).removeprefix('SIG')}"
 
 
 def _first_line(text: str) -> str:

@@ -195,7 +195,8 @@ def describe(stack: Sequence[Frame], indent: str = "    ") -> str:
         lines.append(f"{indent}{frames[at]}{_folded(frames[at:end])}")
         at = end
     if at < len(frames):
-        lines.append(f"{indent}... and {_calls(len(frames) - at)} more, outside of these")
+        more = len(frames) - at
+        lines.append(f"{indent}... and {more} call{'s' * (more > 1)} more, outside of these")
     return "\n".join(lines)
 
 
@@ -258,10 +259,6 @@ def _folded(frames: Sequence[Frame]) -> str:
     homes = {_package(frame.file) for frame in frames[1:]}
     where = f" in {homes.pop()}" if len(homes) == 1 else " in libraries"
     return f" ({len(frames) - 1} more {'call' if len(frames) == 2 else 'calls'}{where})"
-
-
-def _calls(number: int) -> str:
-    return f"{number} call{'s' if number > 1 else ''}"
 
 
 def _package(path: str) -> str:

@@ -179,10 +179,10 @@ def check_memory(need: Need, room: Room) -> None:
         )
 
 
-def shared_memory(folder: str = SHARED_MEMORY) -> Space | None:
+def shared_memory() -> Space | None:
     """Return the room of shared memory now; None where there is no such thing."""
     try:
-        found = os.statvfs(folder)
+        found = os.statvfs(SHARED_MEMORY)
     except OSError:
         return None
     return Space(found.f_blocks * found.f_frsize, found.f_bavail * found.f_frsize)

@@ -506,13 +506,14 @@ def collect_evidence(folder: str | Path, rank: int, pid: int, code: int) -> Evid
     known = {other: number for other, number in faults.processes(folder) if number in _looks}
     peers = {other: _looks[number].peak_bytes for other, number in known.items()}
     peers[rank] = seen.peak_bytes
+    spaces = [space for space in (seen.shared, shared_memory()) if space is not None]
     return Evidence(
         stack=faults.fault(folder, rank, pid, -code) if code < 0 else (),
         seen=faults.last_seen(folder, rank, pid),
         peak_bytes=seen.peak_bytes or None,
         peers=tuple((other, peak) for other, peak in sorted(peers.items()) if peak),
         address_limit_bytes=seen.address_limit_bytes,
-        shared=_least(seen.shared, shared_memory()),
+        shared=min(spaces, key=lambda space: space.free_bytes, default=None),
     )
 
 
@@ -527,8 +528,3 @@ def _high_water(pid: int) -> int:
         with suppress(psutil.Error):
             return int(psutil.Process(pid).memory_info().rss)
         return 0
-
-
-def _least(one: Space | None, other: Space | None) -> Space | None:
-    known = [space for space in (one, other) if space is not None]
-    return min(known, key=lambda space: space.free_bytes, default=None)
