@@ -11,7 +11,7 @@ from anytrain.doors.training_args import (
     ParallelMode,
     TrainingArguments,
 )
-from anytrain.doors.training_args.convert import plain
+from anytrain.doors.training_args.convert import scalar_from_text
 from anytrain.doors.training_args.fields import LOG_LEVELS
 
 __all__ = ["OptimizerNames", "ParallelMode", "TrainingArguments", "str_to_bool"]
@@ -37,7 +37,7 @@ def str_to_bool(value: str, to_bool: bool = True) -> int | bool:
 
 def _convert_str_dict(passed_value: dict[str, Any]) -> dict[str, Any]:
     """Return the dict itself, its text turned into the numbers and truths that it spells."""
-    passed_value.update(plain(passed_value))
+    passed_value.update(scalar_from_text(passed_value))
     return passed_value
 
 

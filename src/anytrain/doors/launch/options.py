@@ -259,7 +259,8 @@ def sift_hf_options(words: list[str], own: Mapping[str, bool]) -> tuple[list[str
     `own` says of each of our options whether a value follows it. The first word that is no option
     is the script, and everything after it the script's.
 
-    >>> sift(["--same_network", "--cpu", "--tee=3", "train.py", "--role", "x"], {"cpu": False})
+    >>> words = ["--same_network", "--cpu", "--tee=3", "train.py", "--role", "x"]
+    >>> sift_hf_options(words, {"cpu": False})
     (['--cpu', 'train.py', '--role', 'x'], ['same_network', 'tee'])
     """
     kept: list[str] = []

@@ -143,20 +143,20 @@ def to_dict(value: Any) -> dict[str, Any]:
         return value
     if isinstance(value, str) and value.lstrip().startswith("{"):
         try:
-            return {key: plain(item) for key, item in documents.from_json(value).items()}
+            return {key: scalar_from_text(item) for key, item in documents.from_json(value).items()}
         except ValueError:
             pass
     raise Unreadable('a dict, or JSON text such as {"key": 1}')
 
 
-def plain(value: Any) -> Any:
+def scalar_from_text(value: Any) -> Any:
     """Return text as the number or truth that it spells, and everything else as it is.
 
-    >>> plain("0.5"), plain("true"), plain("cosine")
+    >>> scalar_from_text("0.5"), scalar_from_text("true"), scalar_from_text("cosine")
     (0.5, True, 'cosine')
     """
     if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
+        return {key: scalar_from_text(item) for key, item in value.items()}
     if not isinstance(value, str):
         return value
     if value.lower() in ("true", "false"):
@@ -182,10 +182,10 @@ def is_union(hint: Any) -> bool:
     return get_origin(hint) in (Union, UnionType)
 
 
-def members(hint: Any) -> tuple[Any, ...]:
+def union_members(hint: Any) -> tuple[Any, ...]:
     """Return the types that a hint offers, None left out.
 
-    >>> members(int | None)
+    >>> union_members(int | None)
     (<class 'int'>,)
     """
     kinds = get_args(hint) if is_union(hint) else (hint,)
@@ -202,9 +202,9 @@ def converted(name: str, value: Any, hint: Any) -> Any:
     if value is None and takes_none(hint):
         return None
     wanted = []
-    for kind in members(hint):
+    for kind in union_members(hint):
         try:
-            return one(value, kind)
+            return to_type(value, kind)
         except Unreadable as problem:
             wanted.append(str(problem))
     raise BadType(
@@ -214,15 +214,15 @@ def converted(name: str, value: Any, hint: Any) -> Any:
     )
 
 
-def one(value: Any, kind: Any) -> Any:
+def to_type(value: Any, kind: Any) -> Any:
     """Return the value as one type, raising Unreadable where that cannot be."""
     origin = get_origin(kind)
     if origin is Literal:
-        return _literal(value, get_args(kind))
+        return _to_literal(value, get_args(kind))
     if kind in _BY_TYPE:
         return _BY_TYPE[kind](value)
     if origin in (list, tuple, set) or kind in (list, tuple, set):
-        return _collection(value, origin or kind, get_args(kind))
+        return _to_collection(value, origin or kind, get_args(kind))
     if origin is dict or kind is dict:
         return to_dict(value)
     if isinstance(kind, type) and not isinstance(value, kind):
@@ -232,14 +232,14 @@ def one(value: Any, kind: Any) -> Any:
     return value
 
 
-def _literal(value: Any, words: tuple[Any, ...]) -> Any:
+def _to_literal(value: Any, words: tuple[Any, ...]) -> Any:
     for word in words:
         if value == word or str(value) == str(word):
             return word
     raise Unreadable(f"one of {', '.join(map(repr, words))}")
 
 
-def _collection(value: Any, kind: type[Any], inner: tuple[Any, ...]) -> Any:
+def _to_collection(value: Any, kind: type[Any], inner: tuple[Any, ...]) -> Any:
     if isinstance(value, str) or not hasattr(value, "__iter__") or isinstance(value, dict):
         raise Unreadable("a list")
     hint = inner[0] if inner else Any
@@ -272,7 +272,11 @@ def convert_all(args: Any) -> None:
     args.trackio_static_space_id = _path_or_flag(args.trackio_static_space_id)
     for name in _SETTINGS:
         # A file's "1e-6" is a number here too, and "false" is no.
-        setattr(args, name, plain(converted(name, getattr(args, name), dict[str, Any] | None)))
+        setattr(
+            args,
+            name,
+            scalar_from_text(converted(name, getattr(args, name), dict[str, Any] | None)),
+        )
     for name in {*type(args)._VALID_DICT_FIELDS} - {*_SETTINGS, *_OWN}:
         setattr(args, name, _json(name, getattr(args, name)))
     args.length_buckets = _buckets(args.length_buckets)

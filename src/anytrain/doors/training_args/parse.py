@@ -26,7 +26,13 @@ from anytrain.core.errors import AnytrainError, BadInput, BadType
 from anytrain.core.nearest import nearest
 from anytrain.doors.training_args import legacy
 from anytrain.doors.training_args.arguments import TrainingArguments
-from anytrain.doors.training_args.convert import Unreadable, converted, members, one, to_bool
+from anytrain.doors.training_args.convert import (
+    Unreadable,
+    converted,
+    to_bool,
+    to_type,
+    union_members,
+)
 
 _PASSED_ON = ("help", "nargs", "const", "metavar")
 _NOT_GIVEN = object()
@@ -273,7 +279,7 @@ def _add(parser: Any, field: Field[Any], hint: Any) -> None:
     more = {name: field.metadata[name] for name in _PASSED_ON if name in field.metadata}
     settings = {**_shape(field, hint), **more, "type": _reader(field, hint)}
     parser.add_argument(*flags, **settings)
-    if field.default is True and members(hint) == (bool,):
+    if field.default is True and union_members(hint) == (bool,):
         no = [f"--no_{field.name}", f"--no-{field.name.replace('_', '-')}"]
         note = more.get("help")
         parser.add_argument(*no, action="store_false", dest=field.name, help=note, default=True)
@@ -281,7 +287,7 @@ def _add(parser: Any, field: Field[Any], hint: Any) -> None:
 
 def _shape(field: Field[Any], hint: Any) -> dict[str, Any]:
     """Return how many words a field takes, and what it is without any."""
-    kinds = members(hint)
+    kinds = union_members(hint)
     shape: dict[str, Any] = {}
     if kinds == (bool,):
         shape |= {"nargs": "?", "const": True}
@@ -305,7 +311,7 @@ def _is_list(kind: Any) -> bool:
 def _reader(field: Field[Any], hint: Any) -> Callable[[str], Any]:
     """Return what turns one word of the command line into a field's value."""
     words = field.metadata.get("choices")
-    kinds = members(hint)
+    kinds = union_members(hint)
     lists = [kind for kind in kinds if _is_list(kind)]
     if lists:
         kinds = tuple(get_args(lists[0])[:1]) or (str,)
@@ -342,7 +348,7 @@ def _read_as(text: str, kind: Any) -> Any:
     if _is_words(kind):
         return _known_word(text, kind)
     if get_origin(kind) is not None or kind in (int, float, str, dict):
-        return one(text, kind)
+        return to_type(text, kind)
     return kind(text)
 
 
@@ -370,7 +376,7 @@ def _not_among(text: str, values: Iterable[Any]) -> str:
 
 def _from_text(name: str, value: Any, hint: Any) -> Any:
     """Return a file's value: text becomes the number or truth that its field declares."""
-    if isinstance(value, str) and {*members(hint)} <= {int, float, bool}:
+    if isinstance(value, str) and {*union_members(hint)} <= {int, float, bool}:
         return converted(name, value, hint)
     return value
 

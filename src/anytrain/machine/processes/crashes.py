@@ -455,7 +455,8 @@ def _of(part: int, whole: int) -> str:
 def explain_device_memory(text: str) -> str | None:
     """Return the lines, what to do last, or None where the text is not an allocator's complaint.
 
-    >>> print(explain("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity "
+    >>> print(explain_device_memory(
+    ...     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity "
     ...     "of 15.77 GiB of which 512.00 MiB is free. Of the allocated memory 14.01 GiB is "
     ...     "allocated by PyTorch, and 600.00 MiB is reserved by PyTorch but unallocated."))
     GPU 1 has no memory left: 2.00 GiB more were asked for, 512.00 MiB of 15.77 GiB are free.
