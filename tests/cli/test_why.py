@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from anytrain.cli.main import app
 from anytrain.core.records import open_run
-from anytrain.insight.report.watch import RunView, Silent
+from anytrain.insight.report.watch import RunView, SilentDisplay
 from anytrain.insight.report.web import told as told_by_the_page
 from launching import child_environment, run_command, script_file
 from written_runs import write_run
@@ -159,7 +159,7 @@ def test_every_view_of_a_resumed_run_has_the_same_shares(
         for words in ("why", "watch --once", "report")
     }
     said["page"] = (folder / "report.html").read_text()
-    state = told_by_the_page(RunView(open_run(folder), Silent))
+    state = told_by_the_page(RunView(open_run(folder), SilentDisplay))
     said["web"] = f"{state['spent']} {state['ledger']}"
 
     both = {"start": 6.0, "data": 66.0, "step": 58.0, "evaluate": 4.0, "save": 2.0}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from anytrain.engine.recording.fingerprint import describe
-from anytrain.engine.recording.padding import Padding
+from anytrain.engine.recording.meter import Padding
 
 pytestmark = pytest.mark.gpu
 

@@ -124,10 +124,10 @@ def _follow(folder: Path, linger_s: float) -> None:
 
 
 def _view(clock: Clock) -> View:
-    from anytrain.engine.recording.console import Plain, is_terminal
+    from anytrain.engine.recording.console import PlainDisplay, is_terminal
     from anytrain.engine.recording.terminal import Terminal
 
-    return Terminal(clock=clock) if is_terminal(sys.stdout) else Plain(clock=clock)
+    return Terminal(clock=clock) if is_terminal(sys.stdout) else PlainDisplay(clock=clock)
 
 
 def _say(text: str) -> None:

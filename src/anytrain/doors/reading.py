@@ -17,7 +17,7 @@ from anytrain.insight.pages.markup import tag
 from anytrain.insight.report import sweep_page
 from anytrain.insight.report.page import page
 from anytrain.insight.report.run_folders import has_times, named, newest, newest_trial, search_in
-from anytrain.insight.report.why import Why, tell
+from anytrain.insight.report.why import Why, explain
 
 Folder = str | os.PathLike[str]
 
@@ -82,7 +82,7 @@ def why(run: Folder | None = None) -> Why:
     """
     folder = newest(1, 'anytrain.why("PATH")', has_times)[0] if run is None else Path(run)
     folder = newest_trial(folder, _say_nothing, "why")
-    return Why({"run": str(folder), **tell(records.counted(records.read(folder)))})
+    return Why({"run": str(folder), **explain(records.counted(records.read(folder)))})
 
 
 def _say_nothing(text: str) -> None:

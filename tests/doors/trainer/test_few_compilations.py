@@ -16,7 +16,7 @@ from anytrain.core.errors import Notice
 from anytrain.doors.callbacks import ProgressCallback
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
-from anytrain.engine.recording.console import Plain
+from anytrain.engine.recording.console import PlainDisplay
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.fake import Fake
 from equivalence import twins
@@ -186,7 +186,7 @@ def test_the_summary_tells_how_many_graphs_there_were(
 ) -> None:
     model = compiler.watch(twins.bert())
     made = trainer(tmp_path, model, tokenizer, rows=twins.sentences(8, 8), disable_tqdm=True)
-    made.add_callback(ProgressCallback(console=Plain))
+    made.add_callback(ProgressCallback(console=PlainDisplay))
     made.train()
     assert "compiled  " in (shown := capsys.readouterr().out)
     assert "1 graph\n" in shown

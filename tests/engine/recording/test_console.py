@@ -18,11 +18,11 @@ import pytest
 from anytrain.core.errors import Notice
 from anytrain.engine.recording import console as consoles
 from anytrain.engine.recording.console import (
+    BoundedCurve,
     Course,
     GuardedConsole,
     Pace,
-    Plain,
-    Trail,
+    PlainDisplay,
     in_notebook,
     is_terminal,
     pick,
@@ -101,7 +101,7 @@ def test_speed_is_that_of_the_last_seconds() -> None:
 
 def test_plain_is_one_line_an_entry_and_no_control_characters() -> None:
     stream, clock = io.StringIO(), Clock()
-    plain = Plain(stream, clock)
+    plain = PlainDisplay(stream, clock)
     trained(plain, clock)
     plain.evaluating(1, 13)
     plain.evaluated()
@@ -117,7 +117,7 @@ def test_plain_is_one_line_an_entry_and_no_control_characters() -> None:
 
 def test_plain_ends_with_the_summary() -> None:
     stream = io.StringIO()
-    Plain(stream).end(SUMMARY)
+    PlainDisplay(stream).end(SUMMARY)
     assert stream.getvalue() == (
         "Training done\n"
         "  steps               60\n"
@@ -134,7 +134,7 @@ def test_plain_ends_with_the_summary() -> None:
 
 def test_a_training_that_was_cut_short_says_so() -> None:
     stream = io.StringIO()
-    Plain(stream).end(Summary(steps=5, max_steps=60, epochs=None, seconds=1.0))
+    PlainDisplay(stream).end(Summary(steps=5, max_steps=60, epochs=None, seconds=1.0))
     assert "Training stopped early\n  steps  5 of 60\n" in stream.getvalue()
 
 
@@ -142,7 +142,7 @@ def test_a_reader_that_went_away_does_not_stop_the_run() -> None:
     reading, writing = os.pipe()
     os.close(reading)
     stream, clock = os.fdopen(writing, "w"), Clock()
-    plain = Plain(stream, clock)
+    plain = PlainDisplay(stream, clock)
     with pytest.warns(Notice, match="no longer shown") as told:
         trained(plain, clock)
         plain.end(SUMMARY)
@@ -153,7 +153,7 @@ def test_a_reader_that_went_away_does_not_stop_the_run() -> None:
 
 def test_a_stream_that_knows_only_ascii_gets_ascii() -> None:
     buffer = io.BytesIO()
-    plain = Plain(io.TextIOWrapper(buffer, encoding="ascii"))
+    plain = PlainDisplay(io.TextIOWrapper(buffer, encoding="ascii"))
     plain.begin(Course(total=1))
     plain.note(LogEntry(1, None, {"größe": 1.0}))
     assert buffer.getvalue().startswith(b"step 1/1  gr??e 1")
@@ -191,7 +191,7 @@ def test_the_figures_hold_the_curve_of_the_loss_and_where_the_time_went() -> Non
 
 
 def test_a_long_run_keeps_a_bounded_number_of_losses_and_both_ends_of_its_curve() -> None:
-    trail = Trail()
+    trail = BoundedCurve()
     for step in range(1, 100_001):
         trail.add(step, 1 / step)
     points = trail.points()
@@ -499,10 +499,10 @@ def test_pick_takes_plain_lines_where_either_stream_is_no_terminal(
     monkeypatch.setattr(sys, "stderr", Tty())
     assert isinstance(pick(), Terminal)
     monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert isinstance(pick(), Plain)
+    assert isinstance(pick(), PlainDisplay)
     monkeypatch.setattr(sys, "stderr", Tty())
     monkeypatch.setenv("TERM", "dumb")
-    assert isinstance(pick(), Plain)
+    assert isinstance(pick(), PlainDisplay)
     assert not is_terminal(None)
     monkeypatch.setattr(consoles, "in_notebook", lambda: True)
     assert isinstance(pick(), NotebookBar)

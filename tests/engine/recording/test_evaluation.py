@@ -10,20 +10,20 @@ import numpy as np
 import pytest
 from sklearn import metrics
 
-from anytrain.engine.recording.evaluation import Share, figures, store
+from anytrain.engine.recording.evaluation import RankVerdicts, figures, store
 
 NAN = float("nan")
 
 
-def classes(label: Any, said: Any, sure: Any = None, num: int = 3) -> Share:
+def classes(label: Any, said: Any, sure: Any = None, num: int = 3) -> RankVerdicts:
     sure = np.full(len(label), 0.5) if sure is None else sure
     rows = np.array([label, said, sure], np.float32)
-    return Share("classification", num, rows, (len(label),), samples=range(len(label)))
+    return RankVerdicts("classification", num, rows, (len(label),), samples=range(len(label)))
 
 
-def values(true: Any, said: Any) -> Share:
+def values(true: Any, said: Any) -> RankVerdicts:
     rows = np.array([true, said], np.float32)
-    return Share("regression", 0, rows, (len(true),), samples=range(len(true)))
+    return RankVerdicts("regression", 0, rows, (len(true),), samples=range(len(true)))
 
 
 def test_counts_and_scores_are_those_of_scikit_learn() -> None:

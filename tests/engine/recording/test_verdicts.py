@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anytrain.engine.recording import evaluation
-from anytrain.engine.recording.evaluation import Share, Verdicts, join, kind_of
+from anytrain.engine.recording.evaluation import RankVerdicts, Verdicts, join, kind_of
 
 WHOLE = torch.int64
 
@@ -107,9 +107,9 @@ def test_a_set_that_is_too_long_is_cut_and_says_so(monkeypatch: pytest.MonkeyPat
 
 
 def test_ranks_are_joined_round_by_round() -> None:
-    def one(sizes: tuple[int, ...], values: list[int]) -> Share:
+    def one(sizes: tuple[int, ...], values: list[int]) -> RankVerdicts:
         rows = np.array([values, values], np.float32)
-        return Share("regression", 0, rows, sizes, samples=tuple(values))
+        return RankVerdicts("regression", 0, rows, sizes, samples=tuple(values))
 
     joined = join([one((2, 2), [0, 1, 4, 5]), one((2, 1), [2, 3, 6]), one((0, 0), [])])
     assert joined is not None
@@ -117,7 +117,7 @@ def test_ranks_are_joined_round_by_round() -> None:
     assert joined.samples == tuple(range(7))
     assert joined.sizes == (4, 3)
     assert join([None, None]) is None
-    other = Share("classification", 2, np.zeros((3, 1), np.float32), (1,))
+    other = RankVerdicts("classification", 2, np.zeros((3, 1), np.float32), (1,))
     assert join([one((1,), [0]), other]) is None
 
 

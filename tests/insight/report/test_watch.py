@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from anytrain.core.records import open_run
-from anytrain.engine.recording.console import Plain
+from anytrain.engine.recording.console import PlainDisplay
 from anytrain.engine.recording.terminal import Terminal
 from anytrain.insight.report.page import how_it_stands
-from anytrain.insight.report.watch import RunView, Silent, follow, present, summary
+from anytrain.insight.report.watch import RunView, SilentDisplay, follow, present, summary
 from anytrain.insight.report.why import tell
 from made_records import Record
 
@@ -46,7 +46,9 @@ def followed(record: Record, acts: list[Callable[[], None]], linger_s: float = 0
             act()
         return act is None
 
-    well = follow(record.folder, lambda clock: Plain(stream, clock), wait, said.append, linger_s)
+    well = follow(
+        record.folder, lambda clock: PlainDisplay(stream, clock), wait, said.append, linger_s
+    )
     return well, stream.getvalue().splitlines(), said
 
 
@@ -83,7 +85,7 @@ def test_leaving_is_no_failure_and_says_nothing_of_an_end(record) -> None:
 def test_of_a_long_history_the_last_entries_are_shown_and_the_curve_has_all(record) -> None:
     record.begin()
     record.train(range(1, 501))
-    watch = RunView(open_run(record.folder), lambda clock: Plain(io.StringIO(), clock))
+    watch = RunView(open_run(record.folder), lambda clock: PlainDisplay(io.StringIO(), clock))
     watch.look()
     lines = watch.view._stream.getvalue().splitlines()  # type: ignore[union-attr]
     assert lines[0] == "40 earlier entries are not shown"
@@ -134,7 +136,7 @@ def test_silence_is_told_and_told_again_when_it_has_lasted_twice_as_long(
     record.begin()
     record.train(range(1, 31))
     stream = io.StringIO()
-    watch = RunView(open_run(record.folder), lambda clock: Plain(stream, clock))
+    watch = RunView(open_run(record.folder), lambda clock: PlainDisplay(stream, clock))
     heard = record.now
     for silent in (30, 90, 120, 200):
         monkeypatch.setattr(time, "time", lambda silent=silent: heard + silent)
@@ -150,7 +152,7 @@ def test_a_run_of_another_host_is_followed_and_never_called_dead(record) -> None
     record.now -= 600
     record.begin(host="elsewhere", pid=1)
     record.train(range(1, 31))
-    watch = RunView(open_run(record.folder), Silent)
+    watch = RunView(open_run(record.folder), SilentDisplay)
     watch.look()
     assert not watch.is_over
     assert "known on elsewhere only" in watch.view.standing.remark
@@ -179,7 +181,7 @@ def test_evaluations_do_not_slow_the_speed_that_is_shown(record) -> None:
         record.now += 100
         record.log(step - 1, eval_loss=0.4, eval_runtime=100.0)
         record.train(range(step, step + 10))
-    watch = RunView(open_run(record.folder), Silent)
+    watch = RunView(open_run(record.folder), SilentDisplay)
     watch.look()
     assert watch.view.speed() == "32.0 samples/s"
 
@@ -207,7 +209,7 @@ def test_a_run_that_was_started_over_between_two_looks_is_followed_anew(record) 
     record.begin()
     record.train(range(1, 501))
     stream = io.StringIO()
-    watch = RunView(open_run(record.folder), lambda clock: Plain(stream, clock))
+    watch = RunView(open_run(record.folder), lambda clock: PlainDisplay(stream, clock))
     watch.look()
     shutil.rmtree(record.folder)
     record.begin()
@@ -246,7 +248,7 @@ def test_the_step_of_an_own_loop_is_its_updates_not_what_it_logs_at(record, gone
     assert "killed after step 9;" in lines[0]
     assert lines[1].startswith("training 9 ") and "1.0 steps/s" in lines[2]
     assert lines[-1] == "last logged at step 36"
-    watch = RunView(run, Silent)
+    watch = RunView(run, SilentDisplay)
     watch.look()
     assert summary(watch).steps == tell(run.lives)["step"] == 9
     assert "It is known up to step 9 (" in how_it_stands(run)
@@ -258,7 +260,7 @@ def test_nothing_that_a_run_wrote_can_move_the_cursor(record) -> None:
     record.log(10, **{"\x1b[2Jname": "\x1b]0;title\x07", "loss": 0.5})
     record.event("notice", text="\x1b[31mred\nline")
     stream = io.StringIO()
-    watch = RunView(open_run(record.folder), lambda clock: Plain(stream, clock))
+    watch = RunView(open_run(record.folder), lambda clock: PlainDisplay(stream, clock))
     record.event("notice", text="\x1b[31mred\rline")
     watch.run.refresh()
     watch.look()
@@ -273,7 +275,7 @@ def test_the_summary_knows_the_best_and_the_lowest(record) -> None:
     record.event("best", metric="eval_accuracy", value=0.9, step=20, path="runs/checkpoint-20")
     record.log(30, train_runtime=12.5, train_samples_per_second=80.0, train_loss=0.1)
     record.end(30, "failed")
-    watch = RunView(open_run(record.folder), Silent)
+    watch = RunView(open_run(record.folder), SilentDisplay)
     watch.look()
     told = summary(watch)
     assert told.lowest_loss == (pytest.approx(1 / 31), 30)
@@ -291,7 +293,7 @@ def test_of_a_very_long_run_all_evaluations_and_the_newest_entries_are_read(reco
         file.write("\n".join(lines) + "\n")
     run = open_run(record.folder)
     began = time.process_time()
-    watch = RunView(run, Silent)
+    watch = RunView(run, SilentDisplay)
     watch.look()
     assert time.process_time() - began < 2.0
     assert watch.view.step == 50_000 and watch.evaluated["eval_f1"] == "1"
@@ -306,6 +308,6 @@ def test_an_evaluation_of_loaded_weights_is_told_as_such(record) -> None:
     record.end(20)
     _, lines, _ = followed(record, [])
     assert "evaluated checkpoint-10: eval_loss 0.75" in lines
-    watch = RunView(open_run(record.folder), lambda clock: Silent(clock))
+    watch = RunView(open_run(record.folder), lambda clock: SilentDisplay(clock))
     watch.look()
     assert summary(watch).metrics == {"eval_loss": "0.5"}

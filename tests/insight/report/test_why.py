@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from anytrain.core.records import Life, counted, together
-from anytrain.insight.report.why import Bottleneck, judge, tell
+from anytrain.insight.report.why import Bottleneck, explain, judge
 
 
 def found(seconds: dict[str, float], plan: dict[str, str] | None = None, **more: Any) -> Bottleneck:
@@ -106,7 +106,7 @@ def test_a_step_that_gets_no_processor_says_so() -> None:
 
 
 def test_nothing_is_said_where_nothing_stands_out() -> None:
-    told = tell([life({"data": 2.0, "step": 98.0, "wait": 1.0}, {"shapes": "buckets"})])
+    told = explain([life({"data": 2.0, "step": 98.0, "wait": 1.0}, {"shapes": "buckets"})])
     assert told["finding"] is None
     assert told["steps"] == 10
     assert told["samples_per_second"] == pytest.approx(320 / 101)
@@ -124,7 +124,7 @@ def test_a_run_that_was_resumed_is_told_over_all_its_starts() -> None:
     second = life({"step": 60.0}, hidden=2.0, peak_bytes=3, shapes=["4x8", "4x9"], **clocks)
     for each in (first, second):
         each.began |= {"time": 1000.0, "cpu_seconds": 10.0}
-    told = tell([first, second])
+    told = explain([first, second])
     assert (told["starts"], told["steps"], told["step"]) == (2, 20, 20)
     assert told["shares"] == {"data": 0.3, "step": 0.7}
     assert (told["wall_seconds"], told["hidden_seconds"], told["peak_bytes"]) == (100, 3, 5)
@@ -149,7 +149,7 @@ def test_shapes_that_came_late_are_the_steps_trouble_where_each_is_compiled() ->
     assert "9 graphs in all" in finding.remedy
     few = {"graphs": 3, "late_shapes": {}, "shapes": ["4x64"]}
     assert judge(life({"step": 90.0, "data": 1.0}, {"device": "xla:0"}, **few)) is None
-    assert tell([life({"step": 90.0}, {"device": "xla:0"}, **few)])["graphs"] == 3
+    assert explain([life({"step": 90.0}, {"device": "xla:0"}, **few)])["graphs"] == 3
 
 
 @pytest.mark.parametrize(

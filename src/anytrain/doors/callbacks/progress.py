@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from anytrain.doors.callbacks.callback import TrainerCallback, TrainerState
-from anytrain.engine.recording.console import Course, Followed, GuardedConsole, pick
+from anytrain.engine.recording.console import Course, Display, GuardedConsole, pick
 from anytrain.engine.recording.formatting import LogEntry, Summary, entry, is_time, rank
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class ProgressCallback(TrainerCallback):
     """
 
     def __init__(
-        self, max_str_len: int = 100, console: Callable[[], Followed] | None = None
+        self, max_str_len: int = 100, console: Callable[[], Display] | None = None
     ) -> None:
         self.max_str_len = max_str_len
         self._pick = pick if console is None else console

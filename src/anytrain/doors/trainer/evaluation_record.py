@@ -25,7 +25,7 @@ from anytrain.engine import objective
 from anytrain.engine.data.columns import base_model
 from anytrain.engine.data.shard import Given
 from anytrain.engine.prepared.loader import PreparedLoader
-from anytrain.engine.recording.evaluation import Share, Verdicts, figures, join, store
+from anytrain.engine.recording.evaluation import RankVerdicts, Verdicts, figures, join, store
 from anytrain.engine.tree import batch_size, take_rows
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def note(trainer: Trainer, looking: SampleRecorder | None, asked: Any, prefix: s
         )
 
 
-def _write(trainer: Trainer, shown: Share, dataset: Any, prefix: str) -> None:
+def _write(trainer: Trainer, shown: RankVerdicts, dataset: Any, prefix: str) -> None:
     found = figures(shown, _class_names(trainer, dataset, shown.num_classes))
     _add_inputs(found, dataset, trainer.processing_class)
     place: dict[str, Any] = {"step": None, "epoch": None}
@@ -214,7 +214,7 @@ def _samples_of(loader: Any) -> Callable[[int], Sequence[Any] | None] | None:
     return None if is_dealt_whole or loader.walk.tickets is None else loader.samples_of
 
 
-def _in_order(shown: Share, loader: Any) -> Share:
+def _in_order(shown: RankVerdicts, loader: Any) -> RankVerdicts:
     if not _walks_in_order(loader):
         return shown
     return replace(shown, samples=range(shown.rows.shape[1]))

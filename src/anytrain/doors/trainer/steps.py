@@ -26,8 +26,7 @@ from anytrain.engine.assemble.loaders import Recount
 from anytrain.engine.assemble.steps import keep_rng
 from anytrain.engine.data.columns import base_model
 from anytrain.engine.prepared.model import meets_other_ranks
-from anytrain.engine.recording.meter import Reading
-from anytrain.engine.recording.padding import Padding
+from anytrain.engine.recording.meter import Padding, Reading
 from anytrain.engine.step.diagnose import find
 from anytrain.engine.step.step import Micro, StepOutput
 

@@ -75,7 +75,7 @@ class LiveFigures:
     memory: Pairs = field(default_factory=list)
     loss: str = "loss"
     """What the training loss is called."""
-    losses: Trail = field(default_factory=lambda: Trail())
+    losses: BoundedCurve = field(default_factory=lambda: BoundedCurve())
     """The training losses so far."""
     remark: str = ""
     """What else is to be said, such as that nothing was heard for long."""
@@ -83,7 +83,7 @@ class LiveFigures:
     """Whether it is known that no step follows."""
 
 
-class Trail:
+class BoundedCurve:
     """A curve of bounded length: each of its points is the mean of equally many entries."""
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class Pace:
         return (now - begun) / (step - first) * max(total - step, 0)
 
 
-class Followed:
+class Display:
     """A run as it is followed: position, speed, last figures. Showing it is a subclass's part."""
 
     interval_s = 0.2
@@ -181,7 +181,7 @@ class Followed:
         self.course, self.step, self.standing = course, course.step, LiveFigures()
         self.pace = Pace(self.clock(), course.step)
         self._due = 0.0
-        self.weigh()
+        self.measure_memory()
         self.draw()
 
     def advance(self, step: int) -> None:
@@ -197,7 +197,7 @@ class Followed:
     def note(self, entry: LogEntry) -> None:
         """Take the figures of an entry of the log, and show it."""
         self.take(entry)
-        self.weigh()
+        self.measure_memory()
         self.tell(entry)
 
     def take(self, entry: LogEntry, *, at_update: bool = True) -> None:
@@ -274,7 +274,7 @@ class Followed:
         found = sorted(self.course.shares().items(), key=lambda pair: -pair[1])
         return [f"{name} {share:.0%}" for name, share in found if share >= _SHOWN_SHARE]
 
-    def weigh(self) -> None:
+    def measure_memory(self) -> None:
         """Take down memory use: once an entry, for asking costs tens of microseconds."""
         amounts: dict[str, int] = {}
         if self.course.is_here:
@@ -286,7 +286,7 @@ class Followed:
         self.standing.memory = [(name, size(amount)) for name, amount in amounts.items()]
 
 
-class Plain(Followed):
+class PlainDisplay(Display):
     """One line per entry of the log, and no control characters."""
 
     def __init__(
@@ -336,8 +336,8 @@ class Plain(Followed):
 class GuardedConsole:
     """A console whose failures end the showing, and never the run."""
 
-    def __init__(self, console: Followed) -> None:
-        self._console: Followed | None = console
+    def __init__(self, console: Display) -> None:
+        self._console: Display | None = console
 
     def begin(self, course: Course) -> None:
         self._try("begin", course)
@@ -388,7 +388,7 @@ def tell_broken(error: Exception) -> None:
     give_notice(f"Progress is no longer shown: {why}. Training goes on.", stacklevel=3)
 
 
-def pick() -> Followed:
+def pick() -> Display:
     """Return the console that suits where this process writes to."""
     pipe = notebook_cell.cell_pipe()
     if pipe is not None:  # a notebook launched this process: its cell shows the page
@@ -403,7 +403,7 @@ def pick() -> Followed:
         from anytrain.engine.recording.terminal import Terminal
 
         return Terminal()
-    return Plain()
+    return PlainDisplay()
 
 
 def is_terminal(stream: TextIO | None) -> bool:

@@ -42,7 +42,7 @@ _OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RankVerdicts:
     """One rank's verdicts, on the host.
 
     `rows` has a column for each sample: the label, what was said, and for classes how sure the
@@ -124,7 +124,7 @@ class Verdicts:
 
     def share(
         self, samples_of: Callable[[int], Sequence[Any] | None] | None = None
-    ) -> Share | None:
+    ) -> RankVerdicts | None:
         """Return this rank's verdicts, read from the device; None where it has none.
 
         `samples_of` tells the samples of a batch by its number.
@@ -140,7 +140,7 @@ class Verdicts:
         if self._table is not None:
             counts = self._table.cpu().numpy()
             table, supports = counts[:, :-1], counts[:, -1]
-        return Share(
+        return RankVerdicts(
             self._kind,
             self._num_classes,
             np.concatenate(pieces, axis=1),
@@ -229,7 +229,7 @@ def _table(
         return (true.T @ torch.cat((answer, there), dim=1).float()).long()
 
 
-def join(shares: Sequence[Share | None]) -> Share | None:
+def join(shares: Sequence[RankVerdicts | None]) -> RankVerdicts | None:
     """Return all ranks' verdicts as one, in the order of the evaluation; None where none agrees.
 
     Each round has a batch of every rank, the first rank's rows first.
@@ -251,7 +251,7 @@ def join(shares: Sequence[Share | None]) -> Share | None:
         sizes.append(sum(each.sizes[number] for each in found if number < len(each.sizes)))
     tables = [each.table for each in found if each.table is not None]
     supports = [each.supports for each in found if each.supports is not None]
-    return Share(
+    return RankVerdicts(
         found[0].kind,
         found[0].num_classes,
         np.concatenate(pieces, axis=1),
@@ -287,7 +287,7 @@ def _only(labels: Any) -> Any:
 # -- figures of all samples -----------------------------------------------------------------------
 
 
-def figures(shown: Share, names: Sequence[str] = ()) -> dict[str, Any]:
+def figures(shown: RankVerdicts, names: Sequence[str] = ()) -> dict[str, Any]:
     """Return the figures of all verdicts; `names` are the classes' names, where they have some."""
     names = [str(name) for name in names[: shown.num_classes]]
     names += [str(number) for number in range(len(names), shown.num_classes)]
@@ -322,7 +322,7 @@ def store(folder: Path, split: str, content: dict[str, Any]) -> Path:
 # -- classes --------------------------------------------------------------------------------------
 
 
-def _classes(shown: Share, names: list[str]) -> dict[str, Any]:
+def _classes(shown: RankVerdicts, names: list[str]) -> dict[str, Any]:
     label, said = (_whole(shown.rows[row]) for row in (0, 1))
     places = np.flatnonzero((label >= 0) & (label < shown.num_classes))
     label, said, sure = label[places], said[places], shown.rows[2][places]
@@ -379,7 +379,7 @@ def confusion(label: Array, said: Array, num_classes: int, names: Sequence[str])
     }
 
 
-def _tokens(shown: Share, names: list[str]) -> dict[str, Any]:
+def _tokens(shown: RankVerdicts, names: list[str]) -> dict[str, Any]:
     assert shown.table is not None and shown.supports is not None
     table, supports = shown.table, shown.supports
     label, said, where = (_whole(shown.rows[row]) for row in (0, 1, 3))
@@ -438,7 +438,7 @@ def _counted(rows: Array, columns: Array, size: int) -> Ints:
 # -- values ---------------------------------------------------------------------------------------
 
 
-def _values(shown: Share) -> dict[str, Any]:
+def _values(shown: RankVerdicts) -> dict[str, Any]:
     true, said = shown.rows[0].astype(np.float64), shown.rows[1].astype(np.float64)
     error = said - true
     is_known = np.isfinite(error)
@@ -482,7 +482,7 @@ def _whole(values: Array) -> Ints:
     return np.nan_to_num(values, nan=IGNORED).astype(np.int64)
 
 
-def _index(shown: Share, place: int) -> int | None:
+def _index(shown: RankVerdicts, place: int) -> int | None:
     """Return where a sample is in its data set; None where the loader does not know it."""
     found = None if shown.samples is None else shown.samples[place]
     return int(found) if isinstance(found, (int, np.integer)) else None

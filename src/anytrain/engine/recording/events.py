@@ -20,7 +20,6 @@ from typing import Any, Protocol, TextIO
 
 from anytrain.engine.recording.disk import Disk, in_text
 from anytrain.engine.recording.origin import scrubbed
-from anytrain.machine.processes.error_hooks import is_peer_lost
 
 _MOST_TEXTS = 500
 _LONGEST = 4_000
@@ -133,7 +132,7 @@ class Ends(Protocol):
         """Say how the run ended."""
 
 
-def tell_of_errors(run: Ends) -> None:
+def listen_for_errors(run: Ends) -> None:
     """From now on, let this run know of an error that nobody caught, before anybody shows it.
 
     Whoever shows it may be ended while it does so: a rank that waits for its launcher.
@@ -154,13 +153,8 @@ def tell_of_errors(run: Ends) -> None:
     sys.excepthook = hook
 
 
-def in_words(error: BaseException) -> str:
+def error_line(error: BaseException) -> str:
     """Return an error's kind and first line, without secrets."""
     lines = str(error).strip().splitlines()
     told = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return scrubbed(told)[:_LONGEST_ERROR]
-
-
-def is_cause(error: BaseException) -> bool:
-    """Whether an error is this process's own, and not that of another rank's end."""
-    return not is_peer_lost(error)

@@ -44,7 +44,7 @@ class LoopPosition(Protocol):
         """Whether this was its loader's last batch."""
 
 
-Share = tuple[float, int]
+LossSum = tuple[float, int]
 """The losses of one rank since the last point, added up, and how many they were."""
 
 
@@ -64,7 +64,7 @@ class LossCurve:
         """What the sum begins with: a checkpoint may have been made before its point was due."""
         self._name = f"loss/{next(_curves)}"
         self._num_points = 0
-        self._waiting: deque[tuple[int, int, Share]] = deque()
+        self._waiting: deque[tuple[int, int, LossSum]] = deque()
         """Points that other ranks have not told their part of: number, update, own part."""
         self._is_over = False
 
@@ -118,7 +118,7 @@ class LossCurve:
         if self._sum is not None:
             running_sum.put(self._sum, torch.tensor(self._first))
 
-    def _read(self) -> Share:
+    def _read(self) -> LossSum:
         whole = self._first if self._sum is None else float(running_sum.readable(self._sum))
         return whole, self._num
 
@@ -153,7 +153,7 @@ class LossCurve:
             self._record.log(updates, None, {"loss": whole / num}, event=BACKWARD)
         return True
 
-    def _told(self, number: int, updates: int, rank: int) -> Share | None:
+    def _told(self, number: int, updates: int, rank: int) -> LossSum | None:
         try:
             posted = self._world.board.read(f"{self._name}/{number}/{rank}")
         except Exception:  # noqa: BLE001  the store is gone, as at the end of a job

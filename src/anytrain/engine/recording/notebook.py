@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from anytrain.core.text import Sheet, amount
-from anytrain.engine.recording.console import Course, Followed, Trail
+from anytrain.engine.recording.console import BoundedCurve, Course, Display
 from anytrain.engine.recording.formatting import LogEntry, Summary, duration, number
 from anytrain.engine.recording.small_charts import Points, charts
 
@@ -26,7 +26,7 @@ def _display(rendering: Mapping[str, str]) -> Any:
     return display(dict(rendering), raw=True, display_id=True)
 
 
-class NotebookBar(Followed):
+class NotebookBar(Display):
     """A bar, curves, and a table: Step, Training Loss, Validation Loss, one column a metric."""
 
     # Each update is a message to the browser with the whole table in it.
@@ -41,7 +41,7 @@ class NotebookBar(Followed):
         self._num_left_out = 0
         self._training_loss = ""
         self._summary: Summary | None = None
-        self._evaluated: dict[str, Trail] = {}
+        self._evaluated: dict[str, BoundedCurve] = {}
         """The figures of evaluations so far, by what their columns are called."""
         self._charts = ""
 
@@ -62,7 +62,7 @@ class NotebookBar(Followed):
             loss = {"Training Loss": self._training_loss} if self.pace is not None else {}
             self._add(entry.step, {**loss, **_columns_of(entry)})
             for name, value in entry.values.items():
-                self._evaluated.setdefault(_title(name), Trail()).add(entry.step, value)
+                self._evaluated.setdefault(_title(name), BoundedCurve()).add(entry.step, value)
         elif "loss" in entry.values:
             self._training_loss = number(entry.values["loss"])
             if not self.course.evaluates:

@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from anytrain.core.text import safe_console
-from anytrain.engine.recording.console import Course, Followed, put, tell_broken
+from anytrain.engine.recording.console import Course, Display, put, tell_broken
 from anytrain.engine.recording.formatting import LogEntry, Summary, duration, fitting, lines
 from anytrain.engine.recording.small_charts import sparkline
 
@@ -34,7 +34,7 @@ _END_LINE = "\x1b[K\n"
 _open: weakref.WeakSet[Terminal] = weakref.WeakSet()
 
 
-class Terminal(Followed):
+class Terminal(Display):
     """Bars at the bottom of the terminal, and what is logged or printed above them."""
 
     def __init__(
@@ -46,7 +46,7 @@ class Terminal(Followed):
         super().__init__(clock)
         self._given = stream, width
         self._console: RichConsole | None = None
-        self._aside: list[Above] = []
+        self._aside: list[RedirectedStream] = []
         self._lock = threading.RLock()
         self.is_broken = False
         """Whether what it writes to has gone away."""
@@ -170,7 +170,7 @@ class Terminal(Followed):
             force_terminal=True,
         )
         if stream is None:
-            self._aside = [Above(self, "stdout"), Above(self, "stderr")]
+            self._aside = [RedirectedStream(self, "stdout"), RedirectedStream(self, "stderr")]
         _open.add(self)
 
     def _print(self, console: RichConsole, thing: Text | Table) -> None:
@@ -195,7 +195,7 @@ class Terminal(Followed):
         tell_broken(error)
 
 
-class Above:
+class RedirectedStream:
     """Stands in for standard output or error: whole lines go above the bars."""
 
     def __init__(self, terminal: Terminal, name: str) -> None:

@@ -17,7 +17,8 @@ from anytrain.core.clock import Ledger
 from anytrain.core.notices import give_notice
 from anytrain.core.records import TIMESHEET, Life
 from anytrain.engine.recording.disk import append, reason, to_json
-from anytrain.engine.recording.events import in_words, is_cause, tell_of_errors
+from anytrain.engine.recording.events import error_line, listen_for_errors
+from anytrain.machine.processes.error_hooks import is_peer_lost
 
 # A line a second, and later one for each hundredth of the time so far: a day makes 700 lines.
 _LEAST_S = 1.0
@@ -60,7 +61,7 @@ class Timesheet:
             self._ledger.begin()
             if ends_at_exit:
                 atexit.register(_end, weakref.ref(self))
-                tell_of_errors(self)
+                listen_for_errors(self)
 
     def end(self, how: str, error: BaseException | None = None) -> None:
         """Say how the run ended, if it began and has not ended yet; and by which error.
@@ -70,8 +71,8 @@ class Timesheet:
         if not self._has_started or self._how is not None or self.was_removed():
             return
         if error is not None and how == "failed":
-            self._error = in_words(error)
-            if not self._is_main and is_cause(error):
+            self._error = error_line(error)
+            if not self._is_main and not is_peer_lost(error):
                 self._tell_failure()
         if self._is_main:
             self.write(how)

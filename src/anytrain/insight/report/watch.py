@@ -17,7 +17,7 @@ from anytrain.core.documents import real, whole
 from anytrain.core.errors import BadInput, Notice
 from anytrain.core.records import RunRecord, counted, is_unasked, open_run, together
 from anytrain.core.text import amount, one_line
-from anytrain.engine.recording.console import Course, Followed, Plain
+from anytrain.engine.recording.console import Course, Display, PlainDisplay
 from anytrain.engine.recording.formatting import LogEntry, Summary, duration, entry, number
 from anytrain.engine.recording.terminal import Terminal
 from anytrain.insight.report.starts import logs_at_updates, own_count, position
@@ -34,7 +34,7 @@ ON_ITS_WAY = ("running", "unknown")
 _WELL = ("finished", "ended", "stopped")
 
 
-class Silent(Followed):
+class SilentDisplay(Display):
     """A view that shows nothing: it knows how the run stands, for others to show."""
 
     is_broken = False
@@ -43,7 +43,7 @@ class Silent(Followed):
         """Say nothing."""
 
 
-View = Terminal | Plain | Silent
+View = Terminal | PlainDisplay | SilentDisplay
 Wait = Callable[[float], bool]
 """Waits so many seconds, or less; returns whether the person wants to leave."""
 
@@ -89,7 +89,7 @@ class RunView:
         told = self._first_new()
         if self._began is None or began(self.run) != self._began:
             told = self._begin(told)
-        self.view.weigh()
+        self.view.measure_memory()
         for at, tell in sorted(self._moments(told), key=lambda moment: moment[0]):
             self.clock.at = at
             tell()
@@ -200,7 +200,7 @@ class RunView:
             return
         words = f"nothing heard for {duration(silent)}; {whereabouts(run)}"
         self.view.standing.remark = words
-        if isinstance(self.view, Plain) and silent > 2 * self._silent_for:
+        if isinstance(self.view, PlainDisplay) and silent > 2 * self._silent_for:
             self._silent_for = silent
             self.view.say(words)
 

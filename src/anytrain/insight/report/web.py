@@ -116,7 +116,7 @@ class Source:
                 self.run = open_run(self.folder)
             except BadInput:
                 return False
-            self._watch = watch.RunView(self.run, watch.Silent)
+            self._watch = watch.RunView(self.run, watch.SilentDisplay)
             has_grown = True
         else:
             has_grown = self.run.refresh()

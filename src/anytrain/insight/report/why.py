@@ -127,7 +127,7 @@ def _is_worth_it(seconds: float, share: float) -> bool:
     return seconds >= _WORTH_S and share >= _WORTH
 
 
-def tell(lives: Sequence[Life]) -> dict[str, Any]:
+def explain(lives: Sequence[Life]) -> dict[str, Any]:
     """Return everything there is to tell of a run, over all its starts, as plain values."""
     newest, life = lives[-1], together(lives)
     seconds, finding = life.seconds, judge(life)
