@@ -120,15 +120,34 @@ class RunRecord:
         return mappings(self.record.get("starts"))
 
     @property
+    def start(self) -> dict[str, Any]:
+        """What was known at the newest start; nothing where none is recorded."""
+        return self.starts[-1] if self.starts else {}
+
+    @property
+    def life(self) -> Life:
+        """The newest life; an empty one where there is none yet."""
+        return self.lives[-1] if self.lives else Life({})
+
+    @property
+    def counted_lives(self) -> list[Life]:
+        """The lives that the run's history is made of."""
+        return counted(self.lives)
+
+    @property
+    def total(self) -> Life:
+        """All these lives as if they were one."""
+        return together(self.counted_lives) if self.lives else Life({})
+
+    @property
     def state(self) -> str:
         """How the run stands now: "running", or how it ended (see `Life.state`)."""
-        start = self.starts[-1] if self.starts else None
-        life = self.lives[-1] if self.lives else None
-        if life is not None and not (start and _time(start) > (life.heard or 0.0)):
-            return life.state
-        if start is not None and "ended" in start:
+        start = self.start
+        if self.lives and not (start and _time(start) > (self.life.heard or 0.0)):
+            return self.life.state
+        if "ended" in start:
             return "ended"
-        return "unknown" if start is None else standing(start)
+        return standing(start) if self.starts else "unknown"
 
     def _look_at_run(self) -> bool:
         has_changed = self._run.look()

@@ -67,22 +67,6 @@ class EvaluationProgress:
     done: int = 0
 
 
-@dataclass(slots=True)
-class LiveFigures:
-    """What is shown of a run between two entries of its log."""
-
-    latest: dict[str, str] = field(default_factory=dict)
-    memory: Pairs = field(default_factory=list)
-    loss: str = "loss"
-    """What the training loss is called."""
-    losses: BoundedCurve = field(default_factory=lambda: BoundedCurve())
-    """The training losses so far."""
-    remark: str = ""
-    """What else is to be said, such as that nothing was heard for long."""
-    is_over: bool = False
-    """Whether it is known that no step follows."""
-
-
 class BoundedCurve:
     """A curve of bounded length: each of its points is the mean of equally many entries."""
 
@@ -108,6 +92,22 @@ class BoundedCurve:
         """Return step and value of each point; the newest may hold fewer entries."""
         newest = [(self._step, mean(self._held))] if self._held else []
         return self._points + newest
+
+
+@dataclass(slots=True)
+class LiveFigures:
+    """What is shown of a run between two entries of its log."""
+
+    latest: dict[str, str] = field(default_factory=dict)
+    memory: Pairs = field(default_factory=list)
+    loss: str = "loss"
+    """What the training loss is called."""
+    losses: BoundedCurve = field(default_factory=BoundedCurve)
+    """The training losses so far."""
+    remark: str = ""
+    """What else is to be said, such as that nothing was heard for long."""
+    is_over: bool = False
+    """Whether it is known that no step follows."""
 
 
 class Pace:
@@ -249,6 +249,15 @@ class Display:
     def elapsed(self) -> str:
         return "" if self.pace is None else duration(self.clock() - self.pace.began)
 
+    def times(self) -> str:
+        """Return the time since the beginning and, where it is known, the time that is left."""
+        left = self.left()
+        return f"{self.elapsed()}, {left} left" if left else self.elapsed()
+
+    def memory(self) -> list[str]:
+        """Return the memory in use, as it was at the last entry."""
+        return [f"{name} {amount}" for name, amount in self.standing.memory]
+
     def left(self) -> str:
         """Return the time that is left; nothing where it is not known yet."""
         if self.pace is None or self.course.total is None or self.step >= self.course.total:
@@ -308,8 +317,7 @@ class PlainDisplay(Display):
         parts.extend(f"{name} {value}" for name, value in entry.pairs())
         if not entry.is_evaluation:
             left = self.left()
-            memory = [f"{name} {amount}" for name, amount in self.standing.memory]
-            figures = (self.speed(), f"ETA {left}" if left else "", *memory)
+            figures = (self.speed(), f"ETA {left}" if left else "", *self.memory())
             parts.extend(part for part in figures if part)
         self.say("  ".join(parts))
 

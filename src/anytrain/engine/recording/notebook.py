@@ -113,10 +113,8 @@ class NotebookBar(Display):
     def _bars(self) -> list[tuple[str, int, int | None, str]]:
         bars = []
         if self.pace is not None:
-            left = self.left()
-            times = f"{self.elapsed()}, {left} left" if left else self.elapsed()
-            memory = (f"{name} {amount}" for name, amount in self.standing.memory)
-            tail = "  ".join(part for part in (times, self.speed(), *memory) if part)
+            parts = (self.times(), self.speed(), *self.memory())
+            tail = "  ".join(part for part in parts if part)
             bars.append(("training", self.step, self.course.total, tail))
         if self.evaluation is not None:
             spent = duration(self.clock() - self.evaluation.began)

@@ -125,9 +125,8 @@ class Terminal(Display):
     def bars(self, width: int, is_ascii: bool) -> list[Text]:
         shown = []
         if self.pace is not None:
-            total, left = self.course.total, self.left()
-            times = f"{self.elapsed()}, {left} left" if left else self.elapsed()
-            tails = _counts(self.step, total, times)
+            total = self.course.total
+            tails = _counts(self.step, total, self.times())
             shown.append(_bar("training", self.step, total, tails, width, is_ascii))
             shown.append(Text(fitting(self._figures(is_ascii), width), style="dim"))
             shown.extend(self._below(width))
@@ -149,8 +148,7 @@ class Terminal(Display):
         drawn = sparkline(self.standing.losses.points(), _WIDEST_SPARK, is_ascii=is_ascii)
         if drawn and loss in latest:
             first[0] += f" {drawn}"
-        memory = [f"{name} {amount}" for name, amount in self.standing.memory]
-        return [part for part in (*first, self.speed(), *memory) if part]
+        return [part for part in (*first, self.speed(), *self.memory()) if part]
 
     def _below(self, width: int) -> list[Text]:
         spent, remark = self.spent(), self.standing.remark

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from anytrain.core import records
 from anytrain.core.documents import mapping, real
 from anytrain.core.errors import BadInput
-from anytrain.core.records import Life, counted, together
 from anytrain.insight.report import diff_curves, starts
 from anytrain.insight.report.diff_curves import Curve, Divergence
 from anytrain.insight.report.page_curves import is_clocked
@@ -92,8 +91,7 @@ def curves(run: RunRecord) -> dict[str, dict[int, float]]:
 
 def _facts(run: RunRecord) -> dict[str, dict[str, Any] | None]:
     """Return what a run says of itself, by group; None for a group that it says nothing of."""
-    start = run.starts[-1] if run.starts else {}
-    began = run.lives[-1].began if run.lives else {}
+    start, began = run.start, run.life.began
     arguments = starts.arguments(start) or mapping(began.get("settings"))
     git = mapping(start.get("git"))
     code = {f"git {key}": value for key, value in git.items()}
@@ -119,10 +117,7 @@ def _plan(run: RunRecord, start: Mapping[str, Any]) -> dict[str, Any]:
     """Return each choice as (value, reason), as it stood at the end."""
     plan = mapping(start.get("plan"))
     found = {name: (mapping(c).get("value"), mapping(c).get("because")) for name, c in plan.items()}
-    if run.lives:
-        life = run.lives[-1]
-        found |= {name: life.choice(name) for name in mapping(life.began.get("plan"))}
-    return found
+    return found | {n: run.life.choice(n) for n in mapping(run.life.began.get("plan"))}
 
 
 def _difference(group: str, told: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
@@ -243,7 +238,7 @@ def _figures(
 
 
 def _asked_for(run: RunRecord) -> tuple[str, bool] | None:
-    arguments = mapping(run.starts[-1].get("arguments")) if run.starts else {}
+    arguments = mapping(run.start.get("arguments"))
     name, greater = arguments.get("metric_for_best_model"), arguments.get("greater_is_better")
     return (name, greater) if isinstance(name, str) and isinstance(greater, bool) else None
 
@@ -265,8 +260,7 @@ def _best(curve: Curve | None, pick: Any) -> float | None:
 
 
 def _about(run: RunRecord, name: str) -> dict[str, Any]:
-    last = run.lives[-1].last if run.lives else {}
-    began = run.lives[-1].began if run.lives else {}
+    last, began = run.life.last, run.life.began
     steps = [entry["step"] for entry in run.metrics if isinstance(entry.get("step"), int)]
     return {
         "label": name,
@@ -288,7 +282,7 @@ def _times(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 
 def _spent(run: RunRecord) -> dict[str, float | None]:
-    life = together(counted(run.lives)) if run.lives else Life({})
+    life = run.total
     seconds, steps = life.seconds, life.num_steps
     going = training_seconds(life)
     per_step = real(life.began.get("samples_per_step"))

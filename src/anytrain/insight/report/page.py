@@ -8,7 +8,7 @@ from typing import Any
 
 from anytrain._version import __version__
 from anytrain.core.documents import finite, mapping, whole
-from anytrain.core.records import Life, RunRecord, together
+from anytrain.core.records import Life, RunRecord
 from anytrain.insight.pages.charts import Chart, Point, chart_grid, chart_page, number
 from anytrain.insight.pages.markup import (
     Content,
@@ -26,7 +26,6 @@ from anytrain.insight.report import page_evaluation, page_facts, page_time
 from anytrain.insight.report.page_curves import (
     Figures,
     charts_of,
-    counted,
     figures,
     is_clocked,
     starts,
@@ -114,9 +113,8 @@ def badge(run: RunRecord) -> Markup:
 
 def how_it_stands(run: RunRecord) -> str:
     """Return how the run ended, or up to where it is known, in a sentence or two."""
-    life = run.lives[-1] if run.lives else None
-    told = _last_words(run, life)
-    if (num_starts := len(counted(run))) > 1:
+    told = _last_words(run)
+    if (num_starts := len(run.counted_lives)) > 1:
         told += (
             f" It was started {'twice' if num_starts == 2 else f'{num_starts} times'}{_where(run)}."
         )
@@ -124,7 +122,7 @@ def how_it_stands(run: RunRecord) -> str:
     if names:
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         told += f" The starts differ in {', '.join(names[:_NAMED])}{more} (see Arguments)."
-    if unused := [name for name, _, _ in not_used(run.starts[-1] if run.starts else {})]:
+    if unused := [name for name, _, _ in not_used(run.start)]:
         told += f" Its checkpoint's {', '.join(unused)} counted, not what was given."
     return told
 
@@ -157,8 +155,8 @@ def every_figure(known: Figures) -> Section | None:
     )
 
 
-def _last_words(run: RunRecord, life: Life | None) -> str:
-    heard = None if life is None else life.heard
+def _last_words(run: RunRecord) -> str:
+    heard = run.life.heard
     upto = f"step {number(position(run))}"
     when = f" ({moment(heard)})" if heard is not None else ""
     if run.state == "finished":
@@ -171,23 +169,21 @@ def _last_words(run: RunRecord, life: Life | None) -> str:
             "known."
         )
     if run.state == "failed":
-        error = None if life is None else life.error
-        told = f"The error was: {text(error)}" if error else ""
+        told = f"The error was: {text(run.life.error)}" if run.life.error else ""
         return f"The run failed after {upto}{when}. {told}".rstrip()
     if run.state == "stopped":
         return f"The run was stopped after {upto}{when}, by a signal or a key."
     if run.state == "ended":
         ended = f"The process ended after {upto}{when}"
         return f"{ended} without saying whether the training was complete."
-    host = "" if life is None else text(life.began.get("host", "another host"))
+    host = text(run.life.began.get("host", "another host")) if run.lives else ""
     where = f" It ran on {host}, and only that host knows whether it still does." if host else ""
     return f"How the run ended is not known; it was last heard of at {upto}{when}.{where}"
 
 
 def _tiles(run: RunRecord, known: Figures) -> Iterator[tuple[str, Content, str]]:
-    life = run.lives[-1] if run.lives else None
-    if life is not None:
-        yield from _progress(run, life)
+    if run.lives:
+        yield from _progress(run)
     yield from _losses(known)
     for name, points in known.curves.items():
         is_figure = name.startswith(("eval_", "eval/")) and not is_clocked(name)
@@ -197,8 +193,8 @@ def _tiles(run: RunRecord, known: Figures) -> Iterator[tuple[str, Content, str]]
         if not is_clocked(name.partition(" ")[0]) and (values := _finite(points)):
             yield name, number(values[-1]), "no point of the curve"
     yield from _best(run)
-    if life is not None:
-        yield from _machine(together([each for each, _ in counted(run)]))
+    if run.lives:
+        yield from _machine(run.total)
 
 
 def _losses(known: Figures) -> Iterator[tuple[str, Content, str]]:
@@ -209,19 +205,19 @@ def _losses(known: Figures) -> Iterator[tuple[str, Content, str]]:
         yield "training loss", number(values[-1]), "mean of the run"
 
 
-def _progress(run: RunRecord, life: Life) -> Iterator[tuple[str, Content, str]]:
+def _progress(run: RunRecord) -> Iterator[tuple[str, Content, str]]:
+    life = run.life
     most, epoch = whole(life.began.get("max_steps")), finite(life.last.get("epoch"))
     of = f" of {most:,}" if most else ""
     logged = own_count(run)
     more = [f"epoch {epoch:.4g}"] if epoch is not None else []
     more += [f"last logged at step {number(logged)}"] if logged is not None else []
     yield "steps", f"{number(position(run))}{of}", ", ".join(more)
-    lives = [each for each, _ in counted(run)]
-    seconds = together(lives).seconds
+    seconds, num_starts = run.total.seconds, len(run.counted_lives)
     if spent := sum(seconds.values()):
         start = number(seconds.get("start", 0.0), "seconds")
-        told = f"{len(lives)} starts, {start} before their first batches"
-        yield "time", number(spent, "seconds"), told if len(lives) > 1 else f"start {start}"
+        told = f"{num_starts} starts, {start} before their first batches"
+        yield "time", number(spent, "seconds"), told if num_starts > 1 else f"start {start}"
 
 
 def _machine(life: Life) -> Iterator[tuple[str, Content, str]]:
@@ -259,8 +255,7 @@ def _finite(points: list[Point]) -> list[float]:
 
 def heading(run: RunRecord) -> Markup:
     """Return the report's title, with where the run is from."""
-    start = run.starts[-1] if run.starts else {}
-    life = run.lives[-1].began if run.lives else {}
+    start, life = run.start, run.life.began
     began = moment(start.get("time", life.get("time")))
     host = text(start.get("host", life.get("host", "")))
     model = text(mapping(start.get("model")).get("name") or "")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from anytrain.core import records
 from anytrain.core.documents import finite, real
 from anytrain.core.records import Life, RunRecord
 from anytrain.insight.pages.charts import Chart, Point, Series
@@ -127,7 +126,7 @@ def history(run: RunRecord, name: str) -> list[Point]:
 
 def counted(run: RunRecord) -> list[tuple[Life, float]]:
     """Return the lives that the run's history is made of, each with the last step that counts."""
-    lives = records.counted(run.lives)
+    lives = run.counted_lives
     ends = [_begin(later) for later in lives[1:]] + [float("inf")]
     return list(zip(lives, ends, strict=False))  # no life yet: none at all
 

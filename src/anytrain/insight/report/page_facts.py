@@ -16,9 +16,9 @@ from anytrain.insight.report import starts
 
 def arguments(run: RunRecord, defaults: Mapping[str, Any]) -> Section | None:
     """Return the run's arguments: those that are not the default first."""
-    given = starts.arguments(_start(run))
+    given = starts.arguments(run.start)
     if not given:
-        settings = mapping(run.lives[-1].began.get("settings")) if run.lives else {}
+        settings = mapping(run.life.began.get("settings"))
         known = [facts(settings, "As far as they were recorded"), _changes(run)]
         return section("arguments", "Arguments", known)
     changed = {k: v for k, v in given.items() if not _is_default(k, v, defaults)}
@@ -35,7 +35,7 @@ def _not_used(run: RunRecord) -> Markup:
     """Return what was given and not used: a checkpoint that a run goes on from settles some."""
     rows = [
         (name, tag("code", text(given)), tag("code", text(used)))
-        for name, given, used in starts.not_used(_start(run))
+        for name, given, used in starts.not_used(run.start)
     ]
     caption = "Given, and not used: the checkpoint that the run went on from has settled these"
     return table(("name", "given", "used"), rows, caption=caption) if rows else Markup("")
@@ -58,8 +58,7 @@ def _changes(run: RunRecord) -> Markup:
 
 def surroundings(run: RunRecord) -> Section | None:
     """Return versions, hardware, code and data."""
-    start = _start(run)
-    began = run.lives[-1].began if run.lives else {}
+    start, began = run.start, run.life.began
     versions = mapping(start.get("versions")) or mapping(began.get("versions"))
     told: dict[str, Any] = {key: start[key] for key in ("python", "platform") if key in start}
     hardware = {
@@ -83,7 +82,7 @@ def reproduce(run: RunRecord) -> Section | None:
 
 
 def _steps(run: RunRecord) -> Iterator[Markup]:
-    start = _start(run)
+    start = run.start
     command = [text(part, 10_000) for part in listed(start.get("command"))]
     if not command:
         return
@@ -120,7 +119,7 @@ def _launched(start: dict[str, Any], command: list[str]) -> list[str]:
 
 
 def _remarks(run: RunRecord, git: dict[str, Any]) -> Iterator[str]:
-    start = _start(run)
+    start = run.start
     if starts.changes(run):
         yield "The starts of the run differ (see Arguments): one command alone does not repeat it."
     if git.get("is_dirty"):
@@ -136,7 +135,7 @@ def _remarks(run: RunRecord, git: dict[str, Any]) -> Iterator[str]:
 
 
 def _seeds(run: RunRecord) -> Iterator[str]:
-    seed = whole(starts.arguments(_start(run)).get("seed"))
+    seed = whole(starts.arguments(run.start).get("seed"))
     changed = [each for each in starts.changes(run) if each.name == "seed"]
     if changed:
         told = [f"The seed was {text(changed[0].before)} first"]
@@ -171,7 +170,3 @@ def _sized(value: Any) -> str | None:
     """Return a size; None where there is nothing of it, such as memory of a CPU's own."""
     found = finite(value)
     return number(found, "bytes") if found else None
-
-
-def _start(run: RunRecord) -> dict[str, Any]:
-    return run.starts[-1] if run.starts else {}

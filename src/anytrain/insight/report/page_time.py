@@ -7,7 +7,7 @@ from pathlib import PurePath
 from typing import Any
 
 from anytrain.core.documents import finite, listed, mapping, whole
-from anytrain.core.records import Life, RunRecord, counted, together
+from anytrain.core.records import Life, RunRecord
 from anytrain.core.text import amount
 from anytrain.insight.pages.charts import number
 from anytrain.insight.pages.markup import Markup, Section, joined, moment, section, table, tag, text
@@ -16,8 +16,7 @@ from anytrain.insight.report.why import MEANING, NOTHING, judge, ledger, over_st
 
 def time_ledger(run: RunRecord) -> Section | None:
     """Return where the time went, and one thing to do about it."""
-    lives = counted(run.lives)
-    life = together(lives) if lives else Life({})
+    life = run.total
     whole_time = sum(life.seconds.values())
     if whole_time <= 0:
         return None
@@ -26,7 +25,7 @@ def time_ledger(run: RunRecord) -> Section | None:
         (joined(_colour(n), f" {name}"), number(seconds, "seconds"), f"{share:.1%}", meaning)
         for n, (name, seconds, share, meaning) in enumerate(shown)
     ]
-    caption = f"{number(whole_time, 'seconds')} in all{over_starts(len(lives))}"
+    caption = f"{number(whole_time, 'seconds')} in all{over_starts(len(run.counted_lives))}"
     told = table(("time", "seconds", "share", "what"), rows, caption=caption, numbers=(1, 2))
     bar = _bar({name: share for name, _, share, _ in shown})
     return section("time", "Where the time went", (bar, told, _verdict(life)))
@@ -34,8 +33,7 @@ def time_ledger(run: RunRecord) -> Section | None:
 
 def shapes(run: RunRecord) -> Section | None:
     """Return the shapes of the batches, and how much of them was padding."""
-    lives = counted(run.lives)
-    last = together(lives).last if lives else {}
+    last = run.total.last
     content: list[Markup] = []
     found = [text(each, 60) for each in listed(last.get("shapes"))]
     if found:
@@ -96,7 +94,7 @@ def _saved(event: dict[str, Any], run: RunRecord) -> tuple[Markup | str, ...]:
 
 def _inside(path: str, run: RunRecord) -> str:
     """Return a path as seen from the run's folder, where it lies in it or did when it ran."""
-    start = run.starts[-1] if run.starts else {}
+    start = run.start
     output = PurePath(text(mapping(start.get("arguments")).get("output_dir") or run.folder, 4096))
     folders = (run.folder, run.folder.absolute(), run.folder.resolve(), output)
     for folder in (*folders, text(start.get("cwd", ""), 4096) / output):
@@ -114,12 +112,10 @@ def warnings(run: RunRecord) -> Section | None:
 
 def plan(run: RunRecord) -> Section | None:
     """Return what was decided, why, and what changed on the way."""
-    life = run.lives[-1] if run.lives else None
-    start = run.starts[-1] if run.starts else {}
-    chosen = mapping(start.get("plan")) or mapping(life.began.get("plan") if life else None)
+    chosen = mapping(run.start.get("plan")) or mapping(run.life.began.get("plan"))
     rows = []
     for name, choice in chosen.items():
-        value, because = life.choice(name) if life else ("", "")
+        value, because = run.life.choice(name)
         told = mapping(choice)
         value = value or text(told.get("value", ""))
         rows.append((name, tag("code", value), because or text(told.get("because", ""))))

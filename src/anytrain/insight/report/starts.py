@@ -99,13 +99,12 @@ def flat(values: Mapping[str, Any], before: str = "") -> dict[str, Any]:
 
 def logs_at_updates(run: RunRecord) -> bool:
     """Whether a log entry's step is known to be an update of the newest start."""
-    return not run.lives or whole(run.lives[-1].began.get("max_steps")) is not None
+    return not run.lives or whole(run.life.began.get("max_steps")) is not None
 
 
 def position(run: RunRecord) -> int:
     """Return how many updates the run is known to have made."""
-    last = run.lives[-1] if run.lives else None
-    known = [] if last is None else [whole(last.last.get("step")), whole(last.began.get("step"))]
+    known = [whole(run.life.last.get("step")), whole(run.life.began.get("step"))]
     # A kill may leave the log ahead of the timesheet.
     known.append(_logged(run) if logs_at_updates(run) else _logged(run, unasked=True))
     return max((step for step in known if step is not None), default=0)

@@ -15,7 +15,7 @@ from typing import Any
 
 from anytrain.core.documents import real, whole
 from anytrain.core.errors import BadInput, Notice
-from anytrain.core.records import RunRecord, counted, is_unasked, open_run, together
+from anytrain.core.records import RunRecord, is_unasked, open_run
 from anytrain.core.text import amount, one_line
 from anytrain.engine.recording.console import Course, Display, PlainDisplay
 from anytrain.engine.recording.formatting import LogEntry, Summary, duration, entry, number
@@ -87,7 +87,7 @@ class RunView:
         """Tell the view what has come since the last look, and draw it."""
         self.was_alive |= not self.is_over
         told = self._first_new()
-        if self._began is None or began(self.run) != self._began:
+        if self._began is None or self.run.life.began != self._began:
             told = self._begin(told)
         self.view.measure_memory()
         for at, tell in sorted(self._moments(told), key=lambda moment: moment[0]):
@@ -101,7 +101,7 @@ class RunView:
     def _begin(self, told: int) -> int:
         """Begin the view of a life; return how many entries are in it already."""
         run, before = self.run, self._began
-        self._began = first = began(run)
+        self._began = first = run.life.began
         self.clock.at = real(first.get("time")) or heard(run)
         self.view.begin(
             Course(
@@ -109,8 +109,8 @@ class RunView:
                 step=whole(first.get("step")) or 0,
                 samples_per_step=whole(first.get("samples_per_step")),
                 memory=lambda: memory(run),
-                shares=lambda: shares(together(counted(run.lives))) if run.lives else {},
-                spent_in=f"time{over_starts(len(counted(run.lives)))}",
+                shares=lambda: shares(run.total),
+                spent_in=f"time{over_starts(len(run.counted_lives))}",
                 is_here=False,
             )
         )
@@ -139,7 +139,7 @@ class RunView:
 
     def _moments(self, told: int) -> list[tuple[float, Callable[[], None]]]:
         run, found = self.run, []
-        times = run.lives[-1].times if run.lives else []
+        times = run.life.times
         for line in times[self._num_times :]:
             found.append((line, lambda line=line: self._move(whole(line.get("step")))))
         for raw in run.metrics[told:]:
@@ -193,7 +193,7 @@ class RunView:
         """Say that nothing was heard for long; as a line, each time that it is twice as long."""
         run, last = self.run, heard(self.run)
         silent = 0.0 if last is None or self.is_over else time.time() - last
-        spent = sum(run.lives[-1].seconds.values()) if run.lives else 0.0
+        spent = sum(run.life.seconds.values())
         self.view.standing.remark = ""
         if silent < max(_SILENT_S, _SILENT_SHARE * spent):
             self._silent_for = 0.0
@@ -274,11 +274,11 @@ def _is_back(watch: RunView, wait: Wait, linger_s: float) -> bool:
     if not watch.was_alive or linger_s <= 0:
         return False
     run, until = watch.run, time.monotonic() + linger_s
-    before = began(run)
+    before = run.life.began
     watch.view.say(f"{ending(run)} Waiting {linger_s:.0f} s for it to be started again.")
     while time.monotonic() < until and not wait(min(_LOOK_S, linger_s)):
         run.refresh()
-        if began(run) != before or not watch.is_over:
+        if run.life.began != before or not watch.is_over:
             return True
     return False
 
@@ -336,7 +336,7 @@ def ending(run: RunRecord) -> str:
 
 
 def _by(run: RunRecord) -> str:
-    error = run.lives[-1].error if run.lives else None
+    error = run.life.error
     return f" by {one_line(error).rstrip('.')}" if error else ""
 
 
@@ -346,16 +346,15 @@ def summary(watch: RunView) -> Summary:
     last = next((raw for raw in reversed(run.metrics) if "train_runtime" in raw), nothing)
     best = next((e for e in reversed(run.events) if e.get("kind") == "best"), nothing)
     value = real(best.get("value"))
-    life = run.lives[-1] if run.lives else None
-    spent = {} if life is None else life.seconds
+    life = run.life
     losses = _losses(run, watch.view.standing.loss)
     finite = [pair for pair in losses if math.isfinite(pair[0])]
     return Summary(
         steps=position(run),
-        max_steps=None if life is None else whole(life.began.get("max_steps")),
+        max_steps=whole(life.began.get("max_steps")),
         epochs=real((run.metrics[-1] if run.metrics else nothing).get("epoch")),
         seconds=real(last.get("train_runtime"))
-        or sum(s for name, s in spent.items() if name != "start"),
+        or sum(s for name, s in life.seconds.items() if name != "start"),
         samples_per_second=real(last.get("train_samples_per_second")),
         loss=losses[-1][0] if losses else None,
         lowest_loss=min(finite) if finite else None,
@@ -365,7 +364,7 @@ def summary(watch: RunView) -> Summary:
         else (one_line(best.get("metric", "")), value, whole(best.get("step"))),
         best_checkpoint=one_line(best["path"]) if best.get("path") else None,
         results=str(run.folder),
-        since=0 if life is None else whole(life.began.get("step")) or 0,
+        since=whole(life.began.get("step")) or 0,
         heading=None if run.state == "finished" else ending(run),
     )
 
@@ -380,21 +379,16 @@ def shown(raw: dict[str, Any]) -> LogEntry:
     return entry(whole(raw.get("step")) or 0, real(raw.get("epoch")), values)
 
 
-def began(run: RunRecord) -> dict[str, Any]:
-    """Return how the newest life of a run began; nothing where there is none yet."""
-    return run.lives[-1].began if run.lives else {}
-
-
 def heard(run: RunRecord) -> float | None:
     """Return when the run last wrote anything, in seconds since the epoch."""
-    times = [run.lives[-1].heard] if run.lives else []
+    times = [run.life.heard]
     times += [real(lines[-1].get("time")) for lines in (run.metrics, run.starts) if lines]
     return max((at for at in times if at is not None), default=None)
 
 
 def memory(run: RunRecord) -> dict[str, int]:
     """Return the memory that the run last said it uses, by place."""
-    last = run.lives[-1].last if run.lives else {}
+    last = run.life.last
     amounts = {"memory": last.get("used_bytes"), "peak": last.get("peak_bytes")}
     found = {name: whole(value) for name, value in amounts.items()}
     return {name: value for name, value in found.items() if value}
@@ -402,7 +396,7 @@ def memory(run: RunRecord) -> dict[str, int]:
 
 def whereabouts(run: RunRecord) -> str:
     """Return which process a run is, as far as that is known here."""
-    began = run.lives[-1].began if run.lives else run.starts[-1] if run.starts else {}
+    began = run.life.began if run.lives else run.start
     pid, host = began.get("pid", "?"), one_line(began.get("host", "?"))
     if run.state == "unknown":
         return f"whether it still runs is known on {host} only (process {pid})"

@@ -27,7 +27,7 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from anytrain.core.errors import BadInput
-from anytrain.core.records import RunRecord, counted, open_run, together
+from anytrain.core.records import RunRecord, open_run
 from anytrain.core.text import one_line
 from anytrain.insight.pages.charts import Chart, chart_data, chart_grid, chart_page, library
 from anytrain.insight.pages.markup import beside, embedded, tag
@@ -287,7 +287,7 @@ def told(followed: watch.RunView) -> dict[str, Any]:
     words = watch.standing(run)
     if view.standing.remark:
         kind, words = "silent", f"{words}; {view.standing.remark}"
-    rows, lives = _ledger(run), counted(run.lives)
+    rows, lives = _ledger(run), run.counted_lives
     facts = [
         ("Elapsed" if len(lives) < 2 else "Elapsed in this start", view.elapsed()),
         ("Left", view.left()),
@@ -353,10 +353,7 @@ def _since(given: dict[str, list[str]]) -> int:
 
 
 def _ledger(run: RunRecord) -> list[list[Any]]:
-    if not run.lives:
-        return []
-    life = together(counted(run.lives))
-    found = sorted(ledger(life.seconds, shares(life)), key=lambda row: -row[2])
+    found = sorted(ledger(run.total.seconds, shares(run.total)), key=lambda row: -row[2])
     return [
         [one_line(name), round(seconds, 1), round(share, 4), meaning]
         for name, seconds, share, meaning in found
