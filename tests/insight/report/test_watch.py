@@ -18,7 +18,7 @@ from anytrain.engine.recording.console import PlainDisplay
 from anytrain.engine.recording.terminal import Terminal
 from anytrain.insight.report.page import how_it_stands
 from anytrain.insight.report.watch import RunView, SilentDisplay, follow, present, summary
-from anytrain.insight.report.why import tell
+from anytrain.insight.report.why import explain
 from made_records import Record
 
 
@@ -250,7 +250,7 @@ def test_the_step_of_an_own_loop_is_its_updates_not_what_it_logs_at(record, gone
     assert lines[-1] == "last logged at step 36"
     watch = RunView(run, SilentDisplay)
     watch.look()
-    assert summary(watch).steps == tell(run.lives)["step"] == 9
+    assert summary(watch).steps == explain(run.lives)["step"] == 9
     assert "It is known up to step 9 (" in how_it_stands(run)
 
 

@@ -17,6 +17,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from anytrain._version import __version__
 from anytrain.core.documents import finite
 
 
@@ -165,11 +166,28 @@ class Section:
     title: str
     content: Markup
 
-    def __str__(self) -> str:
-        heading = tag("h2", self.title, id=f"{self.name}-title")
-        return tag(
-            "section", heading, self.content, id=self.name, aria_labelledby=f"{self.name}-title"
-        )
+
+def framed(
+    sections: Iterable[Section | None], heading: Markup, folder: object
+) -> tuple[Markup, Markup]:
+    """Return a report's sections with what stands below them, and what stands above them.
+
+    Above are the heading, a link past it, and links to the sections; below, whose record it is.
+    """
+    known = [each for each in sections if each is not None]
+    links = (tag("li", tag("a", each.title, href=f"#{each.name}")) for each in known)
+    above = joined(
+        tag("a", "Skip to the report", href="#main", class_="skip"),
+        tag("header", heading, tag("nav", tag("ul", links), aria_label="Contents")),
+    )
+    made = f"Made by anytrain {__version__} from the record in {folder}."
+    return joined(map(_drawn, known), tag("footer", tag("p", made, class_="dim"))), above
+
+
+def _drawn(each: Section) -> Markup:
+    title = f"{each.name}-title"
+    heading = tag("h2", each.title, id=title)
+    return tag("section", heading, each.content, id=each.name, aria_labelledby=title)
 
 
 def section(name: str, title: str, content: Iterable[Content]) -> Section | None:

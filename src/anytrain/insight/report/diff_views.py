@@ -171,6 +171,12 @@ def figure_rows(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[s
     return ("figure", *head), rows
 
 
+def curve_rows(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """Return the head and rows of where each curve parts from that of the first run."""
+    head = ("figure", *(f"A and {run['label']}" for run in found["runs"][1:]))
+    return head, [(each["name"], *(p["said"] for p in each["pairs"])) for each in found["curves"]]
+
+
 def times_compared(found: Mapping[str, Any]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the head and rows of two runs' times, throughput and memory."""
     one, other = (run["label"] for run in found["runs"])
@@ -342,12 +348,7 @@ def _print_curves(console: Console, found: Mapping[str, Any]) -> None:
     if not found["curves"]:
         _say(console, NO_CURVE)
         return
-    others = [run["label"] for run in found["runs"][1:]]
-    rows = [
-        (curve["name"], *(pair["said"] for pair in curve["pairs"])) for curve in found["curves"]
-    ]
-    head = ("figure", *(f"A and {other}" for other in others))
-    _print(console, "Where the curves part", head, rows)
+    _print(console, "Where the curves part", *curve_rows(found))
     _say(console, found["rule"], "dim")
 
 
@@ -455,13 +456,9 @@ def _runs(found: Mapping[str, Any]) -> Markup:
 
 
 def _parting(found: Mapping[str, Any], charts: Sequence[Chart]) -> Markup:
-    others = [f"A and {run['label']}" for run in found["runs"][1:]]
-    rows = [
-        (curve["name"], *(pair["said"] for pair in curve["pairs"])) for curve in found["curves"]
-    ]
-    told = [table(("figure", *others), rows)] if rows else [tag("p", NO_CURVE)]
+    told = table(*curve_rows(found)) if found["curves"] else tag("p", NO_CURVE)
     rule = tag("details", tag("summary", "How this is judged"), tag("p", found["rule"]))
-    return _section("Where the curves part", *told, rule, chart_grid(charts))
+    return _section("Where the curves part", told, rule, chart_grid(charts))
 
 
 def _figures(found: Mapping[str, Any]) -> Markup | None:

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from anytrain._version import __version__
 from anytrain.core.documents import finite, mapping, whole
 from anytrain.core.records import Life, RunRecord
 from anytrain.insight.pages.charts import Chart, Point, chart_grid, chart_page, number
@@ -15,6 +14,7 @@ from anytrain.insight.pages.markup import (
     Markup,
     Section,
     beside,
+    framed,
     joined,
     moment,
     section,
@@ -41,27 +41,7 @@ def page(run: RunRecord, defaults: Mapping[str, Any] | None = None) -> str:
     """Return the report of a run; `defaults` are what its arguments would be if nobody chose."""
     known = figures(run)
     charts = charts_of(run, known)
-    sections = list(_sections(run, known, charts, defaults or {}))
-    links = [tag("li", tag("a", each.title, href=f"#{each.name}")) for each in sections]
-    before = (
-        tag("a", "Skip to the report", href="#main", class_="skip"),
-        tag("header", heading(run), tag("nav", tag("ul", links), aria_label="Contents")),
-    )
-    made = f"Made by anytrain {__version__} from the record in {run.folder}."
-    return chart_page(
-        f"{run.name}: report",
-        *(Markup(str(each)) for each in sections),
-        tag("footer", tag("p", made, class_="dim")),
-        charts=[*charts, *page_evaluation.charts_of(run)],
-        before=before,
-        styles=(beside("report.css"),),
-    )
-
-
-def _sections(
-    run: RunRecord, known: Figures, charts: list[Chart], defaults: Mapping[str, Any]
-) -> Iterator[Section]:
-    found = (
+    sections = (
         summary(run, known),
         _curves(charts),
         page_evaluation.evaluations(run),
@@ -71,11 +51,18 @@ def _sections(
         page_time.warnings(run),
         every_figure(known),
         page_time.plan(run),
-        page_facts.arguments(run, defaults),
+        page_facts.arguments(run, defaults or {}),
         page_facts.surroundings(run),
         page_facts.reproduce(run),
     )
-    yield from (each for each in found if each is not None)
+    content, before = framed(sections, heading(run), run.folder)
+    return chart_page(
+        f"{run.name}: report",
+        content,
+        charts=[*charts, *page_evaluation.charts_of(run)],
+        before=before,
+        styles=(beside("report.css"),),
+    )
 
 
 def _curves(charts: list[Chart]) -> Section | None:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from anytrain._version import __version__
 from anytrain.core.documents import real
 from anytrain.core.records import Sweep, Trial
 from anytrain.core.text import amount
@@ -18,6 +17,8 @@ from anytrain.insight.pages.markup import (
     Section,
     beside,
     document,
+    framed,
+    joined,
     section,
     table,
     tag,
@@ -38,27 +39,16 @@ def build(sweep: Sweep, links: Mapping[int, str], states: Mapping[int, str]) -> 
     """
     name = sweep.folder.resolve().name
     found = (_summary(sweep, states), _trials(sweep, links, states), _varied(sweep))
-    sections = [each for each in found if each is not None]
-    nav = tag("ul", (tag("li", tag("a", each.title, href=f"#{each.name}")) for each in sections))
     goals = ", ".join(
         f"{goal} {each}" for each, goal in zip(_goals(sweep), sweep.directions, strict=True)
     )
-    made = f"Made by anytrain {__version__} from the record in {sweep.folder}."
+    told = f"Search of {amount(len(sweep.trials), 'trial')} to {goals}"
+    heading = joined(tag("h1", name), tag("p", told, class_="dim"))
+    content, before = framed(found, heading, sweep.folder)
     return document(
         f"{name}: search",
-        *(Markup(str(each)) for each in sections),
-        tag("footer", tag("p", made, class_="dim")),
-        before=(
-            tag("a", "Skip to the report", href="#main", class_="skip"),
-            tag(
-                "header",
-                tag("h1", name),
-                tag(
-                    "p", f"Search of {amount(len(sweep.trials), 'trial')} to {goals}", class_="dim"
-                ),
-                tag("nav", nav, aria_label="Contents"),
-            ),
-        ),
+        content,
+        before=before,
         styles=(beside("report.css"), beside("diff.css"), beside("sweep.css")),
         scripts=(beside("sort.js"),),
     )

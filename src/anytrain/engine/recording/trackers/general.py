@@ -12,6 +12,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from anytrain.core.errors import BadInput, BadType, Unsupported
+from anytrain.engine.recording.trackers.values import read
 
 REQUIRED = ("name", "requires_logging_directory", "tracker")
 
@@ -87,6 +88,44 @@ class GeneralTracker:
                 why=f"{type(self).__name__} has no way to store them.",
                 fix="use a tracker that does, such as wandb or trackio, or log numbers instead.",
             )
+
+
+class RunTracker(GeneralTracker):
+    """A tracker whose library hands out a run, which takes values and tables of any kind.
+
+    It is of the project `run_name`; other arguments go to the library's `init`.
+    """
+
+    module: str
+    """The library; a subclass of the tracker may have another name than it."""
+    requires_logging_directory = False
+    run: Any
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        super().__init__()
+        self._library = library(self.module, self.name)
+        self.run_name = run_name
+        self._options = {"project": run_name, **kwargs}
+
+    @property
+    def tracker(self) -> Any:
+        return self.run
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log values, the library's own types among them."""
+        self.run.log(read(values), step=step, **kwargs)
+
+    def log_table(
+        self,
+        table_name: str,
+        columns: list[str] | None = None,
+        data: list[list[Any]] | None = None,
+        dataframe: Any = None,
+        step: int | None = None,
+        **kwargs: Any,
+    ) -> None:
+        table = self._library.Table(columns=columns, data=data, dataframe=dataframe)
+        self.run.log({table_name: table}, step=step, **kwargs)
 
 
 def check_members(tracker: GeneralTracker) -> None:
