@@ -211,7 +211,8 @@ def _plain(chart: Chart) -> dict[str, Any]:
 
 
 def _lines(series: Series) -> dict[str, Any]:
-    kept = thin([point if _is_known(point) else (point[0], None) for point in series.points])
+    points = [(x, y if y is not None and math.isfinite(y) else None) for x, y in series.points]
+    kept = thin(points)
     return {
         "name": encodable(series.name),
         "x": [x for x, _ in kept],
@@ -220,14 +221,10 @@ def _lines(series: Series) -> dict[str, Any]:
     }
 
 
-def _is_known(point: Point) -> bool:
-    return point[1] is not None and math.isfinite(point[1])
-
-
 def _in_words(series: Series, chart: Chart, *, alone: bool) -> str:
     unit, across = chart.unit, chart.across
-    known = [y for _, y in series.points if y is not None and math.isfinite(y)]
-    places = [x for x, y in series.points if y is not None and math.isfinite(y)]
+    finite = [(x, y) for x, y in series.points if y is not None and math.isfinite(y)]
+    places, known = [x for x, _ in finite], [y for _, y in finite]
     lost = len(series.points) - len(known)
     before = "" if alone else f"{series.name}: "
     missing = f" Not finite: {lost} of {len(series.points)}." if lost else ""

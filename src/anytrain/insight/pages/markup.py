@@ -45,7 +45,10 @@ def tag(name: str, *content: Content, **attributes: str) -> Markup:
 
 def joined(*content: Content) -> Markup:
     """Return the parts one after the other; text is escaped."""
-    return Markup("".join(_escaped(part) for each in content for part in _parts(each)))
+    parts = (part for each in content for part in ((each,) if isinstance(each, str) else each))
+    return Markup(
+        "".join(p if isinstance(p, Markup) else html.escape(p, quote=True) for p in parts)
+    )
 
 
 def table(
@@ -223,11 +226,3 @@ def moment(seconds: Any) -> str:
         return "" if found is None else time.strftime("%Y-%m-%d %H:%M:%S %Z", time.localtime(found))
     except (ValueError, OverflowError, OSError):
         return ""
-
-
-def _parts(content: Content) -> Iterable[str]:
-    return (content,) if isinstance(content, str) else content
-
-
-def _escaped(text: str) -> str:
-    return text if isinstance(text, Markup) else html.escape(text, quote=True)

@@ -57,7 +57,8 @@ def _evaluation(split: str, found: dict[str, Any]) -> Iterator[Content]:
         yield tag("p", text(note), class_="dim")
     if found.get("kind") == "classification":
         yield from _classes(found)
-        yield _wrong(found, ("label", "predicted", "confidence"), _CONFIDENT)
+        columns = ("label", "predicted", "confidence")
+        yield _wrong(found, columns, "Wrong with the most confidence")
     if found.get("kind") == "regression":
         yield chart_grid(residual_charts(split, found))
         yield _wrong(found, ("label", "predicted", "error"), "The largest errors")
@@ -87,17 +88,17 @@ def _confusion(names: list[str], counts: list[list[float]]) -> Markup:
     rows = []
     for name, row in zip(names, counts, strict=False):
         total = sum(row) or 1.0
-        cells = [tag("td", number(n), class_=f"number warm{_warmth(n / total)}") for n in row]
+        shares = [min(max(n / total, 0.0), 1.0) for n in row]
+        cells = [
+            tag("td", number(n), class_=f"number warm{round(share * _WARMTHS)}")
+            for n, share in zip(row, shares, strict=True)
+        ]
         rows.append(tag("tr", tag("th", name, scope="row"), cells))
     corner = tag("th", "true \\ predicted", scope="col")
     top = tag("tr", corner, (tag("th", each, scope="col", class_="number") for each in names))
     caption = tag("caption", "Confusion (rows: true, columns: predicted)")
     inner = tag("table", caption, tag("thead", top), tag("tbody", rows), class_="confusion")
     return tag("div", inner, class_="wide")
-
-
-def _warmth(share: float) -> int:
-    return round(min(max(share, 0.0), 1.0) * _WARMTHS)
 
 
 def residual_charts(split: str, found: dict[str, Any]) -> list[Chart]:
@@ -185,6 +186,3 @@ def _cell(value: Any, column: str, names: list[str]) -> str:
 def _share(value: Any) -> str:
     found = finite(value)
     return "–" if found is None else f"{found:.1%}"
-
-
-_CONFIDENT = "Wrong with the most confidence"

@@ -70,7 +70,8 @@ def surroundings(run: RunRecord) -> Section | None:
     content.append(facts(mapping(start.get("git")), "Code (git)"))
     for split, data in _data(start):
         content.append(facts(data, f"Data: {split}"))
-    content.append(facts({k: _counted(v) for k, v in model.items()}, "Model"))
+    counts = {k: v if (n := finite(v)) is None else number(n) for k, v in model.items()}
+    content.append(facts(counts, "Model"))
     content = [each for each in content if each]
     told_of = [tag("div", content, class_="pairs")] if content else []
     return section("surroundings", "Versions, hardware, code and data", told_of)
@@ -159,11 +160,6 @@ def _is_default(name: str, value: Any, defaults: Mapping[str, Any]) -> bool:
 def _data(start: dict[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     found = {split: mapping(data) for split, data in mapping(start.get("data")).items()}
     return sorted(found.items(), key=lambda each: (each[0] != "train", each[0]))
-
-
-def _counted(value: Any) -> Any:
-    found = finite(value)
-    return value if found is None else number(found)
 
 
 def _sized(value: Any) -> str | None:
