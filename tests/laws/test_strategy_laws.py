@@ -14,6 +14,9 @@ from pathlib import Path
 
 import torch
 
+from anytrain.engine.checkpoint import Snapshot, Store
+from anytrain.engine.checkpoint.snapshot import writer_of
+from anytrain.engine.optim.state_size import model_facts
 from anytrain.machine.strategies import table
 
 LAWS = {}
@@ -184,6 +187,120 @@ def ranks_may_run_out_of_batches_at_different_times(strategy, world, device):
         for number in range(world.rank + 1):
             loss_of(placed, rows(number, world)[0]).backward()
     world.barrier("all have run out")
+
+
+OPTIMIZERS = (
+    lambda held: torch.optim.AdamW(held, lr=0.1),
+    lambda held: torch.optim.Adam(held, lr=0.1, amsgrad=True),
+    lambda held: torch.optim.SGD(held, lr=0.1),
+    lambda held: torch.optim.SGD(held, lr=0.1, momentum=0.9),
+    lambda held: torch.optim.RMSprop(held, lr=0.1, centered=True, momentum=0.9),
+    lambda held: torch.optim.NAdam(held, lr=0.1),
+    lambda held: torch.optim.Adagrad(held, lr=0.1),
+)
+
+
+def large(seed=0):
+    """Return a model with a frozen layer, a tied one, and buffers of which one is not saved."""
+    torch.manual_seed(seed)
+    first, last = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+    last.weight = first.weight
+    frozen = torch.nn.Linear(3, 3).requires_grad_(False)
+    model = torch.nn.Sequential(first, frozen, torch.nn.BatchNorm1d(3), last)
+    model.register_buffer("passing", torch.ones(5), persistent=False)
+    return model
+
+
+def trained(strategy, world, make, model):
+    """Return the optimizer of a model that was trained for two steps."""
+    placed = strategy.place(model, {})
+    optimizer = make(placed.parameters())
+    for number in range(2):
+        optimizer.zero_grad()
+        loss_of(placed, rows(number, world)[0]).backward()
+        strategy.end_backward(placed)
+        optimizer.step()
+        strategy.end_update(placed)
+    return optimizer
+
+
+def written(strategy, world, *held):
+    """Return what all ranks write of models and optimizers: its place in the whole, and values."""
+    own = [
+        (part.name, part.start, part.whole, part.tensor.detach().clone())
+        for part in strategy.parts(*held)
+        if part.writer == world.rank
+    ]
+    return [each for theirs in world.gather_object(own) for each in theirs]
+
+
+def place_of(start, tensor):
+    return tuple(slice(a, a + n) for a, n in zip(start, tensor.shape, strict=True))
+
+
+@law
+def parts_of_all_ranks_are_the_whole_and_each_element_is_written_once(strategy, world, device):
+    for make in OPTIMIZERS:
+        model = large()
+        optimizer = trained(strategy, world, make, model)
+        times, values = {}, {}
+        for name, start, whole, tensor in written(strategy, world, model, optimizer):
+            count = times.setdefault(name, torch.zeros(whole))
+            count[place_of(start, tensor)] += 1
+            values.setdefault(name, torch.zeros(whole))[place_of(start, tensor)] = tensor
+        assert all(bool((count == 1).all()) for count in times.values())
+        state = model.state_dict()
+        del state["3.weight"]  # tied to the first one
+        state |= {
+            f"state.{number}.{name}": value
+            for number, kept in optimizer.state_dict()["state"].items()
+            for name, value in kept.items()
+            if isinstance(value, torch.Tensor)
+        }
+        assert values.keys() == state.keys()
+        if world.rank == 0:
+            assert all(torch.equal(values[name], value) for name, value in state.items())
+
+
+@law
+def what_is_saved_through_parts_is_loaded_to_the_bit(strategy, world, device):
+    store = Store(Path(sys.argv[2], "checkpoints"))
+    for number, make in enumerate(OPTIMIZERS):
+        model = large()
+        optimizer = trained(strategy, world, make, model)
+        snapshot = Snapshot(
+            step=number,
+            models=[model],
+            parts={"optimizer": optimizer.state_dict()},
+            writers={
+                "model": writer_of("model", strategy.parts(model)),
+                "optimizer": writer_of("optimizer", strategy.parts(optimizer)),
+            },
+        )
+        loaded = store.load(store.save(f"step-{number}", snapshot, world=world).path.name)
+        other = large(seed=1)
+        again = trained(strategy, world, make, other)
+        loaded.load_model(other, load=strategy.load)
+        strategy.load(again, loaded.part("optimizer"))
+        wanted = {name: whole for name, *_, whole in written(strategy, world, model, optimizer)}
+        for part in strategy.parts(other, again):
+            assert torch.equal(part.tensor, wanted[part.name][place_of(part.start, part.tensor)])
+
+
+@law
+def the_forecast_is_what_a_rank_holds_after_a_step(strategy, world, device):
+    for make in OPTIMIZERS:
+        model = large()
+        facts = model_facts([model], [make(model.parameters())])
+        told = strategy.forecast(facts, {})
+        optimizer = trained(strategy, world, make, model)
+        parameters = list(model.parameters())
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        kept = [value for own in optimizer.state.values() for value in own.values()]
+        held = ([*parameters, *model.buffers()], gradients, filter(torch.is_tensor, kept))
+        foretold = (told.weight_bytes, told.gradient_bytes, told.optimizer_bytes)
+        assert foretold == tuple(sum(each.nbytes for each in kind) for kind in held)
+        assert told.num_bytes == sum(foretold) + told.copy_bytes
 
 
 def main(name):

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from anytrain.cli import options
 from anytrain.core import records
-from anytrain.core.text import amount, one_line, safe_console
+from anytrain.core.text import amount, one_line, safe_console, size
 from anytrain.engine.checkpoint import locks, safetensors_format
 from anytrain.engine.checkpoint.catalog import (
     Entry,
@@ -211,7 +211,7 @@ def _show(path: Path, manifest: Manifest) -> None:
     console.print(facts)
     rows = _file_rows(path, manifest)
     head = ("file", "size", "tensors", "values")
-    _print_rows(head, [[_safe(row["file"]), _size(row["bytes"]), *_counts(row)] for row in rows])
+    _print_rows(head, [[_safe(row["file"]), size(row["bytes"]), *_counts(row)] for row in rows])
     others = unlisted(path, frozenset(manifest.files))
     if others:
         console.print(f"Not in the manifest, and not checked: {_safe(', '.join(others))}")
@@ -273,8 +273,8 @@ def _row(entry: Entry) -> list[str]:
     state = f"[red]{_safe(problem)}[/]" if problem else "[green]sizes match[/]"
     if manifest is None:
         return [_safe(entry.name), "", "", "", "", "", state]
-    size, ranks = _size(manifest.num_bytes), str(manifest.world_size)
-    facts = [str(manifest.step), _time(manifest), size, ranks, escape(_metrics(manifest))]
+    num_bytes, ranks = size(manifest.num_bytes), str(manifest.world_size)
+    facts = [str(manifest.step), _time(manifest), num_bytes, ranks, escape(_metrics(manifest))]
     return [_safe(entry.name), *facts, state]
 
 
@@ -293,14 +293,6 @@ def _safe(text: object) -> str:
 
 def _versions(manifest: Manifest) -> str:
     return ", ".join(one_line(f"{name} {value}") for name, value in manifest.versions.items())
-
-
-def _size(num_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.3g} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.3g} TB"
 
 
 def _verdicts(name: str, problems: Iterable[Problem]) -> list[list[str]]:

@@ -70,6 +70,36 @@ class JobFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """What a model and its optimizer take in all, before anybody shares them among ranks."""
+
+    weight_bytes: int
+    """Parameters and buffers."""
+    gradient_bytes: int
+    """Gradients of the parameters that are trained."""
+    optimizer_bytes: int | None
+    """What the optimizer keeps once it has made an update; None where its kind is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryForecast:
+    """What one rank holds of model and optimizer between steps, whatever the batch."""
+
+    weight_bytes: int
+    gradient_bytes: int
+    optimizer_bytes: int | None
+    """None where the optimizer's kind is not known."""
+    copy_bytes: int = 0
+    """What the strategy adds: the buckets in which gradients are sent."""
+
+    @property
+    def num_bytes(self) -> int:
+        """All that is known of."""
+        known = self.optimizer_bytes or 0
+        return self.weight_bytes + self.gradient_bytes + known + self.copy_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class MemoryUse:
     """Bytes in use now, at the peak, and in all; None where the device does not tell."""
 

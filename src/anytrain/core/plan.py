@@ -7,13 +7,13 @@ an argument beats a launch option, which beats the environment, which beats the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 from anytrain.core import patches
 from anytrain.core.errors import BadInput, Unsupported
-from anytrain.core.facts import Capabilities, Gain, JobFacts
+from anytrain.core.facts import Capabilities, Gain, JobFacts, MemoryForecast
 from anytrain.core.nearest import unknown
-from anytrain.core.text import Sheet
+from anytrain.core.text import Sheet, size
 
 PRECISIONS = ("no", "bf16", "fp16")
 _FREE_STEPS = ("your own loop", "default")
@@ -275,6 +275,24 @@ def _asked_strategy(asked: Wish, machine: Capabilities, world_size: int) -> Choi
         )
     told = f"{asked.source}: one process, batches split over {machine.spread_over} devices"
     return Choice(asked.value, told)
+
+
+def with_memory(plan: Plan, forecast: MemoryForecast, device_bytes: int | None) -> Plan:
+    """Return the plan with what each rank will hold, beside the reason for its strategy.
+
+    >>> known = MemoryForecast(4 * 10**8, 4 * 10**8, 8 * 10**8)
+    >>> choice = Choice("solo", "one process")
+    >>> plan = Plan(*[choice] * 6)
+    >>> with_memory(plan, known, 24 * 10**9).strategy.because
+    'one process; weights, gradients and optimizer take 1.6 GB of 24 GB on each rank'
+    """
+    names = ["weights", "gradients"]
+    names += ["optimizer"] if forecast.optimizer_bytes is not None else []
+    names += ["buckets"] if forecast.copy_bytes else []
+    whole = "" if device_bytes is None else f" of {size(device_bytes)}"
+    takes = f"{', '.join(names[:-1])} and {names[-1]} take {size(forecast.num_bytes)}{whole}"
+    because = f"{plan.strategy.because}; {takes} on each rank"
+    return replace(plan, strategy=Choice(plan.strategy.value, because))
 
 
 def _step(wishes: Wishes, machine: Capabilities, job: JobFacts) -> Choice:

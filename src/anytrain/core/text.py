@@ -59,6 +59,19 @@ def amount(count: int, noun: str) -> str:
     return f"{count:,} {noun}"
 
 
+def size(num_bytes: float) -> str:
+    """Return a number of bytes in words.
+
+    >>> size(96), size(1_340_000_000), size(24 * 10**9)
+    ('96 B', '1.34 GB', '24 GB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"
+
+
 def safe_console(**options: Any) -> Console:
     """Return a console of rich's that prints names as they are: nothing in them is obeyed."""
     from rich.console import Console

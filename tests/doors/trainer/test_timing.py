@@ -95,6 +95,15 @@ def test_each_training_and_each_resume_is_a_life(tmp_path: Path) -> None:
     assert second.num_steps == last - first.num_steps
 
 
+def test_a_run_says_what_its_model_takes_of_each_ranks_memory(tmp_path: Path) -> None:
+    build(tmp_path).train()
+    (life,) = records.read(tmp_path)
+    told = life.choice("strategy")
+    assert told[0] == "solo"
+    assert "one process; weights, gradients and optimizer take " in told[1]
+    assert told[1].endswith(" on each rank")
+
+
 def test_a_training_that_fails_says_so(tmp_path: Path) -> None:
     class Failing(Dataset[Any]):
         def __len__(self) -> int:

@@ -326,6 +326,7 @@ class Saving:
             )
         if self._run.optimizers and self._run.session.world.rank == 0:
             self._between.claim(Path(self.project_configuration.project_dir or "").absolute())
+        self._run.forecast_memory()
         self._record.begin(self._start_facts, self._project[0], step=None)
         atexit.register(_end, weakref.ref(self._between))
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
-from anytrain.core.plan import Choice
+from anytrain.core.plan import Choice, with_memory
 from anytrain.engine import precision as precisions
 from anytrain.engine.assemble.loaders import (
     LoaderOptions,
@@ -28,6 +28,7 @@ from anytrain.engine.assemble.loaders import (
 from anytrain.engine.assemble.session import Session, replacements
 from anytrain.engine.data.prefetch import Placement
 from anytrain.engine.data.shard import BatchSamplerShard
+from anytrain.engine.optim.state_size import model_facts
 from anytrain.engine.prepared import model as models
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.prepared.optimizer import (
@@ -344,6 +345,18 @@ class Run:
         self.models[:], self.optimizers[:] = [model], [optimizer]
         self.schedulers[:], self.loaders[:] = [scheduler], [loader]
         self._is_closed = True
+        self.forecast_memory()
+
+    def forecast_memory(self) -> None:
+        """Put into the plan, once, what each rank will hold of what is prepared."""
+        session = self.session
+        if session.memory is not None:
+            return
+        facts = model_facts(self.models, [each.optimizer for each in self.optimizers])
+        session.memory = session.strategy.forecast(facts, self.options.ddp)
+        whole = None if session.machine is None else session.machine.memory_bytes
+        session.plan = with_memory(session.plan, session.memory, whole)
+        session.planned = with_memory(session.planned, session.memory, whole)
 
     def _remember(self, known: list[Any], prepared: Any) -> None:
         if not self._is_closed and not any(prepared is other for other in known):

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from anytrain.core.errors import BadInput, CheckpointError
 from anytrain.core.notices import give_notice
@@ -24,6 +25,7 @@ from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.checkpoint import Loaded, Snapshot, check, check_fit, load_weights, model_state
 from anytrain.engine.checkpoint.huggingface import HFCheckpoint
+from anytrain.engine.checkpoint.snapshot import writer_of
 from anytrain.engine.data.seeded import mix
 
 SaveHook = Callable[[list[Any], list[Any], str], None]
@@ -52,7 +54,7 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
     for hook in hooks:
         hook(list(models), weights, str(folder))
     kept = [
-        model_state(model, weights=weight)
+        (model, weight)
         for model, weight in zip(models, given, strict=True)
         if any(weight is w for w in weights)  # a hook that saved a model itself takes it out
     ]
@@ -71,7 +73,7 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
     curve = {} if run.losses is None else {"losses": run.losses.state_dict()}
     return Snapshot(
         step=session.cursor.updates,
-        models=kept,
+        models=[model_state(model, weights=weight) for model, weight in kept],
         parts=parts,
         rank_parts={"rng": rng_state(run), "gradients": _pending(run), **curve},
         meta={
@@ -82,7 +84,17 @@ def take(run: Run, registered: list[Any], hooks: list[SaveHook], folder: Path) -
             "seed": torch.initial_seed(),
             "processes": session.world.size,
         },
+        writers=_writers(run, [model for model, _ in kept]),
     )
+
+
+def _writers(run: Run, models: Sequence[nn.Module]) -> dict[str, int]:
+    """Return the rank that writes each model and optimizer, as the strategy says."""
+    parts = run.session.strategy.parts
+    held: list[tuple[str, nn.Module | Optimizer]] = []
+    held += [(name_of("model", number), model) for number, model in enumerate(models)]
+    held += [(name_of("optimizer", number), own) for number, own in enumerate(run.optimizers)]
+    return {name: writer_of(name, parts(each)) for name, each in held}
 
 
 def _parameters(models: list[torch.nn.Module], run: Run) -> dict[str, list[str | None]]:
@@ -115,7 +127,7 @@ def restore(
         kept = _left(run, hooks, loaded)
         checkpoint_checks.check_models(kept, loaded, strict=strict)
         for position, model in enumerate(kept):
-            loaded.load_model(model, position, strict=strict)
+            loaded.load_model(model, position, strict=strict, load=session.strategy.load)
     checkpoint_checks.restore_registered(registered, loaded)
     _settle_precision(run, loaded)
     if own.optimizers is None:
@@ -183,7 +195,7 @@ def restore_optimizers(run: Run, saved: Loaded | HFCheckpoint) -> None:
         return
     checkpoint_checks.check_foreign_optimizers(run, saved)
     for number, optimizer in enumerate(run.optimizers):
-        optimizer.load_state_dict(saved.optimizers[number])
+        run.session.strategy.load(optimizer, saved.optimizers[number])
     for number, scheduler in enumerate(run.schedulers):
         scheduler.load_state_dict(saved.schedulers[number])
 
@@ -200,7 +212,7 @@ def _optimizer_states(run: Run, saved: Loaded) -> list[Any]:
 
 def _restore_optimizers(run: Run, saved: Loaded, states: list[Any]) -> None:
     for optimizer in run.optimizers:
-        optimizer.load_state_dict(states.pop(0))  # one after the other, to let go of its memory
+        run.session.strategy.load(optimizer, states.pop(0))  # one by one, to let go of its memory
     for number, scheduler in enumerate(run.schedulers):
         scheduler.load_state_dict(saved.part(name_of("scheduler", number)))
 
@@ -291,10 +303,10 @@ def _derive_rng(run: Run, loaded: Loaded) -> None:
 def rewind(run: Run, loaded: Loaded, hooks: Sequence[LoadHook] = ()) -> None:
     """Take weights and the optimizers' memory back; schedule, data and step count go on."""
     for position, model in enumerate(_left(run, hooks, loaded)):
-        loaded.load_model(model, position)
+        loaded.load_model(model, position, load=run.session.strategy.load)
     for position, optimizer in enumerate(run.optimizers):
         rates = [group["lr"] for group in optimizer.param_groups]
-        optimizer.load_state_dict(loaded.part(name_of("optimizer", position)))
+        run.session.strategy.load(optimizer, loaded.part(name_of("optimizer", position)))
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
 
@@ -333,7 +345,8 @@ def restore_foreign(
         checkpoint_checks.check_foreign_optimizers(run, found)
     checkpoint_checks.check_foreign_states(run, found)
     for number, model in enumerate(inner):
-        load_weights(model, found.models[number], source=str(found.path))
+        source, load = str(found.path), session.strategy.load
+        load_weights(model, found.models[number], source=source, load=load)
     if own.optimizers is None:
         restore_optimizers(run, found)
     else:

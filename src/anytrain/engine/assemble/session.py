@@ -13,7 +13,7 @@ from anytrain.core import environment
 from anytrain.core.clock import Ledger
 from anytrain.core.environment import Environment
 from anytrain.core.errors import BadInput
-from anytrain.core.facts import Capabilities, JobFacts
+from anytrain.core.facts import Capabilities, JobFacts, MemoryForecast
 from anytrain.core.observer import NoObserver, Observer
 from anytrain.core.plan import (
     Choice,
@@ -82,6 +82,8 @@ class Session:
     machine: Capabilities | None = field(default=None, compare=False)
     """What the device was found to do; None where nobody tried."""
     observer: Observer = field(default_factory=NoObserver, compare=False)
+    memory: MemoryForecast | None = field(default=None, compare=False)
+    """What each rank will hold of model and optimizer; None as long as they are not known."""
 
     def revise(self, choice: str, value: str, because: str, step: int = 0) -> None:
         """Move one of the plan's choices, and keep a record of it; the same again is no news."""

@@ -195,10 +195,10 @@ def _from_contents(contents: Mapping[str, Any]) -> Manifest:
         created_ns=contents["created_ns"],
         world_size=contents["world_size"],
         files=files,
-        models=tuple(_model(model) for model in contents["models"]),
-        parts={name: _part(part) for name, part in contents["parts"].items()},
+        models=tuple(model_files(model) for model in contents["models"]),
+        parts={name: part_files(part) for name, part in contents["parts"].items()},
         rank_parts={
-            name: tuple(_part(part) for part in parts)
+            name: tuple(part_files(part) for part in parts)
             for name, parts in contents["rank_parts"].items()
         },
         metrics={name: float(value) for name, value in contents["metrics"].items()},
@@ -224,15 +224,17 @@ def _fingerprint(contents: Mapping[str, Any]) -> Fingerprint:
     return Fingerprint(size, digest)
 
 
-def _part(contents: Mapping[str, Any]) -> PartFiles:
+def part_files(contents: Mapping[str, Any]) -> PartFiles:
+    """Return where a part is, as a manifest says it."""
     return PartFiles(contents["document"], tuple(contents["tensors"]), contents.get("key"))
 
 
-def _model(contents: Mapping[str, Any]) -> ModelFiles:
+def model_files(contents: Mapping[str, Any]) -> ModelFiles:
+    """Return where a model is, as a manifest says it."""
     return ModelFiles(
         tensors=tuple(contents["tensors"]),
         ties=contents["ties"],
-        extra=_part(contents["extra"]) if contents["extra"] else None,
+        extra=part_files(contents["extra"]) if contents["extra"] else None,
         beside=tuple(contents["beside"]),
     )
 

@@ -9,10 +9,10 @@ import io
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -23,6 +23,7 @@ from anytrain.engine.checkpoint import files
 from anytrain.engine.checkpoint.encode import identity, oddity
 from anytrain.engine.checkpoint.schema import shown
 from anytrain.engine.checkpoint.tensors import CODES, TensorFile, shards
+from anytrain.machine.strategies.solo import load_whole
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,17 @@ def split(state: ModelState) -> tuple[dict[str, torch.Tensor], dict[str, str], d
     return {name: tensors[name] for name in state.weights if name in tensors}, ties, extra
 
 
+Load: TypeAlias = Callable[[nn.Module, Mapping[str, Any]], None]
+"""Put a whole state dict into a model, which may have other names: a strategy's `load`."""
+
+
 def load_weights(
-    model: nn.Module, weights: Mapping[str, Any], *, strict: bool = True, source: str = "the file"
+    model: nn.Module,
+    weights: Mapping[str, Any],
+    *,
+    strict: bool = True,
+    source: str = "the file",
+    load: Load = load_whole,
 ) -> tuple[list[str], list[str]]:
     """Put weights into a model, and return the names it missed and those it has no place for.
 
@@ -94,7 +104,7 @@ def load_weights(
     """
     missing, unexpected = check_fit(model, weights, strict=strict, source=source)
     _notice_casts(model.state_dict(), weights, source)
-    model.load_state_dict(dict(weights), strict=False)
+    load(model, dict(weights))
     return missing, unexpected
 
 

@@ -25,7 +25,7 @@ from anytrain.core.errors import CheckpointError
 from anytrain.engine.checkpoint import catalog, files, locks, manifest
 from anytrain.engine.checkpoint.catalog import Retention, doomed
 from anytrain.engine.checkpoint.files import Damaged, Fingerprint
-from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest, PartFiles
+from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest
 from anytrain.engine.checkpoint.snapshot import Contents, Snapshot, SnapshotSource, lay_out
 
 Exchange: TypeAlias = Callable[[str, Any], list[Any]]
@@ -314,8 +314,13 @@ def _write_files(job: Job) -> _Report:
             files.sync_files(job.folder, written)
     except OSError as error:
         return {"failure": _disk_failure(place, error)}
-    own = {name: asdict(part) for name, part in contents.rank_parts.items()}
-    return {"files": written, "rank_parts": own}
+    kinds: dict[str, Mapping[str, Any]] = {
+        "models": contents.models,
+        "parts": contents.parts,
+        "rank_parts": contents.rank_parts,
+    }
+    told = {kind: {name: asdict(f) for name, f in held.items()} for kind, held in kinds.items()}
+    return {"files": written, **told}
 
 
 def _commit(job: Job, reports: Sequence[_Report]) -> _Report:
@@ -343,15 +348,17 @@ def _seal(job: Job, reports: Sequence[_Report]) -> Manifest:
         if name not in listed:
             listed[manifest.check_name(name)] = files.fingerprint(folder, name)
             own.append(name)
+    models = {int(i): m for report in reports for i, m in report["models"].items()}
+    parts = {name: part for report in reports for name, part in report["parts"].items()}
     sealed = Manifest(
         step=contents.step,
         created_ns=_now_ns(place.root),
         world_size=place.world_size,
         files=listed,
-        models=tuple(contents.models),
-        parts=contents.parts,
+        models=tuple(manifest.model_files(models[index]) for index in sorted(models)),
+        parts={name: manifest.part_files(part) for name, part in parts.items()},
         rank_parts={
-            name: tuple(_part(report["rank_parts"][name]) for report in reports)
+            name: tuple(manifest.part_files(report["rank_parts"][name]) for report in reports)
             for name in contents.rank_parts
         },
         metrics=contents.metrics,
@@ -427,10 +434,6 @@ def _tidy(place: SavePlace, replaced: Path | None) -> tuple[list[str], list[str]
 def _now_ns(root: Path) -> int:
     """Return the time, later than every checkpoint's there, whatever the clock was set to."""
     return max(time.time_ns(), catalog.last_commit_ns(root) + 1)
-
-
-def _part(contents: Mapping[str, Any]) -> PartFiles:
-    return PartFiles(contents["document"], tuple(contents["tensors"]), contents["key"])
 
 
 # What failed, in words.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -12,12 +12,13 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from anytrain.core.errors import BadInput
+from anytrain.core.errors import BadInput, CheckpointError
 from anytrain.engine.checkpoint.encode import encode, to_json
 from anytrain.engine.checkpoint.files import Buffer
 from anytrain.engine.checkpoint.manifest import MANIFEST, ModelFiles, PartFiles
 from anytrain.engine.checkpoint.model import ModelState, model_state, split
 from anytrain.engine.checkpoint.tensors import TensorFile, nonfinite, shards
+from anytrain.machine.strategies.base import Part
 
 MOST_SHARD_BYTES = 5 * 10**9
 _SMALL_PART_BYTES = 1 << 20
@@ -31,9 +32,9 @@ AnyModel: TypeAlias = nn.Module | ModelState | Mapping[str, Any]
 class Snapshot:
     """Everything that one checkpoint holds, as the objects themselves say it.
 
-    Models and parts are the same on every rank and are written by rank 0; a rank's own parts
-    are written by each. `finite` names the parts that must hold no NaN or infinity; None means
-    those that are called optimizer.
+    Models and parts are the same on every rank and are written by one; a rank's own parts are
+    written by each. `finite` names the parts that must hold no NaN or infinity; None means those
+    that are called optimizer.
     """
 
     step: int
@@ -43,6 +44,8 @@ class Snapshot:
     meta: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, float] = field(default_factory=dict)
     finite: Sequence[str] | None = None
+    writers: Mapping[str, int] = field(default_factory=dict)
+    """The rank that writes a model (`model`, `model_1`) or a part; what is not named: rank 0."""
 
 
 SnapshotSource: TypeAlias = Snapshot | Callable[[Path], Snapshot]
@@ -103,7 +106,8 @@ class Contents:
     texts: list[TextFile] = field(default_factory=list)
     tensors: list[TensorFile] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
-    models: list[ModelFiles] = field(default_factory=list)
+    models: dict[str, ModelFiles] = field(default_factory=dict)
+    """Of the models that this rank writes, by their place among all."""
     parts: dict[str, PartFiles] = field(default_factory=dict)
     rank_parts: dict[str, PartFiles] = field(default_factory=dict)
     shared: Shared = field(default_factory=lambda: Shared(""))
@@ -119,8 +123,33 @@ class Contents:
         return sum(file.num_bytes for file in self.files)
 
 
+def writer_of(name: str, parts: Iterable[Part]) -> int:
+    """Return the rank that writes a model or an optimizer, which a strategy says lies in parts.
+
+    The files have room for tensors that are whole on one rank.
+    """
+    writers = set()
+    for part in parts:
+        if tuple(part.tensor.shape) != part.whole:
+            raise CheckpointError(
+                f"Cannot save {name}: {part.name} is shared among ranks.",
+                why=f"this rank holds {tuple(part.tensor.shape)} of {part.whole}, and a "
+                "checkpoint holds whole tensors.",
+                fix="choose a strategy whose ranks hold whole tensors.",
+            )
+        writers.add(part.writer)
+    if len(writers) > 1:
+        raise CheckpointError(
+            f"Cannot save {name}: ranks {sorted(writers)} each write some of it.",
+            why="a model or an optimizer is written by one rank.",
+            fix="let the strategy name one writer.",
+        )
+    return writers.pop() if writers else 0
+
+
 def lay_out(snapshot: Snapshot, rank: int, most_bytes: int = MOST_SHARD_BYTES) -> Contents:
     """Return what this rank writes; CheckpointError names a value that no file can hold."""
+    writers = snapshot.writers
     contents = Contents(
         step=int(snapshot.step),
         meta=_plain_meta(snapshot.meta),
@@ -129,10 +158,11 @@ def lay_out(snapshot: Snapshot, rank: int, most_bytes: int = MOST_SHARD_BYTES) -
     )
     for name in (*snapshot.parts, *snapshot.rank_parts):
         _check_part_name(name)
-    if rank == 0:
-        for index, model in enumerate(snapshot.models):
-            contents.models.append(_add_model(contents, model, index, most_bytes))
-        for name, state in snapshot.parts.items():
+    for index, model in enumerate(snapshot.models):
+        if writers.get(f"model_{index}" if index else "model", 0) == rank:
+            contents.models[str(index)] = _add_model(contents, model, index, most_bytes)
+    for name, state in snapshot.parts.items():
+        if writers.get(name, 0) == rank:
             guarded = _is_guarded(name, snapshot.finite)
             contents.parts[name] = _add_part(contents, name, name, state, most_bytes, guarded)
     for name, state in snapshot.rank_parts.items():
@@ -181,10 +211,10 @@ def _close_shared(contents: Contents, most_bytes: int) -> None:
 
     contents.parts = {name: placed(part) for name, part in contents.parts.items()}
     contents.rank_parts = {name: placed(part) for name, part in contents.rank_parts.items()}
-    contents.models = [
-        replace(model, extra=placed(model.extra)) if model.extra else model
-        for model in contents.models
-    ]
+    contents.models = {
+        index: replace(model, extra=placed(model.extra)) if model.extra else model
+        for index, model in contents.models.items()
+    }
 
 
 def _add_model(contents: Contents, model: AnyModel, index: int, most_bytes: int) -> ModelFiles:

@@ -36,6 +36,7 @@ from anytrain.engine.checkpoint.schema import (
     within,
 )
 from anytrain.engine.checkpoint.tensors import nonfinite
+from anytrain.engine.optim.state_size import KEPT_FOR, kept_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,22 +249,6 @@ _LIKE_THE_PARAMETER = frozenset(
     {"exp_avg", "exp_avg_sq", "max_exp_avg_sq", "exp_inf", "momentum_buffer", "square_avg"}
     | {"grad_avg", "acc_delta", "sum", "prev", "ax"}
 )
-_NEEDED_BY = {
-    "amsgrad": "max_exp_avg_sq",
-    "centered": "grad_avg",
-    "momentum": "momentum_buffer",
-}
-"""What an optimizer keeps where an option is on."""
-_KEPT_BY = {
-    torch.optim.Adadelta: ("square_avg", "acc_delta"),
-    torch.optim.Adagrad: ("sum",),
-    torch.optim.Adam: ("exp_avg", "exp_avg_sq"),
-    torch.optim.Adamax: ("exp_avg", "exp_inf"),
-    torch.optim.NAdam: ("exp_avg", "exp_avg_sq", "mu_product"),
-    torch.optim.RAdam: ("exp_avg", "exp_avg_sq"),
-    torch.optim.RMSprop: ("square_avg",),
-}
-"""What torch's optimizers remember of each parameter that they have trained, besides its step."""
 _MAY_BE_UNSET = ("foreach", "fused")
 """Flags of torch's that None leaves to it."""
 
@@ -293,12 +278,11 @@ def check_optimizer(own: Any, saved: Any, needed: frozenset[str] = frozenset()) 
         raise Misfit("param_groups names a parameter twice")
     parameters = [each for group in own.param_groups for each in group["params"]]
     if is_torchs:
-        always = next((names for kind, names in _KEPT_BY.items() if isinstance(own, kind)), ())
         is_plain = type(own).__module__.startswith("torch.")
         own_names = [name for name in saved["state"] if isinstance(name, str) and is_plain]
         if own_names:
             raise Misfit(f"{within('state', own_names[0])} is nothing that torch keeps there")
-        _check_kept(saved["state"], dict(zip(listed, parameters, strict=True)), always)
+        _check_kept(saved["state"], dict(zip(listed, parameters, strict=True)), kept_by(own))
 
 
 def _check_group(
@@ -308,7 +292,7 @@ def _check_group(
     check(its, _OPTIONS, where)
     known = {f"{n}?": _in_group(n, value) for n, value in own.items() if n != "params"}
     check(its, known, where)
-    for option, name in _NEEDED_BY.items():
+    for option, name in KEPT_FOR.items():
         for number in its["params"] if its.get(option) else ():
             kept = state.get(number, {})
             if isinstance(kept, Mapping) and kept and name not in kept:

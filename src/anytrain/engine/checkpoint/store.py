@@ -23,12 +23,13 @@ from anytrain.engine.checkpoint import catalog, encode, manifest, saving, tensor
 from anytrain.engine.checkpoint.catalog import Entry, Newest, Retention
 from anytrain.engine.checkpoint.files import Damaged, read_checked
 from anytrain.engine.checkpoint.manifest import MANIFEST, Manifest, PartFiles
-from anytrain.engine.checkpoint.model import load_weights
+from anytrain.engine.checkpoint.model import Load, load_weights
 from anytrain.engine.checkpoint.saving import Exchange, Job, Saved, SaveFailed, SavePlace
 from anytrain.engine.checkpoint.schema import Anything, Description, Misfit, Named, check
 from anytrain.engine.checkpoint.snapshot import MOST_SHARD_BYTES, Contents, SnapshotSource
 from anytrain.engine.checkpoint.tensors import nonfinite
 from anytrain.machine.parallel.world import Solo, World
+from anytrain.machine.strategies.solo import load_whole
 
 _Reader: TypeAlias = Callable[[Path, str], Mapping[str, torch.Tensor]]
 _LOOK_EVERY_S = 0.02
@@ -375,7 +376,7 @@ class Loaded:
                 check(state, wanted)
 
     def load_model(
-        self, model: nn.Module, index: int = 0, *, strict: bool = True
+        self, model: nn.Module, index: int = 0, *, strict: bool = True, load: Load = load_whole
     ) -> tuple[list[str], list[str]]:
         """Put a model's weights into a module; see `load_weights`.
 
@@ -383,7 +384,8 @@ class Loaded:
         """
         weights = self.model(index)
         self._check_finite(model, weights, self.manifest.models[index].tensors)
-        return load_weights(model, weights, strict=strict, source=self.source(index))
+        source = self.source(index)
+        return load_weights(model, weights, strict=strict, source=source, load=load)
 
     def _check_finite(
         self, model: nn.Module, weights: Mapping[str, Any], files: Sequence[str]

@@ -6,12 +6,31 @@ batch; callers never ask which strategy it is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
+
+from anytrain.core.facts import MemoryForecast, ModelFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What lies on this rank of one tensor of a model or an optimizer."""
+
+    name: str
+    """Its name in the state dict: `0.weight`, or `state.3.exp_avg` of an optimizer."""
+    tensor: torch.Tensor
+    start: tuple[int, ...]
+    """Where its first element is in the whole tensor."""
+    whole: tuple[int, ...]
+    """The shape of the whole tensor."""
+    writer: int
+    """The rank that saves it: of those that hold the same, one."""
 
 
 class Strategy(Protocol):
@@ -47,6 +66,18 @@ class Strategy(Protocol):
 
     def end_update(self, model: nn.Module) -> None:
         """Share what ranks have learnt apart, once an update is through."""
+
+    def parts(self, *held: nn.Module | Optimizer) -> Iterator[Part]:
+        """Yield what lies on this rank of models and optimizers, each tensor once."""
+
+    def load(self, held: nn.Module | Optimizer, state: Mapping[str, Any]) -> None:
+        """Put a whole state dict back: of each tensor, what lies on this rank.
+
+        A model may lack some names, or have more; whoever calls has looked at both.
+        """
+
+    def forecast(self, facts: ModelFacts, options: Mapping[str, Any]) -> MemoryForecast:
+        """Return what each rank will hold of a model that is to be placed with these options."""
 
     def join(self, models: Sequence[nn.Module]) -> AbstractContextManager[None]:
         """Let ranks run out of batches at different times inside the block."""

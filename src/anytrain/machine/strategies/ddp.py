@@ -17,10 +17,13 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.distributed.algorithms.join import Join, Joinable
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from anytrain.core.errors import BadInput
+from anytrain.core.facts import MemoryForecast, ModelFacts
 from anytrain.machine.parallel.world import World
-from anytrain.machine.strategies.solo import norm
+from anytrain.machine.strategies.base import Part
+from anytrain.machine.strategies.solo import load_whole, norm, whole_parts
 
 AUTO = "auto"
 """The value of find_unused_parameters that looks whether there are any."""
@@ -110,6 +113,22 @@ class DDP:
 
     def end_update(self, model: nn.Module) -> None:
         """Do nothing: every rank has made the same update."""
+
+    def parts(self, *held: nn.Module | Optimizer) -> Iterator[Part]:
+        """Yield everything, as a whole: ranks hold the same, and the first one saves it."""
+        return whole_parts(held)
+
+    def load(self, held: nn.Module | Optimizer, state: Mapping[str, Any]) -> None:
+        """Load the whole state, which every rank holds."""
+        load_whole(held, state)
+
+    def forecast(self, facts: ModelFacts, options: Mapping[str, Any]) -> MemoryForecast:
+        """Return the whole model and optimizer, and the buckets in which gradients are sent."""
+        sends_views = options.get("gradient_as_bucket_view", self._device.type == "xla")
+        buckets = 0 if sends_views else facts.gradient_bytes
+        return MemoryForecast(
+            facts.weight_bytes, facts.gradient_bytes, facts.optimizer_bytes, buckets
+        )
 
     def join(self, models: Sequence[nn.Module]) -> AbstractContextManager[None]:
         """Let ranks run out of batches at different times inside the block."""

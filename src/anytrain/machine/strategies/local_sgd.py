@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from anytrain.core.facts import MemoryForecast, ModelFacts
 from anytrain.machine.parallel.world import World
 from anytrain.machine.strategies.ddp import DDP
 
@@ -44,6 +45,10 @@ class LocalSGD(DDP):
         self._since += 1
         if self._since % self._num_updates == 0:
             self.average(model)
+
+    def forecast(self, facts: ModelFacts, options: Mapping[str, Any]) -> MemoryForecast:
+        """Return the whole model and optimizer: no gradient is sent."""
+        return MemoryForecast(facts.weight_bytes, facts.gradient_bytes, facts.optimizer_bytes)
 
     def average(self, model: nn.Module) -> None:
         """Give every rank the mean of the ranks' parameters."""
