@@ -178,7 +178,7 @@ def check_strategy(asked: Wish | None) -> None:
 def resolve(wishes: Wishes, machine: Capabilities, job: JobFacts, world_size: int) -> Plan:
     """Decide everything about a run. Pure: the same facts give the same Plan."""
     check_precision(wishes.precision)
-    _check_world(machine, world_size)
+    check_processes(machine.backend, machine.process_group, world_size)
     check_downcast(wishes.downcast_bf16, machine.backend)
     precision = _precision(wishes.precision, machine)
     return Plan(
@@ -338,13 +338,14 @@ def _guard(machine: Capabilities) -> Choice:
     return Choice("host", f"no fused optimizer on {machine.backend}: one flag is read per step")
 
 
-def _check_world(machine: Capabilities, world_size: int) -> None:
-    if world_size > 1 and machine.process_group is None:
+def check_processes(backend: str, process_group: str | None, count: int) -> None:
+    """Refuse a second process where nothing could carry a gradient."""
+    if count > 1 and process_group is None:
         raise BadInput(
-            f"Cannot train with {world_size} processes on {machine.backend!r}.",
-            why=f"no process group serves {machine.backend}: gloo and nccl do not know it.",
+            f"Cannot train with {count} processes on {backend!r}.",
+            why=f"no process group serves {backend}: gloo and nccl do not know it.",
             fix="start one process, or use CPU processes: `anytrain launch --cpu "
-            f"--num_processes {world_size}`.",
+            f"--num_processes {count}`.",
         )
 
 

@@ -8,7 +8,7 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.facts import Found
 from anytrain.core.notices import give_notice
-from anytrain.core.plan import Wish, Wishes, check_downcast
+from anytrain.core.plan import Wish, Wishes, check_downcast, check_processes
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.backends.capabilities import TWO_DEVICE_TPU, tpu_chips
@@ -37,7 +37,7 @@ def choose_target(wishes: Wishes, asked: int | None) -> LaunchTarget:
         _tell_unused(backend)
         # Every core could run a rank, but torch uses all of them from one process already.
         return LaunchTarget(backend, 1 if backend.name == "cpu" else backend.process_counts()[-1])
-    _check_transport(backend, asked)
+    check_processes(backend.name, backend.process_group, asked)
     counts = backend.process_counts()
     if asked not in counts:
         raise BadInput(
@@ -96,16 +96,6 @@ def _present_tpu(device: Wish | None) -> Wish | None:
             if isinstance(probe.get(name).probe(), Found):
                 return Wish(name, device.source)
     return device
-
-
-def _check_transport(backend: Backend, asked: int) -> None:
-    if asked > 1 and backend.process_group is None:
-        raise BadInput(
-            f"Cannot train with {asked} processes on {backend.name!r}.",
-            why=f"no process group serves {backend.name}: gloo and nccl do not know it.",
-            fix=f"start one process, or use CPU processes: `anytrain launch --cpu "
-            f"--num_processes {asked}`.",
-        )
 
 
 def _words(counts: tuple[int, ...]) -> str:

@@ -22,6 +22,7 @@ from anytrain.core.plan import (
     Wishes,
     check_downcast,
     check_precision,
+    check_processes,
     is_yes,
     resolve,
     whole_number,
@@ -100,7 +101,7 @@ def session(wishes: Wishes, options: SessionOptions | None = None) -> Session:
     check_precision(wishes.precision)
     accumulation = whole_number(wishes.accumulation, "gradient_accumulation_steps", 1)
     backend = probe.choose(wishes.device)
-    _check_transport(backend, env.place.size)
+    check_processes(backend.name, backend.process_group, env.place.size)  # before it is loaded
     check_downcast(wishes.downcast_bf16, backend.name)
     if is_yes(wishes.downcast_bf16):
         environment.downcast()
@@ -162,17 +163,6 @@ def _graphs(backend: Backend, world: World) -> Graphs | None:
     if backend.compilations() is None:
         return None
     return Graphs(backend.compilations, is_main=world.rank == 0)
-
-
-def _check_transport(backend: Backend, size: int) -> None:
-    """Refuse a second process where nothing could carry a gradient, before anything is loaded."""
-    if size > 1 and backend.process_group is None:
-        raise BadInput(
-            f"Cannot train with {size} processes on {backend.name!r}.",
-            why=f"no process group serves {backend.name}: gloo and nccl do not know it.",
-            fix=f"start one process, or use CPU processes: `anytrain launch --cpu "
-            f"--num_processes {size}`.",
-        )
 
 
 def _world(

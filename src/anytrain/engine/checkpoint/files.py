@@ -307,11 +307,6 @@ def check_size(folder: Path, name: str, expected: Fingerprint) -> None:
         _check_size(descriptor, name, expected)
 
 
-def read_start(folder: Path, name: str, num_bytes: int) -> bytes:
-    """Return a file's first bytes, unchecked; fewer where it is shorter."""
-    return read_piece(folder, name, 0, num_bytes)
-
-
 def read_piece(folder: Path, name: str, start: int, num_bytes: int) -> bytes:
     """Return some of a file's bytes, unchecked; fewer where it ends."""
     with _opened(folder, name) as descriptor, os.fdopen(os.dup(descriptor), "rb") as file:
@@ -321,7 +316,7 @@ def read_piece(folder: Path, name: str, start: int, num_bytes: int) -> bytes:
 
 def read_small(folder: Path, name: str, most_bytes: int) -> bytes:
     """Return the bytes of a file that has no fingerprint, refusing an endless one."""
-    data = read_start(folder, name, most_bytes + 1)
+    data = read_piece(folder, name, 0, most_bytes + 1)
     if len(data) > most_bytes:
         raise Damaged(name, f"it is larger than {most_bytes:,} bytes")
     return data

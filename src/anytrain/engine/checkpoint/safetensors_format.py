@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from anytrain.engine.checkpoint.files import Damaged, read_start
+from anytrain.engine.checkpoint.files import Damaged, read_piece
 
 DTYPE_BYTES = {
     "F64": 8,
@@ -83,10 +83,10 @@ def header(entries: Sequence[Entry], metadata: Mapping[str, str]) -> tuple[bytes
 
 def read_entries(folder: Path, name: str) -> list[Entry]:
     """Return what a file's header says it holds; reads and checks no tensor."""
-    length = read_start(folder, name, 8)
+    length = read_piece(folder, name, 0, 8)
     size = min(int.from_bytes(length, "little"), _MOST_HEADER_BYTES)
     try:
-        entries, _ = parse(read_start(folder, name, 8 + size), (folder / name).stat().st_size)
+        entries, _ = parse(read_piece(folder, name, 0, 8 + size), (folder / name).stat().st_size)
     except ODD as error:
         raise Damaged(name, f"it is not a safetensors file: {error}") from error
     return entries
