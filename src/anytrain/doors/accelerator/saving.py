@@ -227,7 +227,7 @@ class Saving:
             loaded = store.load(newest, world=world)
             self._count_on_from(newest.path)
         elif is_hf_folder(Path(input_dir)):
-            run_state.restore_foreign(self._run, self._registered, huggingface.read(input_dir))
+            run_state.restore_hf(self._run, self._registered, huggingface.read(input_dir))
             self._restored = self._run.session.cursor.updates
             return
         else:

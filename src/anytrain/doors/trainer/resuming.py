@@ -168,9 +168,7 @@ class Resuming:
         trainer = self._trainer
         run, own = trainer._run, trainer._parts.saver.own_ways(path)
         if loaded is None:
-            run_state.restore_foreign(
-                run, [], huggingface.read(path), tells_position=False, own=own
-            )
+            run_state.restore_hf(run, [], huggingface.read(path), tells_position=False, own=own)
             if (path / TRAINER_STATE_NAME).exists():
                 self.take_state(TrainerState.load_from_json(path / TRAINER_STATE_NAME))
                 self._seek(trainer.state.global_step)

@@ -340,11 +340,11 @@ class Saver:
         else:
             self.load_model(path)
 
-    def own_ways(self, path: Path) -> run_state.OwnWays:
+    def own_ways(self, path: Path) -> run_state.OwnLoading:
         """Return what of a resumed run is left to a user's own code."""
         trainer = self._trainer
         load = partial(trainer._load_optimizer_and_scheduler, str(path))
-        return run_state.OwnWays(
+        return run_state.OwnLoading(
             has_model=trainer._is_own("_load_from_checkpoint"),
             optimizers=load if trainer._is_own("_load_optimizer_and_scheduler") else None,
         )

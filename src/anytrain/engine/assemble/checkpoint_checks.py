@@ -85,7 +85,7 @@ def _inner(scheduler: Any) -> Any:
     return scheduler.scheduler if isinstance(scheduler, PreparedScheduler) else scheduler
 
 
-def check_foreign_optimizers(run: Run, found: HFCheckpoint) -> None:
+def check_hf_optimizers(run: Run, found: HFCheckpoint) -> None:
     """Raise CheckpointError where another library's optimizers and schedules do not fit."""
     for number, optimizer in enumerate(run.optimizers):
         state = found.optimizers.get(number)
@@ -100,7 +100,7 @@ def check_foreign_optimizers(run: Run, found: HFCheckpoint) -> None:
         _try_schedule(_inner(scheduler), state, found.path, name)
 
 
-def check_foreign_states(run: Run, found: HFCheckpoint) -> None:
+def check_hf_states(run: Run, found: HFCheckpoint) -> None:
     """Raise CheckpointError where another library's scaler or random generators do not fit."""
     session = run.session
     if session.precision.scale is not None and found.scalers:

@@ -33,8 +33,8 @@ LoadHook = Callable[[list[Any], str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class OwnWays:
-    """What somebody puts back in a way of his own, which is then left to him."""
+class OwnLoading:
+    """What the caller loads itself, which `restore` then leaves out."""
 
     has_model: bool = False
     """The model's weights are in it already."""
@@ -115,11 +115,11 @@ def restore(
     hooks: list[LoadHook],
     *,
     strict: bool = True,
-    own: OwnWays | None = None,
+    own: OwnLoading | None = None,
 ) -> None:
     """Put a saved run back; a part that is missing is an error, never a fresh default."""
     session = run.session
-    own = own or OwnWays()
+    own = own or OwnLoading()
     _check(run, registered, loaded, hooks, strict=strict, own=own)
     # What tensors hold is seen when they are read: those of optimizers before anything is touched.
     states = _optimizer_states(run, loaded) if own.optimizers is None else []
@@ -166,7 +166,7 @@ def _check(
     hooks: list[LoadHook],
     *,
     strict: bool,
-    own: OwnWays,
+    own: OwnLoading,
 ) -> None:
     """Raise CheckpointError, before anything is touched, where a part cannot be put back."""
     checkpoint_checks.check_meta(loaded)
@@ -193,7 +193,7 @@ def restore_optimizers(run: Run, saved: Loaded | HFCheckpoint) -> None:
         checkpoint_checks.check_optimizers(run, saved)
         _restore_optimizers(run, saved, _optimizer_states(run, saved))
         return
-    checkpoint_checks.check_foreign_optimizers(run, saved)
+    checkpoint_checks.check_hf_optimizers(run, saved)
     for number, optimizer in enumerate(run.optimizers):
         run.session.strategy.load(optimizer, saved.optimizers[number])
     for number, scheduler in enumerate(run.schedulers):
@@ -325,25 +325,25 @@ def _left(run: Run, hooks: Sequence[LoadHook], loaded: Loaded) -> list[nn.Module
     return [model for model in models if any(model is left for left in given)]
 
 
-def restore_foreign(
+def restore_hf(
     run: Run,
     registered: list[Any],
     found: HFCheckpoint,
     *,
     tells_position: bool = True,
-    own: OwnWays | None = None,
+    own: OwnLoading | None = None,
 ) -> None:
     """Put back what could be taken of another library's checkpoint, and say what could not."""
     session = run.session
-    own = own or OwnWays()
+    own = own or OwnLoading()
     models = [] if own.has_model else run.models
     inner = [run.unwrap(each, keep_forward=True, keep_compiled=False) for each in models]
-    _check_foreign(run, models, registered, found, own)
+    _check_hf(run, models, registered, found, own)
     for number, model in enumerate(inner):
         check_fit(model, found.models[number], source=str(found.path))
     if own.optimizers is None:
-        checkpoint_checks.check_foreign_optimizers(run, found)
-    checkpoint_checks.check_foreign_states(run, found)
+        checkpoint_checks.check_hf_optimizers(run, found)
+    checkpoint_checks.check_hf_states(run, found)
     for number, model in enumerate(inner):
         source, load = str(found.path), session.strategy.load
         load_weights(model, found.models[number], source=source, load=load)
@@ -355,16 +355,16 @@ def restore_foreign(
         obj.load_state_dict(found.custom[number])
     if session.precision.scale is not None and found.scalers:
         session.precision.scale.scaler.load_state_dict(found.scalers[0])
-    _restore_foreign_rng(session, found.rng.get(session.world.rank) or {})
+    _restore_hf_rng(session, found.rng.get(session.world.rank) or {})
     _tell_untaken(found, tells_position)
 
 
-def _check_foreign(
+def _check_hf(
     run: Run,
     models: Sequence[Any],
     registered: Sequence[Any],
     found: HFCheckpoint,
-    own: OwnWays,
+    own: OwnLoading,
 ) -> None:
     """Refuse what lacks a part that nobody else puts back."""
     left = own.optimizers is not None
@@ -391,7 +391,7 @@ def _tell_untaken(found: HFCheckpoint, tells_position: bool) -> None:
         give_notice(f"Loaded {found.path}: " + "; ".join(untaken), stacklevel=5)
 
 
-def _restore_foreign_rng(session: Session, state: dict[str, Any]) -> None:
+def _restore_hf_rng(session: Session, state: dict[str, Any]) -> None:
     if "python" in state:
         random.setstate(state["python"])
     if "numpy" in state:
