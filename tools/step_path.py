@@ -42,9 +42,11 @@ class Trace:
     def told(self) -> dict[str, object]:
         """Return the path and its counts."""
         files = [file for file, _ in self.calls]
+        path = [f"{file} {name}" for file, name in dict.fromkeys(self.calls)]
         return {
-            "path": [f"{file} {name}" for file, name in dict.fromkeys(self.calls)],
+            "path": path,
             "calls": len(self.calls),
+            "functions": len(path),
             "files": len(set(files)),
             "switches": sum(a != b for a, b in zip(files, files[1:], strict=False)),
         }

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from anytrain.core.events import EventKind, Request
-from anytrain.engine.data.feed import Feed
-from anytrain.engine.loop import Evaluation, Predictions, Progress, Requests, evaluate, fit
+from anytrain.engine.loop import Evaluation, Feed, Predictions, Progress, Requests, evaluate, fit
 from anytrain.engine.metrics import Collected
 from anytrain.engine.recording.meter import Meter
 from anytrain.engine.step.step import StepOutput

@@ -34,7 +34,7 @@ _runs: list[None] = []
 class Span:
     """One entry of a ledger; use it with `with`, as often as you like."""
 
-    __slots__ = ("_before", "_ledger", "is_whole", "name", "seconds", "uses")
+    __slots__ = ("_before", "_ledger", "is_whole", "last", "name", "seconds", "uses")
 
     def __init__(self, ledger: Ledger, name: str) -> None:
         self._ledger = ledger
@@ -44,12 +44,9 @@ class Span:
         """Whether spans inside it are part of it."""
         self.seconds = 0.0
         """Time of the uses that are over, and of the running one up to its last interruption."""
-        self.uses = 0
-
-    @property
-    def last(self) -> float:
+        self.last = 0.0
         """Seconds of the last use, without the spans inside it."""
-        return self.seconds - self._before
+        self.uses = 0
 
     def __enter__(self) -> None:
         ledger = self._ledger
@@ -72,6 +69,7 @@ class Span:
         now = perf_counter()
         ledger.running.seconds += now - ledger.since
         ledger.running, ledger.since = ledger.outer.pop(), now
+        self.last = self.seconds - self._before
 
 
 class Ledger:
@@ -181,7 +179,7 @@ class Ledger:
     def hide(self, name: str, behind: str = "step") -> None:
         """Give the last use's time to what the device was doing meanwhile: it cost nothing."""
         span = self.span(name)
-        seconds = span.last
+        seconds, span.last = span.last, 0.0
         span.seconds -= seconds
         self.span(behind).seconds += seconds
         self.hidden += seconds

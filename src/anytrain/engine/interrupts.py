@@ -53,12 +53,15 @@ class Interrupts:
         *,
         signals: tuple[signal.Signals, ...] = DEFAULT_SIGNALS,
         beats: str | None = None,
+        wake: Callable[[], None] = lambda: None,
     ) -> None:
         self._world = world
         self._save = save
         self._is_walking = is_walking
         self._signals = signals
         self._beats = beats
+        self._wake = wake
+        """Called when a signal has come, so that the next boundary is not passed over."""
         self._lock = threading.Lock()
         self._decided = threading.Event()
         self._done = threading.Event()
@@ -66,6 +69,11 @@ class Interrupts:
         self._is_armed = False
         self._thread: threading.Thread | None = None
         self._forget()
+
+    @property
+    def counts(self) -> bool:
+        """Whether ranks count the boundaries they pass, so that none may be passed over."""
+        return self._world.size > 1
 
     def _forget(self) -> None:
         """Begin anew: a notebook's next loop must not stop for an old signal."""
@@ -148,6 +156,7 @@ class Interrupts:
             return
         if self._wanted != number:
             self._wanted = number
+            self._wake()
             if self._is_walking():
                 notes.set_flag(self._beats, notes.SAVING)
             self._announce(number)

@@ -15,14 +15,15 @@ part takes goes to the run's ledger; the loader itself says how long its batches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
+
 from anytrain.core.clock import Ledger
 from anytrain.core.events import EventKind, Request
-from anytrain.engine.data.feed import Feed
 from anytrain.engine.metrics import (
     Collected,
     LossMean,
@@ -31,7 +32,7 @@ from anytrain.engine.metrics import (
     own_rows,
 )
 from anytrain.engine.recording.meter import Meter
-from anytrain.engine.step.step import StepOutput
+from anytrain.engine.step.step import Batch, StepOutput
 from anytrain.engine.tree import leaves, num_rows, take_rows
 from anytrain.machine.parallel.world import World
 
@@ -115,6 +116,56 @@ class Job(Protocol):
         """An epoch is over, and what was asked is done: leave here, if a signal asks for it."""
 
 
+class Batches(Protocol):
+    """A loader that knows its last batch."""
+
+    end_of_dataloader: bool
+
+    @property
+    def num_unrepeated(self) -> int:
+        """How many samples of the last round are no repeats; 0 or less: all."""
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch whose order comes next."""
+
+    def walk_from(self, skip: int | None) -> Generator[Any]:
+        """Yield batches on the device; None goes on from a restored position."""
+
+
+class Feed:
+    """A loader's batches, so many to a step; what is left at an epoch's end makes a smaller one."""
+
+    def __init__(
+        self,
+        loader: Batches,
+        num_micro: int,
+        count: Callable[[tuple[Any, ...]], torch.Tensor | None],
+        own: Callable[[Any, int], tuple[Any, bool]] = lambda batch, remainder: (batch, True),
+    ) -> None:
+        self.loader = loader
+        self.num_micro = num_micro
+        self._count = count
+        self._own = own
+        """Cuts repeats off a last batch; says whether any of it is this rank's own."""
+
+    def steps(self, epoch: int, first: int = 0) -> Generator[Batch]:
+        """Yield the epoch's steps; `first` is the number of batches that are done already."""
+        self.loader.set_epoch(epoch)
+        micro: list[Any] = []
+        with closing(self.loader.walk_from(None)) as batches:
+            for batch in batches:
+                has_own, is_last = True, self.loader.end_of_dataloader
+                if is_last:
+                    batch, has_own = self._own(batch, self.loader.num_unrepeated)
+                micro.append(batch)
+                if len(micro) == self.num_micro or is_last:
+                    counted = tuple(micro if has_own else micro[:-1])
+                    items = self._count(counted)
+                    yield Batch(tuple(micro), items, first, is_last, not has_own)
+                    first += len(micro)
+                    micro = []
+
+
 def fit(
     job: Job,
     feed: Feed,
@@ -170,7 +221,9 @@ def _walk(
         progress.left_at = None
         progress.step += 1
         progress.batch += len(batch.micro)
-        asked = serve(job, job.tell("step_end"), ledger)
+        asked = job.tell("step_end")
+        if asked:
+            asked = serve(job, asked, ledger)
         if progress.step >= progress.max_steps:
             asked = asked | {"stop"}
         if asked & {"stop", "stop_epoch"} and not batch.is_last:

@@ -121,16 +121,14 @@ def share(own: torch.Tensor | int, whole: torch.Tensor | int, ranks: int) -> tor
 def some(loss: torch.Tensor, inputs: Any, *, shifted: bool = False) -> torch.Tensor:
     """Return the loss, or nothing where not one label of the batch counts: its mean is NaN then."""
     labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
-    if isinstance(labels, torch.Tensor) and labels.device.type == "cpu" and _has_counted(labels):
-        return loss
-    own = num_items(inputs, shifted=shifted) if isinstance(labels, torch.Tensor) else 1
-    return torch.where(own > 0, loss, 0.0) if isinstance(own, torch.Tensor) else loss
-
-
-def _has_counted(labels: torch.Tensor) -> bool:
-    """Whether one of these labels, which the host can read at once, is an item in any case."""
-    counted = labels[..., 1:] if labels.ndim > 1 else labels
-    return counted.numel() > 0 and counted.max().item() > IGNORED
+    if not isinstance(labels, torch.Tensor) or not labels.ndim or labels.is_floating_point():
+        return loss  # its items are samples, and there is one
+    if labels.device.type == "cpu":  # the host can read at once if one is an item in any case
+        counted = labels[..., 1:] if labels.ndim > 1 else labels
+        if counted.numel() > 0 and counted.max().item() > IGNORED:
+            return loss
+    own = num_items(inputs, shifted=shifted)
+    return torch.where(torch.as_tensor(own) > 0, loss, 0.0)
 
 
 def weighed(

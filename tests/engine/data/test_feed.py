@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from anytrain.engine.data.feed import Feed, StepBatch
+from anytrain.engine.loop import Feed
+from anytrain.engine.step.step import Batch
 
 
 class Loader:
@@ -31,7 +32,7 @@ class Loader:
             self.closed += 1
 
 
-def steps(feed: Feed, epoch: int = 0, first: int = 0) -> list[StepBatch]:
+def steps(feed: Feed, epoch: int = 0, first: int = 0) -> list[Batch]:
     return list(feed.steps(epoch, first))
 
 

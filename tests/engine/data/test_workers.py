@@ -27,7 +27,8 @@ from anytrain.engine.assemble import loaders
 from anytrain.engine.assemble.loaders import LoaderOptions, prepare_loader
 from anytrain.engine.assemble.session import Session, session
 from anytrain.engine.data import workers
-from anytrain.engine.data.workers import PATIENCE_S, AutoWorkers, Waits, obstacle, wanted
+from anytrain.engine.data.prefetch import Waits
+from anytrain.engine.data.workers import PATIENCE_S, AutoWorkers, obstacle, wanted
 from launching import run_script
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="workers are forked on Linux alone")

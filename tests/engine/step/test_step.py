@@ -9,10 +9,9 @@ import torch
 from torch import nn
 
 from anytrain.core.errors import NothingFits
-from anytrain.engine.data.feed import StepBatch
 from anytrain.engine.step.guard import Judge
 from anytrain.engine.step.out_of_memory import Splitting
-from anytrain.engine.step.step import MicroBatch, Step, StepOutput, TorchOps
+from anytrain.engine.step.step import Batch, Step, StepOutput, TorchOps
 
 
 class Guard:
@@ -74,16 +73,16 @@ class Bench:
 ROWS = torch.arange(12.0).reshape(6, 2) / 10
 
 
-def batch(*micro: torch.Tensor, spare: bool = False) -> StepBatch:
+def batch(*micro: torch.Tensor, spare: bool = False) -> Batch:
     own = micro[:-1] if spare else micro
-    return StepBatch(micro, torch.tensor(sum(len(m) for m in own)), 0, is_last_spare=spare)
+    return Batch(micro, torch.tensor(sum(len(m) for m in own)), 0, is_last_spare=spare)
 
 
 def test_a_step_trains_and_returns_what_it_left_on_the_device() -> None:
     bench = Bench()
     bench.judge()
     before = bench.weights()
-    output = bench.step()(StepBatch((ROWS,), None, 0))
+    output = bench.step()(Batch((ROWS,), None, 0))
     assert output.rate == pytest.approx(0.1)
     assert bench.schedule.get_last_lr() == [pytest.approx(0.05)]
     assert isinstance(output.loss, torch.Tensor)
@@ -155,9 +154,9 @@ def test_batches_of_a_users_loop_make_one_update() -> None:
 
     apart.micro = third  # type: ignore[method-assign]
     step = apart.step()
-    first = step(MicroBatch((ROWS[:3],), ends=False, num_in_step=2))
+    first = step(Batch((ROWS[:3],), ends=False, num_in_step=2))
     assert first == StepOutput(first.loss) and apart.told == ["no_sync"]
-    step(MicroBatch((ROWS[3:],), ends=True, num_in_step=2))
+    step(Batch((ROWS[3:],), ends=True, num_in_step=2))
     torch.testing.assert_close(whole.weights(), apart.weights())
 
 

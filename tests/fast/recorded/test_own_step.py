@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from anytrain.engine.prepared.walk import Accumulation, Cursor
-from anytrain.engine.step.step import MicroBatch, Step, StepOutput, TorchOps
+from anytrain.engine.step.step import Batch, Step, StepOutput, TorchOps
 from anytrain.fast.recorded import recordings
 from anytrain.fast.recorded.cuda_graph import Draws
 from anytrain.fast.recorded.payback import Payback, unlimited
@@ -113,7 +113,8 @@ def test_batches_that_end_no_step_make_no_update(monkeypatch: pytest.MonkeyPatch
     )
 
     def step(batch: torch.Tensor) -> None:
-        inner(MicroBatch((batch,), cursor.next_micro(), cursor.accumulation.num_steps))
+        ends, num_steps = cursor.next_micro(), cursor.accumulation.num_steps
+        inner(Batch((batch,), ends=ends, num_in_step=num_steps))
 
     for _ in range(4):
         step(torch.rand(3, 2))
@@ -146,5 +147,5 @@ def test_what_a_step_returns_is_not_what_the_next_replay_writes_over() -> None:
     ops = TorchOps((), (), lambda: None)
     step = Step(nn.Linear(1, 1), None, lambda model: nullcontext(), ops)  # type: ignore[arg-type]
     step.take = RecordedStep(step, Overwriting(), None)  # type: ignore[arg-type]
-    losses = [step(MicroBatch((torch.tensor(v),), True, 1)).loss for v in (1.0, 2.0, 3.0)]
+    losses = [step(Batch((torch.tensor(v),))).loss for v in (1.0, 2.0, 3.0)]
     assert [loss.item() for loss in losses] == [1.0, 2.0, 3.0]

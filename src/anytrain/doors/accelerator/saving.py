@@ -22,7 +22,7 @@ from anytrain.doors.accelerator.options import DataLoaderConfiguration, ProjectC
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import run_state, timing
 from anytrain.engine.assemble.run import Run, num_skipped
-from anytrain.engine.assemble.step_boundary import BetweenSteps, stop_on_signals
+from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.checkpoint import huggingface
 from anytrain.engine.checkpoint.huggingface import is_hf_folder
 from anytrain.engine.checkpoint.model import export_model, export_object
@@ -104,7 +104,7 @@ class Saving:
                 if self._between.told(outcome):
                     return os.fspath(store.root / name)
             else:
-                self._writer_for(store).begin(name, self._take)
+                self._between.begin_save(self._writer_for(store), name, self._take)
                 found.cursor.stops = self._between
         config.iteration += 1
         return os.fspath(store.root / name)
@@ -164,7 +164,6 @@ class Saving:
             found = self._run.session
             wait = partial(found.backend.synchronize, found.device)
             writer = checkpoint.Writer(store, world=found.world, synchronize=wait)
-            self._between.writer = writer
         return writer
 
     def load_state(
@@ -297,7 +296,7 @@ class Saving:
         self._looked_back = self._told_alone = self._has_curve = False
         found = self._run.session
         if self.project_configuration.project_dir is not None and not found.observer.is_watching:
-            self._between.interrupts = stop_on_signals(found, self._save_interrupted)
+            self._between.stop_on_signals(found, self._save_interrupted)
             self._between.timesheet = timing.timesheet(
                 found,
                 self.project_configuration.project_dir,

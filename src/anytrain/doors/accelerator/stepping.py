@@ -13,7 +13,7 @@ from anytrain.core.errors import BadInput, BadType, WrongOrder
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.assemble.steps import build_own_step
-from anytrain.engine.step.step import MicroBatch, StepOutput
+from anytrain.engine.step.step import Batch, StepOutput
 
 LOOKS_EVERY = 200
 """Updates after which it is asked whether there was one that changed anything."""
@@ -44,10 +44,10 @@ class Stepping:
         found = run.session
         cursor = found.cursor
         if run.losses is not None:
-            if cursor.loader is None or cursor.stops is None:  # else the loader says when
-                run.losses.note()
+            self._note_due()
             run.losses.add(loss)
-        found.world.mark(cursor.updates, "backward")
+        if found.world.is_watched:
+            found.world.mark(cursor.updates, "backward")
         if cursor.updates and cursor.updates % LOOKS_EVERY == 0:
             self._refuse_idle(is_over=False)
         if cursor.accumulation.num_steps != 1:
@@ -88,7 +88,8 @@ class Stepping:
         def take(batch: Any) -> StepOutput:
             """Train on one batch; the update comes when the accumulated step is complete."""
             ends = cursor.next_micro()
-            output = step(MicroBatch((batch,), ends, cursor.accumulation.num_steps))
+            num_steps = cursor.accumulation.num_steps
+            output = step(Batch((batch,), ends=ends, num_in_step=num_steps))
             self._add_up(output.loss)
             return output
 
@@ -104,11 +105,15 @@ class Stepping:
 
     def _add_up(self, loss: torch.Tensor) -> None:
         """Add a loss whose update, if it had one, is counted already."""
+        if self._run.losses is not None:
+            self._run.losses.add(loss)
+            self._note_due()
+
+    def _note_due(self) -> None:
+        """Write a point of the curve if one is due; a prepared loader says by itself when."""
         losses, cursor = self._run.losses, self._run.session.cursor
-        if losses is not None:
-            losses.add(loss)
-            if cursor.loader is None or cursor.stops is None:
-                losses.note()
+        if losses is not None and (cursor.loader is None or cursor.stops is None):
+            losses.note()
 
 
 def check_loss(loss: Any) -> None:

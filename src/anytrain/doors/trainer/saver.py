@@ -32,7 +32,7 @@ from anytrain.doors.trainer.outputs import (
 from anytrain.doors.trainer.resuming import ARGUMENTS_NAME, LoopState
 from anytrain.engine import checkpoint
 from anytrain.engine.assemble import run_state
-from anytrain.engine.assemble.step_boundary import BetweenSteps, stop_on_signals
+from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.checkpoint import files, huggingface
 from anytrain.engine.checkpoint.manifest import MANIFEST
 from anytrain.engine.checkpoint.model import export_model, host_weights
@@ -121,7 +121,7 @@ class Saver:
         session = trainer._run.session
         trainer._between, self.settled = BetweenSteps(), {}
         if trainer.args.save_on_signal and trainer.args.output_dir is not None:
-            trainer._between.interrupts = stop_on_signals(session, self._save_interrupted)
+            trainer._between.stop_on_signals(session, self._save_interrupted)
         session.cursor.stops = trainer._between
 
     def alone_in_folder(self) -> AbstractContextManager[None]:
@@ -208,13 +208,12 @@ class Saver:
             if saved:
                 trainer._parts.best.settle(store.root)
             return
-        if trainer._between.writer is None or trainer._between.writer.root != store.root:
+        writer = trainer._between.writer
+        if writer is None or writer.root != store.root:
             session = trainer._run.session
             ready = partial(session.backend.synchronize, session.device)
-            trainer._between.writer = checkpoint.Writer(
-                store, world=session.world, synchronize=ready
-            )
-        trainer._between.writer.begin(name, self._take)
+            writer = checkpoint.Writer(store, world=session.world, synchronize=ready)
+        trainer._between.begin_save(writer, name, self._take)
         trainer._parts.best.hold_back(store.root / name, best)
 
     def _take(self, folder: Path) -> checkpoint.Snapshot:

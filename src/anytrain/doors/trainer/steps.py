@@ -23,12 +23,11 @@ from anytrain.doors.trainer.overrides import call
 from anytrain.engine import checkpoint, objective
 from anytrain.engine.assemble import run_state
 from anytrain.engine.assemble.loaders import Recount
-from anytrain.engine.assemble.steps import keep_rng
 from anytrain.engine.data.columns import base_model
 from anytrain.engine.prepared.model import meets_other_ranks
 from anytrain.engine.recording.meter import Padding, Reading
 from anytrain.engine.step.diagnose import find
-from anytrain.engine.step.step import Micro, StepOutput
+from anytrain.engine.step.step import Micro, StepOutput, keep_rng
 
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
@@ -70,7 +69,8 @@ class Steps:
         trainer, self._kept = self._trainer, deque(maxlen=2_000)  # 5 kB each: torch's generator
         self._num_rewinds = self._num_skipped = 0
         self.at_work = None
-        self.padding = Padding(is_on=trainer._session.end_step is None)
+        session = trainer._session
+        self.padding = Padding(is_on=session.end_step is None)
         replays = trainer.args.on_nonfinite != "skip"
         name = getattr(trainer.model, "main_input_name", "input_ids")
 
@@ -88,7 +88,7 @@ class Steps:
                     self._count_tokens(micro, main)
             trainer.current_gradient_accumulation_steps = len(batch.micro)
             if replays:
-                put_back = keep_rng(trainer._run)
+                put_back = keep_rng(session.backend, session.device)
                 told = (trainer._progress.step, batch.first, len(batch.micro), put_back)
                 self._kept.append(told)
             self.at_work = batch

@@ -33,8 +33,7 @@ from anytrain.engine.assemble.loaders import Recount, build_feed, count_items
 from anytrain.engine.assemble.steps import StepOptions, build_step
 from anytrain.engine.checkpoint import Loaded
 from anytrain.engine.data.columns import base_model
-from anytrain.engine.data.feed import Feed
-from anytrain.engine.loop import Progress, Requests, fit, serve
+from anytrain.engine.loop import Feed, Progress, Requests, fit, serve
 from anytrain.engine.optim.schedules import follows_metric
 from anytrain.engine.prepared.rounds import PlaceInRound
 from anytrain.engine.recording.meter import Meter, Reading

@@ -21,7 +21,6 @@ from anytrain.core.notices import give_notice
 from anytrain.engine import objective
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.data.compiled_shapes import LoaderShapes
-from anytrain.engine.data.feed import Feed
 from anytrain.engine.data.prefetch import Placement
 from anytrain.engine.data.seeded import (
     SeedableRandomSampler,
@@ -38,6 +37,7 @@ from anytrain.engine.data.shard import (
     check_split,
 )
 from anytrain.engine.data.workers import AutoWorkers, PatientWorker
+from anytrain.engine.loop import Feed
 from anytrain.engine.metrics import num_own_rows, own_rows
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.prepared.rebuild import rebuild

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -37,6 +38,8 @@ class BetweenSteps:
         """The last checkpoint that was committed."""
         self.opening: Callable[[], None] | None = None
         """What the first batch, update or log of a run begins with, once."""
+        self.next_look = 0.0
+        """Until then, by perf_counter, there is nothing to do between two steps; 0: at each."""
         self._claim = ExitStack()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -45,6 +48,7 @@ class BetweenSteps:
     def arm(self) -> None:
         """Begin to count the time, and to listen for signals where there is a place to save."""
         self.open()
+        self.next_look = 0.0
         if self.timesheet is not None:
             self.timesheet.start(ends_at_exit=True)
         if self.interrupts is not None:
@@ -88,6 +92,7 @@ class BetweenSteps:
             self.losses.note()
         if self.writer is not None:
             self.told(self.writer.poll())
+        self.next_look = self._next_look()  # before the signals: one that comes now sets it to 0
         if self.interrupts is not None:
             try:
                 self.interrupts.boundary()
@@ -95,6 +100,36 @@ class BetweenSteps:
                 if self.timesheet is not None:
                     self.timesheet.leave()
                 raise
+
+    def _next_look(self) -> float:
+        """Return when to look again: at each step where ranks count them, or something is due."""
+        is_saving = self.writer is not None and not self.writer.is_idle
+        counts = self.interrupts is not None and self.interrupts.counts
+        if is_saving or counts or self.losses is not None:
+            return 0.0
+        return math.inf if self.timesheet is None else self.timesheet.due
+
+    def _look_now(self) -> None:
+        self.next_look = 0.0
+
+    def begin_save(
+        self, writer: checkpoint.Writer, name: str, take: Callable[[Path], checkpoint.Snapshot]
+    ) -> None:
+        """Begin a save behind the loop; how it went is told between two later steps."""
+        self.writer, self.next_look = writer, 0.0
+        writer.begin(name, take)
+
+    def stop_on_signals(self, session: Session, save: Callable[[], str]) -> None:
+        """Save the run and end it between two steps when a signal asks for it."""
+        cursor = session.cursor
+        self.interrupts = Interrupts(
+            session.world,
+            save,
+            lambda: cursor.loader is not None,
+            signals=tuple(signal.Signals[name] for name in session.environment.stop_signals),
+            beats=session.environment.beats,
+            wake=self._look_now,
+        )
 
     def disarm(self) -> None:
         """Give the signals back: the run is over."""
@@ -137,15 +172,3 @@ class BetweenSteps:
             for path in outcome.removed:
                 self.record.tell("removed", path=str(path))
         return False
-
-
-def stop_on_signals(session: Session, save: Callable[[], str]) -> Interrupts:
-    """Return what saves the run and ends it between two steps when a signal asks for it."""
-    cursor = session.cursor
-    return Interrupts(
-        session.world,
-        save,
-        lambda: cursor.loader is not None,
-        signals=tuple(signal.Signals[name] for name in session.environment.stop_signals),
-        beats=session.environment.beats,
-    )

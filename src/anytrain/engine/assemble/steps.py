@@ -22,7 +22,7 @@ from anytrain.engine.prepared.walk import Cursor
 from anytrain.engine.step.activations import Activations
 from anytrain.engine.step.guard import Clip, Judge
 from anytrain.engine.step.out_of_memory import FewerActivations, Splitting
-from anytrain.engine.step.step import Micro, Recounted, Step, TorchOps
+from anytrain.engine.step.step import Micro, Recounted, Step, TorchOps, keep_rng
 
 NoSync = Callable[[nn.Module], AbstractContextManager[None]]
 
@@ -175,9 +175,13 @@ def _judge(run: Run, optimizer: PreparedOptimizer, *, holds: bool) -> Judge:
 
 
 def _fewer(run: Run, activations: Activations) -> FewerActivations:
-    backend = run.session.backend
+    session = run.session
+    backend = session.backend
     return FewerActivations(
-        activations, backend.is_out_of_memory, backend.release, lambda: keep_rng(run)
+        activations,
+        backend.is_out_of_memory,
+        backend.release,
+        partial(keep_rng, backend, session.device),
     )
 
 
@@ -197,7 +201,7 @@ def _splitting(
         agree=lambda full: any(world.gather_object(full)),
         most=lambda rows: max(world.gather_object(rows)),
         share_gradients=lambda: _average_gradients(session, optimizer),
-        keep_rng=lambda: keep_rng(run),
+        keep_rng=partial(keep_rng, backend, session.device),
         split=split,
         spare=_nothing_spared if fewer is None else fewer.more,
         cuts=options.splits,
@@ -266,18 +270,3 @@ def _unfinished(cursor: Cursor, apart: NoSync, model: nn.Module) -> Iterator[Non
 def _shared_each_batch(model: nn.Module) -> AbstractContextManager[None]:
     """Let every micro-batch's gradients be averaged at once: less memory, more traffic."""
     return nullcontext()
-
-
-def keep_rng(run: Run) -> Callable[[], None]:
-    """Take down torch's generators, the host's and the device's; return what puts them back."""
-    session = run.session
-    host, device = torch.get_rng_state(), None
-    if session.device.type != "cpu":
-        device = session.backend.rng_state(session.device)
-
-    def put_back() -> None:
-        torch.set_rng_state(host)
-        if device is not None:
-            session.backend.restore_rng(session.device, device)
-
-    return put_back

@@ -211,6 +211,12 @@ class Writer:
             saving.discard(place, job.folder)
             raise
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no save is under way, and every outcome was polled."""
+        is_over = self._thread is None or not self._thread.is_alive()
+        return is_over and not self._outcomes
+
     def poll(self) -> Saved | SaveFailed | None:
         """Return how the oldest save that has ended went, or None; never wait."""
         if not self._outcomes:

@@ -100,11 +100,15 @@ class DropColumns:
         if isinstance(features, Rows):
             self._kept(dict.fromkeys(features.names))  # tells, or refuses
             return self.collate(features.only(self.keep))
-        return self.collate([self._kept(feature) for feature in features])
+        keep = self.keep
+        return self.collate(
+            [  # a copy of each: collators take labels out
+                dict(each) if type(each) is dict and each.keys() <= keep else self._kept(each)
+                for each in features
+            ]
+        )
 
     def _kept(self, feature: Any) -> Any:
-        if type(feature) is dict and feature.keys() <= self.keep:
-            return dict(feature)  # a copy: collators take labels out
         if not isinstance(feature, Mapping):
             return feature
         kept = {key: value for key, value in feature.items() if key in self.keep}

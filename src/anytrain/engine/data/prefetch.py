@@ -10,17 +10,19 @@ import copy
 from collections import UserDict, deque
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from statistics import median
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
 
 from anytrain.core.clock import Ledger
-from anytrain.engine.data.workers import Waits
 from anytrain.engine.tree import leaves, map_tensors
 from anytrain.machine.backends.base import Backend, Lane
 
 _NOTHING = object()
 _KEPT_BYTES = 2**27
+_LEAST_BATCHES = 20
 _MOST_KEPT = 1024  # a GPU's queue holds no more launches
 
 
@@ -34,7 +36,10 @@ class Placement:
     def __call__(self, batch: Any) -> Any:
         """Return the batch on the device, once it is there."""
         put, device, non_blocking = self.backend.place, self.device, self.non_blocking
-        return self.send(batch, lambda tensor: put(tensor, device, non_blocking))
+        return self.send(
+            batch,
+            lambda tensor: tensor if tensor.device == device else put(tensor, device, non_blocking),
+        )
 
     def send(self, batch: Any, send: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         """Return the batch with each tensor sent, and each other thing that can move moved."""
@@ -101,6 +106,37 @@ class Kept:
         return iter(list(self._batches))
 
 
+class Waits:
+    """How long an epoch's batches were waited for, as far as that held the device up."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self._periods: list[float] = []
+        self._last: float | None = None
+
+    def add(self, seconds: float) -> None:
+        """Count one more batch that was waited for so long."""
+        now = perf_counter()
+        if self._last is not None:
+            self._periods.append(now - self._last)
+        self._last = now
+        self.total += seconds
+
+    def begin(self) -> None:
+        """Count a new epoch."""
+        self.__init__()  # type: ignore[misc]  # all that it holds is of one epoch
+
+    @property
+    def period(self) -> float | None:
+        """The usual time from batch to batch; None where an epoch is too short to tell."""
+        return median(self._periods) if len(self._periods) >= _LEAST_BATCHES else None
+
+    @property
+    def mean(self) -> float:
+        """The mean wait for a batch."""
+        return self.total / max(len(self._periods), 1)
+
+
 class Coming(NamedTuple):
     """A batch that was read and not yet handed out."""
 
@@ -156,7 +192,11 @@ class Ahead:
             raise StopIteration
         batch, self.reached, arrive = coming.popleft()
         if arrive is None and self._placement is not None:
-            batch = self._placed(batch)
+            if self.runs_behind:
+                with self._sending:
+                    batch = self._placement(batch)
+            else:  # it is where it is computed
+                batch = self._placement(batch)
         if not self._is_read:
             self._read()
         if arrive is not None:
@@ -188,8 +228,10 @@ class Ahead:
                 if told is error:
                     raise
                 raise told from error
-        if self.runs_behind or self._waits is not None:
-            self._count()
+        if self.runs_behind:
+            self._hide()
+        if self._waits is not None:
+            self._waits.add(self._waiting.last)
         if batch is _NOTHING:
             self._is_read = True
             return
@@ -202,21 +244,11 @@ class Ahead:
                 batch, arrive = self._sent(batch, self._lane)
         self._coming.append(Coming(batch, reached, arrive))
 
-    def _count(self) -> None:
+    def _hide(self) -> None:
         """Tell a wait that held the device up from one that it was too busy to notice."""
-        seconds, place = self._waiting.last, self._placement
+        place = self._placement
         if place is not None and not place.backend.is_idle(place.device):
             self._ledger.hide("data")
-            seconds = 0.0
-        if self._waits is not None:
-            self._waits.add(seconds)
-
-    def _placed(self, batch: Any) -> Any:
-        assert self._placement is not None
-        if not self.runs_behind:  # it is where it is computed
-            return self._placement(batch)
-        with self._sending:
-            return self._placement(batch)
 
     def _sent(self, batch: Any, lane: Lane) -> tuple[Any, Callable[[], None]]:
         assert self._placement is not None

@@ -16,8 +16,6 @@ import signal
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from statistics import median
-from time import perf_counter
 from types import FrameType, FunctionType
 from typing import Any
 
@@ -29,10 +27,10 @@ from anytrain.engine.data.collate import collate as stacked
 from anytrain.engine.data.columns import DropColumns
 from anytrain.engine.data.packing import Packed
 from anytrain.engine.data.padding import ToBuckets, WithoutFullMask
+from anytrain.engine.data.prefetch import Waits
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset
 
 PATIENCE_S = 60
-_LEAST_BATCHES = 20
 _LEAST_SHARE = 0.05  # of the time between two batches
 _LEAST_WAIT_S = 0.001  # a batch that comes from a worker costs about a third of this
 _LEAST_SAVED_S = 1.0  # in an epoch; starting workers costs about a tenth of it
@@ -105,37 +103,6 @@ class MindedWorkers(_MultiProcessingDataLoaderIter):
         else:
             _remove_worker_pids(id(self))
         self._worker_pids_set = minded
-
-
-class Waits:
-    """How long an epoch's batches were waited for, as far as that held the device up."""
-
-    def __init__(self) -> None:
-        self.total = 0.0
-        self._periods: list[float] = []
-        self._last: float | None = None
-
-    def add(self, seconds: float) -> None:
-        """Count one more batch that was waited for so long."""
-        now = perf_counter()
-        if self._last is not None:
-            self._periods.append(now - self._last)
-        self._last = now
-        self.total += seconds
-
-    def begin(self) -> None:
-        """Count a new epoch."""
-        self.__init__()  # type: ignore[misc]  # all that it holds is of one epoch
-
-    @property
-    def period(self) -> float | None:
-        """The usual time from batch to batch; None where an epoch is too short to tell."""
-        return median(self._periods) if len(self._periods) >= _LEAST_BATCHES else None
-
-    @property
-    def mean(self) -> float:
-        """The mean wait for a batch."""
-        return self.total / max(len(self._periods), 1)
 
 
 def wanted(waits: Waits, num_cores: int) -> tuple[int, str] | None:

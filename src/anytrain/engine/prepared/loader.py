@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -150,7 +151,8 @@ class PreparedLoader(DataLoader[Any]):
                 yield current
                 if walk.cursor.end_step is not None:
                     walk.cursor.end_step()
-                if walk.cursor.stops is not None:
+                stops = walk.cursor.stops
+                if stops is not None and perf_counter() >= stops.next_look:
                     walk.cursor.between(self)
             self.iteration += 1
             self._rewind()

@@ -44,7 +44,8 @@ class PreparedOptimizer(Optimizer):
     def count_update(self) -> None:
         """Note that an update is through, for the loop and for the other ranks."""
         self._cursor.updates += 1
-        self._world.mark(self._cursor.updates, "between steps")
+        if self._world.is_watched:
+            self._world.mark(self._cursor.updates, "between steps")
 
     def belongs_to(self, cursor: Cursor) -> bool:
         """Whether it follows this run's loop."""

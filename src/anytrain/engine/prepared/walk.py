@@ -154,6 +154,9 @@ class Walked(Protocol):
 class Stops(Protocol):
     """What may end the run between two steps."""
 
+    next_look: float
+    """Until then, by perf_counter, a boundary may be passed over: nothing is due."""
+
     def arm(self) -> None:
         """Begin to listen for a wish to stop."""
 
@@ -254,6 +257,8 @@ class Cursor:
         if self.stops is not None:
             self.stops.arm()
         self.left = None
+        if not self._open:
+            self._updates_before = self.updates
         self._open.append(weakref.ref(loader))
 
     def leave(self, loader: Walked) -> None:

@@ -56,7 +56,8 @@ class Meter:
         """Take one step in, which may have been summed up by itself; nobody waits."""
         if not is_summed:
             self.sum_up(loss, bad)
-        self.count(grad_norm, rate)
+        self._norm, self._rate = grad_norm, rate
+        self.num_steps += 1
 
     def sum_up(self, loss: torch.Tensor, bad: torch.Tensor | bool) -> None:
         """Add one step to the sums: the device's part, which a recording may hold."""
@@ -72,11 +73,6 @@ class Meter:
             self._before_bad.copy_(
                 torch.where(self._num_bad == 1, self.num_steps, self._before_bad)
             )
-
-    def count(self, grad_norm: torch.Tensor | None, rate: torch.Tensor | float) -> None:
-        """Count one step: the host's part."""
-        self._norm, self._rate = grad_norm, rate
-        self.num_steps += 1
 
     @property
     def loss(self) -> torch.Tensor:

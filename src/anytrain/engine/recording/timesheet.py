@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import math
 import os
 import socket
 import time
@@ -94,9 +95,14 @@ class Timesheet:
         """Whether somebody has removed the run's folder, as scripts do with a temporary one."""
         return self._has_begun and not self.path.parent.is_dir()
 
+    @property
+    def due(self) -> float:
+        """When it is time to write again, by perf_counter."""
+        return self._due if self._is_main else math.inf
+
     def note(self) -> None:
-        """Write how things stand, if it is time to; cheap enough for every step."""
-        if self._is_main and self._ledger.since >= self._due:
+        """Write how things stand, if it is time to."""
+        if perf_counter() >= self.due:
             self.write()
 
     def write(self, how: str | None = None) -> None:

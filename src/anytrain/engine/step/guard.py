@@ -109,7 +109,7 @@ class HostGuard:
     def _is_bad(self, optimizer: torch.optim.Optimizer) -> bool:
         veto, self._veto = self._veto, None
         if veto is not None:
-            if not is_finite(veto):
+            if not math.isfinite(veto.item()):
                 return True
             if self._is_whole:
                 return False
@@ -319,7 +319,7 @@ class Judge:
         """Keep the update of a loss that is not finite from happening, whatever its gradient."""
         guard = self._optimizer.guard
         if self._reads:
-            self._lost = not is_finite(loss)
+            self._lost = not math.isfinite(loss.item())  # read on the CPU, which waits for nothing
             if self._lost:
                 guard.veto(loss)
         else:
@@ -335,14 +335,13 @@ class Judge:
             bad = bad or (not self._is_scaled and guard.was_skipped())
         elif not self._is_scaled:
             bad = torch.maximum(bad, guard.skipped)
-        if self._holds:
+        if self._holds and bad is not False:
             self._hold(bad)
         return bad
 
     def _hold(self, bad: torch.Tensor | bool) -> None:
         if isinstance(bad, bool):  # on the CPU, whose values can be read at once
-            if bad:
-                self.held = torch.full((), torch.inf)
+            self.held = torch.full((), torch.inf)
             return
         held = torch.where(bad > 0, float("inf"), 0.0)
         if self.held is None:
@@ -383,11 +382,6 @@ def mark_nonfinite(grads: list[torch.Tensor], found: torch.Tensor, factor: torch
             there = found.to(group[0].device)
             torch._amp_foreach_non_finite_check_and_unscale_(group, there, factor.to(there.device))
             found.copy_(torch.maximum(found, there.to(found.device)))
-
-
-def is_finite(value: torch.Tensor) -> bool:
-    """Whether one value is finite; reads it, which on the CPU waits for nothing."""
-    return math.isfinite(value.item())
 
 
 def has_nonfinite(grads: list[torch.Tensor], found: torch.Tensor, one: torch.Tensor) -> bool:

@@ -11,13 +11,14 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from anytrain.core.events import EventKind
 from anytrain.engine.step.guard import Judge
+from anytrain.machine.backends.base import Backend
 
 
 class Micro(Protocol):
@@ -28,42 +29,23 @@ class Micro(Protocol):
     ) -> torch.Tensor: ...
 
 
-class Batch(Protocol):
-    """What one call of a step trains on."""
-
-    @property
-    def micro(self) -> tuple[Any, ...]:
-        """The micro-batches."""
-
-    @property
-    def num_items(self) -> torch.Tensor | None:
-        """The items that the step's loss is the mean over; None where each loss is its own."""
-
-    @property
-    def ends(self) -> bool:
-        """Whether the update comes behind it."""
-
-    @property
-    def is_step(self) -> bool:
-        """Whether it is all that the update learns from."""
-
-    @property
-    def kind(self) -> Hashable:
-        """What two batches of like tensors must have in common to share a recording."""
-
-    def weighed(self, num_items: torch.Tensor | None) -> list[tuple[Any, torch.Tensor | None]]:
-        """Return each micro-batch with the items of the step."""
-
-    def _replace(self, *, micro: Any, num_items: Any) -> Self: ...
-
-
-class MicroBatch(NamedTuple):
-    """One batch of a user's own loop; the update comes behind so many of them."""
+class Batch(NamedTuple):
+    """What one call of a step trains on: a whole step, or one batch of a user's own loop."""
 
     micro: tuple[Any, ...]
-    ends: bool
-    num_in_step: int
+    """The micro-batches."""
     num_items: torch.Tensor | None = None
+    """Items over all micro-batches and ranks; None where each loss is its own mean."""
+    first: int = 0
+    """The number, within the epoch, of the first micro-batch."""
+    is_last: bool = False
+    """Whether the epoch ends with it."""
+    is_last_spare: bool = False
+    """Whether the last micro-batch holds nothing but repeats, so that this rank may keep pace."""
+    ends: bool = True
+    """Whether the update comes behind it."""
+    num_in_step: int = 1
+    """How many of these the update learns from."""
 
     @property
     def is_step(self) -> bool:
@@ -73,11 +55,17 @@ class MicroBatch(NamedTuple):
     @property
     def kind(self) -> Hashable:
         """What two batches of like tensors must have in common to share a recording."""
-        return self.ends, self.num_in_step
+        return self.is_last_spare, self.ends, self.num_in_step
 
     def weighed(self, num_items: torch.Tensor | None) -> list[tuple[Any, torch.Tensor | None]]:
-        """Return the batch; its loss is its own mean."""
-        return [(batch, num_items) for batch in self.micro]
+        """Return each micro-batch with the step's items: infinitely many where it is spare.
+
+        A share of infinitely many is nothing, so repeats change neither loss nor gradient.
+        """
+        found: list[tuple[Any, torch.Tensor | None]] = [(m, num_items) for m in self.micro]
+        if self.is_last_spare and num_items is not None:
+            found[-1] = (self.micro[-1], torch.full_like(num_items, torch.inf, dtype=torch.float32))
+        return found
 
 
 class Recounted(Protocol):
@@ -235,7 +223,8 @@ class Step:
             with self.no_sync(self.model):
                 loss = self.micro(self.model, inputs, items)
             total = loss if total is None else total + loss
-            self._told("substep_end")
+            if self.tell is not None:
+                self.tell("substep_end")
         if not batch.ends:
             with self.no_sync(self.model):
                 return self.micro(self.model, last, last_items)
@@ -250,9 +239,11 @@ class Step:
         if self.judge is not None:
             self.judge.look(loss)
         norm = ops.clip()
-        self._told("pre_optimizer_step")
+        if self.tell is not None:
+            self.tell("pre_optimizer_step")
         ops.update()
-        self._told("optimizer_step")
+        if self.tell is not None:
+            self.tell("optimizer_step")
         rate = self.ops.optimizers[0].param_groups[0]["lr"] if self.judge is not None else 0.0
         rate = rate.clone() if isinstance(rate, torch.Tensor) else rate
         ops.schedule()
@@ -266,13 +257,22 @@ class Step:
         if self.recounted is not None:
             self.recounted.forget()
 
-    def _told(self, moment: EventKind) -> None:
-        if self.tell is not None:
-            self.tell(moment)
-
 
 def let_train(model: nn.Module) -> None:
     """Let a model train that an evaluation, or somebody's `model.eval()`, has left otherwise."""
     inner = getattr(model, "module", model)  # what users hold of one that shares its gradients
     if not (model.training and getattr(inner, "training", True)):
         model.train()
+
+
+def keep_rng(backend: Backend, device: torch.device) -> Callable[[], None]:
+    """Take down torch's generators, the host's and the device's; return what puts them back."""
+    host = torch.get_rng_state()
+    there = None if device.type == "cpu" else backend.rng_state(device)
+
+    def put_back() -> None:
+        torch.set_rng_state(host)
+        if there is not None:
+            backend.restore_rng(device, there)
+
+    return put_back

@@ -105,6 +105,8 @@ _worlds: dict[int, TorchWorld] = {}
 class TorchWorld:
     """One rank of a process group."""
 
+    is_watched = True
+
     def __init__(
         self, place: RankPlace, device: torch.device, stall_s: float, beats: str | None
     ) -> None:

@@ -73,6 +73,10 @@ class World(Protocol):
         Then only the main process acts: a script may make such a call there alone.
         """
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether somebody reads what is marked."""
+
     def mark(self, step: int, doing: str) -> None:
         """Leave word of where this rank is, for whoever explains its death or its stall."""
 
@@ -113,6 +117,7 @@ class Solo:
     def __init__(self, mark: Callable[[int, str], None] | None = None) -> None:
         self.board: Board = LocalBoard()
         self._mark = mark
+        self.is_watched = mark is not None
 
     def reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """Return the value: the sum, mean and maximum over one rank.

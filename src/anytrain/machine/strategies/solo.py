@@ -17,23 +17,19 @@ from anytrain.machine.strategies.base import Part
 
 def norm(gradients: Sequence[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
     """Return the norm of gradients that are all here, as torch.nn.utils computes it."""
-    if norm_type == 2.0 and _are_plain(gradients):  # the same few calls, without the sorting
-        whole: torch.Tensor = torch.linalg.vector_norm(
-            torch.stack(torch._foreach_norm(list(gradients)))
-        )
-        return whole
-    return torch.nn.utils.get_total_norm(gradients, norm_type)
-
-
-def _are_plain(gradients: Sequence[torch.Tensor]) -> bool:
-    """Whether these are dense float32 values in host memory."""
-    return bool(gradients) and all(
+    are_plain = bool(gradients) and all(  # dense float32 values in host memory
         grad.is_cpu
         and grad.dtype is torch.float32
         and grad.layout is torch.strided
         and not grad.requires_grad
         for grad in gradients
     )
+    if norm_type == 2.0 and are_plain:  # the same few calls, without the sorting
+        whole: torch.Tensor = torch.linalg.vector_norm(
+            torch.stack(torch._foreach_norm(list(gradients)))
+        )
+        return whole
+    return torch.nn.utils.get_total_norm(gradients, norm_type)
 
 
 def whole_parts(held: Sequence[nn.Module | Optimizer], writer: int = 0) -> Iterator[Part]:
