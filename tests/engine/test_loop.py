@@ -8,7 +8,15 @@ import pytest
 import torch
 
 from anytrain.core.events import EventKind, Request
-from anytrain.engine.loop import Evaluation, Feed, Predictions, Progress, Requests, evaluate, fit
+from anytrain.engine.loop import (
+    EvaluationLoop,
+    Feed,
+    Predictions,
+    Progress,
+    Requests,
+    evaluate,
+    fit,
+)
 from anytrain.engine.metrics import Collected
 from anytrain.engine.recording.meter import Meter
 from anytrain.engine.step.step import StepOutput
@@ -199,7 +207,7 @@ def test_an_evaluation_counts_every_row_once_and_keeps_what_it_is_told_to() -> N
 
     loader = Rows([torch.arange(4.0), torch.tensor([4.0, 5.0, 0.0, 1.0])], remainder=2)
     keep = Predictions(logits=Collected())
-    found = evaluate(Evaluation(loader, Solo(), predict, batch_done, keep))
+    found = evaluate(EvaluationLoop(loader, Solo(), predict, batch_done, keep))
     assert seen == [(4, False), (2, True)]
     assert found.num_rows == 6
     assert found.loss.value(Solo()) == pytest.approx((0 + 1 + 2 + 3 + 4 + 5) / 6)

@@ -94,7 +94,7 @@ class Progress:
         return all(state[name] == getattr(self, name) for name in _LAYOUT)
 
 
-class Job(Protocol):
+class LoopHooks(Protocol):
     """What the loop works for: it is told of moments and does what was asked."""
 
     def tell(self, kind: EventKind) -> Requests:
@@ -167,7 +167,7 @@ class Feed:
 
 
 def fit(
-    job: Job,
+    job: LoopHooks,
     feed: Feed,
     step: Callable[[Any], StepOutput],
     meter: Meter,
@@ -198,7 +198,7 @@ def fit(
 
 
 def _walk(
-    job: Job,
+    job: LoopHooks,
     batches: Iterable[Any],
     step: Callable[[Any], StepOutput],
     meter: Meter,
@@ -231,7 +231,7 @@ def _walk(
     return asked, False
 
 
-def serve(job: Job, asked: Requests, ledger: Ledger) -> Requests:
+def serve(job: LoopHooks, asked: Requests, ledger: Ledger) -> Requests:
     """Do what was asked for, in one order; return what is asked for afterwards."""
     if "log" in asked:
         job.log()
@@ -262,7 +262,7 @@ class Predictions:
 
 
 @dataclass(slots=True)
-class Evaluation:
+class EvaluationLoop:
     """How one evaluation goes: what predicts, what reduces, what looks at each batch."""
 
     loader: Any
@@ -283,7 +283,7 @@ class Evaluation:
     """
 
 
-def evaluate(job: Evaluation) -> Predictions:
+def evaluate(job: EvaluationLoop) -> Predictions:
     """Predict every sample once, batch by batch; nothing but what `keep` holds stays in memory.
 
     A rank without a row of its own in the last round predicts too: the others may wait for it.
@@ -318,7 +318,7 @@ def evaluate(job: Evaluation) -> Predictions:
     return keep
 
 
-def _predicted(job: Evaluation, batch: Any, rows: int | None) -> tuple[Any, ...]:
+def _predicted(job: EvaluationLoop, batch: Any, rows: int | None) -> tuple[Any, ...]:
     """Return what comes of a batch's own rows: its loss, logits, labels and kept inputs.
 
     A batch that has more rows is predicted as it is, and what comes of them cut off; last comes how
@@ -347,7 +347,7 @@ def _predicted(job: Evaluation, batch: Any, rows: int | None) -> tuple[Any, ...]
     return loss, logits, labels, inputs, rows if is_late else None
 
 
-def _cut_late(job: Evaluation, batch: Any, rows: int | None, found: tuple[Any, ...]) -> Any:
+def _cut_late(job: EvaluationLoop, batch: Any, rows: int | None, found: tuple[Any, ...]) -> Any:
     """Return what came of a whole batch, without its repeats; of one that has no other, nothing."""
     loss, logits, labels, inputs = found
     if job.end_step is not None:
@@ -368,7 +368,7 @@ def _has_rows(leaf: Any, rows: int) -> bool:
     return leaf is None or (getattr(leaf, "ndim", 0) > 0 and len(leaf) == rows)
 
 
-def _own(batch: Any, rows: int, job: Evaluation) -> tuple[Any, int]:
+def _own(batch: Any, rows: int, job: EvaluationLoop) -> tuple[Any, int]:
     """Return the last batch as it is predicted, and how many of its rows are its own.
 
     Repeats are cut off, or masked where the loader's batches keep to a few shapes. What a

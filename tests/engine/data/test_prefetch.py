@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from anytrain import Accelerator, set_seed
 from anytrain.core.clock import Ledger
-from anytrain.engine.data.prefetch import Ahead, Placement
+from anytrain.engine.data.prefetch import Placement, Prefetcher
 from anytrain.machine.backends.cpu import Cpu
 from anytrain.machine.backends.fake import Fake
 
@@ -26,8 +26,8 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-def ahead_of(batches: Iterator[Any], backend: Any, reached: Callable[[], Any] = int) -> Ahead:
-    return Ahead(batches, Placement(backend, HOST), Ledger(), reached)
+def ahead_of(batches: Iterator[Any], backend: Any, reached: Callable[[], Any] = int) -> Prefetcher:
+    return Prefetcher(batches, Placement(backend, HOST), Ledger(), reached)
 
 
 @pytest.mark.parametrize(("backend", "depth"), [(Cpu(), 1), (Fake(), 2)])
@@ -64,7 +64,7 @@ def test_what_was_left_is_waited_for_before_its_memory_is_free() -> None:
 
     placement = Placement(Fake(), HOST)
     placement._lane = Slow()
-    walk = Ahead(iter([torch.ones(1)] * 9), placement, Ledger())
+    walk = Prefetcher(iter([torch.ones(1)] * 9), placement, Ledger())
     next(walk)
     assert len(arrived) == 1
     walk.close()
@@ -84,7 +84,7 @@ def test_a_lost_device_says_nothing_where_a_walk_is_left() -> None:
 
     placement = Placement(Fake(), HOST)
     placement._lane = Lost()
-    walk = Ahead(iter([torch.ones(1)] * 9), placement, Ledger())
+    walk = Prefetcher(iter([torch.ones(1)] * 9), placement, Ledger())
     walk.fill()
     with pytest.raises(IndexError, match="the cause"):
         try:
@@ -109,7 +109,7 @@ def test_a_tokenizers_batch_keeps_its_class_and_what_it_holds_besides() -> None:
 
 def test_the_wait_for_a_batch_is_in_the_ledger() -> None:
     ledger = Ledger()
-    walk = Ahead(iter([torch.ones(1)] * 3), Placement(Fake(), HOST), ledger)
+    walk = Prefetcher(iter([torch.ones(1)] * 3), Placement(Fake(), HOST), ledger)
     list(walk)
     assert ledger.span("data").uses == 4
     assert ledger.span("transfer").uses == 3

@@ -17,7 +17,7 @@ from torch.utils.data import (
 from anytrain import Accelerator
 from anytrain.engine.data.collate import collate
 from anytrain.engine.data.columns import DropColumns, Table
-from anytrain.engine.data.seeded import Tickets, draws_nothing, load
+from anytrain.engine.data.seeded import SeededBatchSampler, draws_nothing, load
 
 ROWS = [{"x": torch.randn(3), "labels": torch.tensor(0)} for _ in range(6)]
 
@@ -90,7 +90,7 @@ def test_a_dataset_with_a_transform_may_draw() -> None:
 
 
 def test_batches_are_remembered_and_loaded_again_without_seeds() -> None:
-    tickets = Tickets([[3, 1], [0, 2]], seeds=False)
+    tickets = SeededBatchSampler([[3, 1], [0, 2]], seeds=False)
     tickets.begin(seed=7, epoch=0)
     assert list(tickets) == [[3, 1], [0, 2]]
     assert tickets.dealt(1) == [0, 2]

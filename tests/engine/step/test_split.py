@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from anytrain.core.errors import NothingFits
-from anytrain.engine.step.out_of_memory import Parts, split_rows
+from anytrain.engine.step.out_of_memory import SplitFactor, split_rows
 from anytrain.engine.tree import num_rows
 
 
@@ -76,7 +76,7 @@ def test_a_batch_without_rows_is_one_part() -> None:
 
 
 def test_parts_double_until_they_are_single_rows() -> None:
-    parts = Parts()
+    parts = SplitFactor()
     assert [parts.more(6), parts.more(6), parts.more(6)] == [2, 4, 8]
     with pytest.raises(NothingFits, match="one row at a time"):
         parts.more(6)
@@ -85,6 +85,6 @@ def test_parts_double_until_they_are_single_rows() -> None:
 
 def test_a_single_row_that_does_not_fit_is_refused() -> None:
     with pytest.raises(NothingFits):
-        Parts().more(1)
+        SplitFactor().more(1)
     with pytest.raises(NothingFits, match="no rows that could be split"):
-        Parts().more(None)
+        SplitFactor().more(None)

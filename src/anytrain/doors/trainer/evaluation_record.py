@@ -23,7 +23,7 @@ from anytrain.doors.trainer.override_points import OverridePoints
 from anytrain.doors.trainer.sample_text import label_of, look_up, token
 from anytrain.engine import objective
 from anytrain.engine.data.columns import base_model
-from anytrain.engine.data.shard import Given
+from anytrain.engine.data.shard import IterableBatches
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.recording.evaluation import RankVerdicts, Verdicts, figures, join, store
 from anytrain.engine.tree import batch_size, take_rows
@@ -202,7 +202,7 @@ def _walks_in_order(loader: Any) -> bool:
     if not isinstance(loader, PreparedLoader):
         return False
     if isinstance(loader.dataset, IterableDataset):
-        return not isinstance(loader.dataset, Given) and loader.num_workers <= 1
+        return not isinstance(loader.dataset, IterableBatches) and loader.num_workers <= 1
     return isinstance(loader.get_sampler(), SequentialSampler)
 
 
@@ -211,7 +211,7 @@ def _samples_of(loader: Any) -> Callable[[int], Sequence[Any] | None] | None:
     if not isinstance(loader, PreparedLoader) or _walks_in_order(loader):
         return None
     is_dealt_whole = loader.walk.dispatching and loader.walk.world.size > 1
-    return None if is_dealt_whole or loader.walk.tickets is None else loader.samples_of
+    return None if is_dealt_whole or loader.walk.seeded is None else loader.samples_of
 
 
 def _in_order(shown: RankVerdicts, loader: Any) -> RankVerdicts:

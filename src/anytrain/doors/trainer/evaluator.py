@@ -31,7 +31,7 @@ from anytrain.doors.trainer.outputs import (
     speed_metrics,
 )
 from anytrain.engine import objective
-from anytrain.engine.loop import Evaluation, Predictions, evaluate
+from anytrain.engine.loop import EvaluationLoop, Predictions, evaluate
 from anytrain.engine.metrics import Collected
 from anytrain.engine.precision import lower
 from anytrain.engine.tree import map_tensors
@@ -159,7 +159,7 @@ class Evaluator:
             trainer._parts.recorder.tell("prediction_step")
 
         inputs = InputErrors(trainer, loader=dataloader, model=model)
-        job = Evaluation(
+        job = EvaluationLoop(
             dataloader,
             world,
             inputs.fed(predict),

@@ -122,7 +122,7 @@ class InputErrors:
         dropped = self._trainer._parts.loaders.columns_left_out(is_training=not self._is_evaluation)
         return explain(error, feds[0], self._model, dropped)
 
-    def _found(self, batch: Any) -> ranges.Outside | None:
+    def _found(self, batch: Any) -> ranges.BadIndex | None:
         known = ranges.tables(self._model) if self._tables is None else self._tables
         return ranges.find(self._model, batch, self._trainer.compute_loss, known)
 
@@ -131,7 +131,7 @@ class InputErrors:
         found = self._outside()
         return None if found is None else out_of_range(*found, is_lost=True)
 
-    def _outside(self) -> tuple[Fed, ranges.Outside] | None:
+    def _outside(self) -> tuple[Fed, ranges.BadIndex] | None:
         """Read the newest batches again, on the host, and return a value outside its table."""
         steps = self._of_evaluation() if self._is_evaluation else self._steps_since_last_log()
         fed = (Fed(read.on_host(), read.samples, step, read.number) for step, read in steps)

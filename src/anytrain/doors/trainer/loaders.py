@@ -31,7 +31,7 @@ from anytrain.engine.data.columns import (
 )
 from anytrain.engine.data.grouped import GroupedByLength, Rebalanced, lengths_of
 from anytrain.engine.data.padding import WithoutFullMask, are_even
-from anytrain.engine.data.shard import Given
+from anytrain.engine.data.shard import IterableBatches
 from anytrain.engine.prepared.loader import PreparedLoader
 
 if TYPE_CHECKING:
@@ -285,8 +285,8 @@ class Loaders:
 
 def _is_whole(known: Any, dataset: Any) -> bool:
     """Whether a data set, or what a shard of a stream was cut from, holds samples, not batches."""
-    is_stream = isinstance(dataset, IterableDataset) and not isinstance(dataset, Given)
-    return is_stream or (known is dataset and not isinstance(dataset, Given))
+    is_stream = isinstance(dataset, IterableDataset) and not isinstance(dataset, IterableBatches)
+    return is_stream or (known is dataset and not isinstance(dataset, IterableBatches))
 
 
 def default_collator(processing_class: Any) -> Callable[[list[Any]], Any]:

@@ -21,7 +21,7 @@ from anytrain.engine.assemble import current
 from anytrain.engine.data.columns import base_model, forward_names
 from anytrain.engine.data.seeded import listed
 from anytrain.engine.step import ranges
-from anytrain.engine.step.ranges import Outside, user_place
+from anytrain.engine.step.ranges import BadIndex, user_place
 from anytrain.engine.tree import map_tensors
 from anytrain.machine.backends.base import Backend
 
@@ -106,8 +106,8 @@ def may_be_outside(error: BaseException) -> bool:
 
 
 def search(
-    batches: Iterable[Fed], check: Callable[[Any], Outside | None]
-) -> tuple[Fed, Outside] | None:
+    batches: Iterable[Fed], check: Callable[[Any], BadIndex | None]
+) -> tuple[Fed, BadIndex] | None:
     """Return the first batch with a value outside its table, and the value.
 
     A batch is not looked at whose columns hold nothing smaller, larger or longer than those that
@@ -167,7 +167,7 @@ def _tensors(batch: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
             yield from _tensors(value, f"{name or 'batch'}[{place}]")
 
 
-def out_of_range(fed: Fed, outside: Outside, *, is_lost: bool = False) -> OutOfRange:
+def out_of_range(fed: Fed, outside: BadIndex, *, is_lost: bool = False) -> OutOfRange:
     """Return the error that names the value, its column and sample, and the range."""
     found = origin(fed, outside)
     named = f"{outside.module} ({outside.kind})" if outside.module else outside.kind
@@ -194,7 +194,7 @@ def out_of_range(fed: Fed, outside: Outside, *, is_lost: bool = False) -> OutOfR
     return OutOfRange(f"{fed.cannot}: {what}", why=why, fix=fix)
 
 
-def _computed(fed: Fed, outside: Outside, named: str) -> tuple[str, str]:
+def _computed(fed: Fed, outside: BadIndex, named: str) -> tuple[str, str]:
     """Say what was looked up that the forward has computed: positions, as a rule."""
     before = _before_positions(fed.batch, outside)
     longest = _longer_than(fed.batch, outside.high - before)
@@ -204,7 +204,7 @@ def _computed(fed: Fed, outside: Outside, named: str) -> tuple[str, str]:
     return what, "look at how it is computed, or make the table larger."
 
 
-def _before_positions(batch: Any, outside: Outside) -> int:
+def _before_positions(batch: Any, outside: BadIndex) -> int:
     """Return how many of a table's rows come before the first position's: RoBERTa has two."""
     last = int(outside.index.max()) + 1
     before = (last - t.shape[1] for _, t in columns(batch) if t.ndim > 1)
@@ -225,7 +225,7 @@ def _long(fed: Fed, name: str, tensor: torch.Tensor, limit: int, named: str) -> 
     return what, f"{fix}a model with more positions."
 
 
-def origin(fed: Fed, outside: Outside) -> str | None:
+def origin(fed: Fed, outside: BadIndex) -> str | None:
     """Return the column and the sample that a value came from; None where it was computed."""
     told = []
     for name, tensor in columns(fed.batch):
@@ -243,7 +243,7 @@ def origin(fed: Fed, outside: Outside) -> str | None:
     return f"{name!r} of {fed.row(rows[0])}{more}"
 
 
-def _is_likely(name: str, outside: Outside) -> bool:
+def _is_likely(name: str, outside: BadIndex) -> bool:
     return ("label" in name) == outside.is_loss
 
 

@@ -24,17 +24,17 @@ from anytrain.engine.data.compiled_shapes import LoaderShapes
 from anytrain.engine.data.prefetch import Placement
 from anytrain.engine.data.seeded import (
     SeedableRandomSampler,
+    SeededBatchSampler,
     SeededCollate,
     SeededDataset,
-    Tickets,
     draws_nothing,
 )
 from anytrain.engine.data.shard import (
     BatchSamplerShard,
-    Given,
+    IterableBatches,
     IterableDatasetShard,
-    as_it_is,
     check_split,
+    identity,
 )
 from anytrain.engine.data.workers import AutoWorkers, PatientWorker
 from anytrain.engine.loop import Feed
@@ -83,7 +83,7 @@ def prepare_loader(
     generator = getattr(getattr(_batch_sampler(base), "sampler", None), "generator", None)
     if world.size > 1 and not dispatching:
         base, generator = _sharded(base, session, options)
-    base, tickets = _ticketed(_patient(base))
+    base, seeded = _with_sample_seeds(_patient(base))
     walk = Walk(
         cursor=session.cursor,
         ledger=session.ledger,
@@ -100,14 +100,14 @@ def prepare_loader(
         dispatching=dispatching,
         split_batches=options.split_batches,
         slice_fn=slice_fn,
-        tickets=tickets,
+        seeded=seeded,
         stream=_stream(base),
         given=loader,
         workers=_auto_workers(base, session) if auto_workers and not dispatching else None,
         shapes=_watched(session, loader.collate_fn),
     )
     # Shared here, where every rank is: later a single rank may look at a batch alone.
-    seed = world.broadcast_object(torch.initial_seed()) if tickets is not None else None
+    seed = world.broadcast_object(torch.initial_seed()) if seeded is not None else None
     return PreparedLoader(base, walk, drop_last, seed)
 
 
@@ -147,7 +147,9 @@ def _auto_workers(loader: DataLoader[Any], session: Session) -> AutoWorkers | No
 
 def given_loader(batches: Any, session: Session) -> PreparedLoader:
     """Return any iterable of batches as a loader: dealt out already, placed on the device here."""
-    base: DataLoader[Any] = DataLoader(Given(batches), batch_size=None, collate_fn=as_it_is)
+    base: DataLoader[Any] = DataLoader(
+        IterableBatches(batches), batch_size=None, collate_fn=identity
+    )
     walk = Walk(
         cursor=session.cursor,
         ledger=session.ledger,
@@ -184,7 +186,9 @@ def _patient(loader: DataLoader[Any]) -> DataLoader[Any]:
     )
 
 
-def _ticketed(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Tickets | None]:
+def _with_sample_seeds(
+    loader: DataLoader[Any],
+) -> tuple[DataLoader[Any], SeededBatchSampler | None]:
     """Remember which samples are dealt; let each be loaded under its own seed, if it may draw."""
     own_way = type(loader).__iter__ is not DataLoader.__iter__
     indexed = loader.batch_sampler is not None and not isinstance(loader.dataset, IterableDataset)
@@ -193,11 +197,11 @@ def _ticketed(loader: DataLoader[Any]) -> tuple[DataLoader[Any], Tickets | None]
     if draws_nothing(loader.dataset, loader.collate_fn):
         if loader.collate_fn is default_collate:  # a user's own loop: nobody asks for its samples
             return loader, None
-        tickets = Tickets(loader.batch_sampler, seeds=False)
-        return rebuild(loader, batch_sampler=tickets), tickets
-    tickets = Tickets(loader.batch_sampler)
+        seeded = SeededBatchSampler(loader.batch_sampler, seeds=False)
+        return rebuild(loader, batch_sampler=seeded), seeded
+    seeded = SeededBatchSampler(loader.batch_sampler)
     dataset, collate = SeededDataset(loader.dataset), SeededCollate(loader.collate_fn)
-    return rebuild(loader, dataset=dataset, batch_sampler=tickets, collate_fn=collate), tickets
+    return rebuild(loader, dataset=dataset, batch_sampler=seeded, collate_fn=collate), seeded
 
 
 def _stream(loader: DataLoader[Any]) -> Any:

@@ -32,7 +32,7 @@ _ABANDONED_S = 3600
 """A file that nobody has written to for so long was left by a process that was killed."""
 
 
-class Kept(NamedTuple):
+class CachedArrays(NamedTuple):
     """Arrays by name, and whether they were on disk already."""
 
     arrays: Arrays
@@ -46,17 +46,17 @@ class ArrayCache:
         self.folder = folder
         self.fresh = fresh
 
-    def get(self, key: str, make: Callable[[], Mapping[str, np.ndarray[Any, Any]]]) -> Kept:
+    def get(self, key: str, make: Callable[[], Mapping[str, np.ndarray[Any, Any]]]) -> CachedArrays:
         """Return the arrays of this key, made and kept where they are not there.
 
         Of several processes that ask at once one makes them, and the others wait for it.
         """
         path = self.folder / f"{key}.arrays"
         if not self.fresh and (found := _read(path)) is not None:
-            return Kept(found, True)
+            return CachedArrays(found, True)
         with _turn(path.with_suffix(".lock")):
             if not self.fresh and (found := _read(path)) is not None:
-                return Kept(found, True)
+                return CachedArrays(found, True)
             made = dict(make())
             try:
                 _write(path, made)
@@ -65,7 +65,7 @@ class ArrayCache:
             else:
                 with suppress(OSError):
                     _prune(self.folder, keep=path)
-        return Kept(made, False)
+        return CachedArrays(made, False)
 
 
 def _tell(error: OSError) -> None:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from anytrain.core.notices import give_notice
-from anytrain.engine.data.prefetch import Ahead
+from anytrain.engine.data.prefetch import Prefetcher
 
 # Creating the optimizer's state makes the second step another graph than the first.
 WARM_UP = 2
@@ -267,7 +267,7 @@ class LoaderShapes:
         return is_full and shape[1:2] != () and shape[1] in self._lengths
 
 
-class Watched(Ahead):
+class Watched(Prefetcher):
     """A loader's batches, each looked at when it is handed out."""
 
     def __init__(self, shapes: LoaderShapes, *ahead: Any) -> None:

@@ -77,7 +77,7 @@ class ReadBatch(NamedTuple):
     """Returns it as it was on the host, with what was drawn while loading it."""
 
 
-class Kept:
+class RecentBatches:
     """The last batches as they were on the host: what an error of the device is explained by.
 
     They are held and not copied, and together are bounded by the size of the first.
@@ -137,7 +137,7 @@ class Waits:
         return self.total / max(len(self._periods), 1)
 
 
-class Coming(NamedTuple):
+class PrefetchedBatch(NamedTuple):
     """A batch that was read and not yet handed out."""
 
     batch: Any
@@ -147,7 +147,7 @@ class Coming(NamedTuple):
     """Lets the device wait until it is there; None where it is yet to be placed."""
 
 
-class Ahead:
+class Prefetcher:
     """A loader's batches in their order; INVARIANT: nothing is handed out that may not be read."""
 
     def __init__(
@@ -161,7 +161,7 @@ class Ahead:
         self._batches, self._placement, self._reached = batches, placement, reached
         self._lane = None if placement is None else placement.lane
         self._depth = 1 if self._lane is None else 2
-        self._coming: deque[Coming] = deque()
+        self._coming: deque[PrefetchedBatch] = deque()
         self._is_read = False
         self._ledger, self._waits = ledger, waits
         self._waiting, self._sending = ledger.span("data"), ledger.span("transfer")
@@ -169,7 +169,7 @@ class Ahead:
         """Whether the device works on a batch after the host has gone on."""
         self.explain: Callable[[Exception, Iterator[Any]], Exception] | None = None
         """Returns the error that says what was being loaded when one was raised."""
-        self.kept: Kept | None = None
+        self.kept: RecentBatches | None = None
         """Holds the last batches; None where nobody needs them."""
         self.reached: Any = None
         """Where the stream stood after the batch that was handed out last."""
@@ -242,7 +242,7 @@ class Ahead:
         if self._lane is not None:
             with self._sending:
                 batch, arrive = self._sent(batch, self._lane)
-        self._coming.append(Coming(batch, reached, arrive))
+        self._coming.append(PrefetchedBatch(batch, reached, arrive))
 
     def _hide(self) -> None:
         """Tell a wait that held the device up from one that it was too busy to notice."""

@@ -78,7 +78,7 @@ class SeedableRandomSampler(LaidOut, RandomSampler):
         self.set_epoch(self.epoch + 1)
 
 
-class Ticket(NamedTuple):
+class SeededIndex(NamedTuple):
     """A sample to load, and the seed of whatever is drawn while loading it."""
 
     index: Any
@@ -96,8 +96,8 @@ class DealtBatch(NamedTuple):
     """What the seeds of its samples were drawn from."""
 
 
-class Tickets(BatchSampler):
-    """A batch sampler's batches, remembered; each sample with its ticket where it may draw."""
+class SeededBatchSampler(BatchSampler):
+    """A batch sampler's batches, remembered; each sample with its seed where it may draw."""
 
     def __init__(self, batch_sampler: Any, *, seeds: bool = True) -> None:
         self.batch_sampler = batch_sampler
@@ -129,18 +129,18 @@ class Tickets(BatchSampler):
         return list(self._dealt)
 
     def draw(self, batch: list[Any], key: int | None = None) -> list[Any]:
-        """Return the tickets of a batch; its samples where nothing is drawn.
+        """Return a batch's samples with their seeds; without, where nothing is drawn.
 
         It is one of this epoch, or of the one whose `key` is given.
         """
         if not self._seeds:
             return batch
         key = self._key if key is None else key
-        return [Ticket(index, mix(key, _number(index))) for index in batch]
+        return [SeededIndex(index, mix(key, _number(index))) for index in batch]
 
-    def of(self, batch_sampler: Any, first: int) -> Tickets:
-        """Return tickets of the same epoch for another dealing, whose batches count from there."""
-        others = Tickets(batch_sampler, seeds=self._seeds)
+    def of(self, batch_sampler: Any, first: int) -> SeededBatchSampler:
+        """Return one of the same epoch for another dealing, whose batches count from there."""
+        others = SeededBatchSampler(batch_sampler, seeds=self._seeds)
         others._key, others._epoch = self._key, self._epoch
         others._dealt, others._first = self._dealt, first
         return others
@@ -155,7 +155,7 @@ class Tickets(BatchSampler):
             yield batch if draw is None else draw(batch)
 
 
-class Drawn(list[Any]):
+class SeededSamples(list[Any]):
     """Samples on their way to the collator, with its seed and the generators to put back."""
 
     seed: int = 0
@@ -163,7 +163,7 @@ class Drawn(list[Any]):
 
 
 class SeededDataset:
-    """A map-style dataset that loads each sample under its ticket's seed."""
+    """A map-style dataset that loads each sample under its own seed."""
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -176,19 +176,19 @@ class SeededDataset:
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
-    def __getitems__(self, tickets: list[Ticket]) -> Drawn:
-        drawn = Drawn()
-        drawn.seed = tickets[0].seed if tickets else 0
+    def __getitems__(self, seeded: list[SeededIndex]) -> SeededSamples:
+        drawn = SeededSamples()
+        drawn.seed = seeded[0].seed if seeded else 0
         # A worker's generators are its own; the main process's are also the model's.
         drawn.before = hold() if get_worker_info() is None else None
         try:
-            if hasattr(self.dataset, "__getitems__") and tickets:
-                seed_all(tickets[0].seed)  # the dataset loads a batch at once, under one seed
-                drawn.extend(self.dataset.__getitems__([ticket.index for ticket in tickets]))
+            if hasattr(self.dataset, "__getitems__") and seeded:
+                seed_all(seeded[0].seed)  # the dataset loads a batch at once, under one seed
+                drawn.extend(self.dataset.__getitems__([each.index for each in seeded]))
                 return drawn
-            for ticket in tickets:
-                seed_all(ticket.seed)
-                drawn.append(self._sample(ticket.index))
+            for each in seeded:
+                seed_all(each.seed)
+                drawn.append(self._sample(each.index))
         except BaseException:
             put_back(drawn.before)
             raise
@@ -213,7 +213,7 @@ class SeededCollate:
     def __init__(self, collate: Callable[[list[Any]], Any]) -> None:
         self.collate = collate
 
-    def __call__(self, drawn: Drawn) -> Any:
+    def __call__(self, drawn: SeededSamples) -> Any:
         """Return the batch, and put back the generators that loading it borrowed."""
         try:
             seed_all(mix(drawn.seed, 1))
@@ -234,7 +234,7 @@ def listed(samples: Sequence[Any]) -> str:
 
 
 def load(dataset: Any, collate: Callable[[list[Any]], Any], drawn: list[Any]) -> Any:
-    """Return the batch of what `Tickets.draw` gave, as a loader without workers makes it."""
+    """Return the batch of these samples or seeded indices, as a loader without workers does."""
     if hasattr(dataset, "__getitems__"):
         return collate(dataset.__getitems__(drawn))
     return collate([dataset[index] for index in drawn])

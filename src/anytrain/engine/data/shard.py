@@ -289,7 +289,7 @@ def _pairs_with_first(rounds: Iterator[list[Any]]) -> Iterator[tuple[list[Any], 
         yield first, current
 
 
-class Given(IterableDataset[Any]):
+class IterableBatches(IterableDataset[Any]):
     """A stream of whole batches; its length and its epoch are those of the iterable."""
 
     def __init__(self, batches: Any) -> None:
@@ -307,7 +307,7 @@ class Given(IterableDataset[Any]):
             self.batches.set_epoch(epoch)
 
 
-def as_it_is(batch: Any) -> Any:
+def identity(batch: Any) -> Any:
     """Return the batch: it was collated already."""
     return batch
 

@@ -20,7 +20,7 @@ from anytrain.engine.data.compiled_shapes import Watched
 from anytrain.engine.data.dispatch import Rounds, dispatch
 from anytrain.engine.data.grouped import Rebalanced
 from anytrain.engine.data.position import Position, RestOfBatches
-from anytrain.engine.data.prefetch import Ahead, Kept, ReadBatch
+from anytrain.engine.data.prefetch import Prefetcher, ReadBatch, RecentBatches
 from anytrain.engine.data.seeded import SeededCollate, SeededDataset, load
 from anytrain.engine.data.shard import BatchSamplerShard
 from anytrain.engine.data.workers import (
@@ -100,8 +100,8 @@ class PreparedLoader(DataLoader[Any]):
     @property
     def batch_sampler(self) -> Any:  # type: ignore[override]  # torch has attributes
         """What deals the batches."""
-        tickets = self.walk.tickets
-        return self.base_dataloader.batch_sampler if tickets is None else tickets.batch_sampler
+        seeded = self.walk.seeded
+        return self.base_dataloader.batch_sampler if seeded is None else seeded.batch_sampler
 
     @property
     def collate_fn(self) -> Any:  # type: ignore[override]  # torch has attributes
@@ -177,9 +177,7 @@ class PreparedLoader(DataLoader[Any]):
         self._skip = num_batches or None
 
     def _rewind(self) -> None:
-        self._position = None
-        self._at_start = None
-        self._stream = None
+        self._position = self._at_start = self._stream = None
 
     def _beginning(self, skip: int | None, resume: dict[str, Any] | None) -> Position:
         """Return where the next walk begins: at the restored position, or so many batches on."""
@@ -213,10 +211,10 @@ class PreparedLoader(DataLoader[Any]):
         else:
             walk.share_generators()
             self._at_start = walk.generators()
-        if walk.tickets is not None:
-            walk.tickets.begin(self._seed or 0, self.iteration)
+        if walk.seeded is not None:
+            walk.seeded.begin(self._seed or 0, self.iteration)
 
-    def _after(self, position: Position, resume: dict[str, Any] | None) -> Ahead:
+    def _after(self, position: Position, resume: dict[str, Any] | None) -> Prefetcher:
         """Return the epoch's batches after a position, in the order a checkpoint names.
 
         Making the iterator draws from torch's generator, so after a resume the generators are
@@ -239,30 +237,30 @@ class PreparedLoader(DataLoader[Any]):
             ahead.fill()  # draws the permutation, and what the walk before had drawn ahead
         return ahead
 
-    def _ahead(self, batches: Iterator[Any], first: int = 0) -> Ahead:
+    def _ahead(self, batches: Iterator[Any], first: int = 0) -> Prefetcher:
         walk = self.walk
         waits = None if walk.workers is None else walk.workers.waits
         reached = None if walk.stream is None else self._reached
         if walk.shapes is not None:
-            ahead: Ahead = Watched(
+            ahead: Prefetcher = Watched(
                 walk.shapes, batches, walk.placement, walk.ledger, reached, waits
             )
         else:
-            ahead = Ahead(batches, walk.placement, walk.ledger, reached, waits)
-        if walk.tickets is not None and self._dealer is None:
+            ahead = Prefetcher(batches, walk.placement, walk.ledger, reached, waits)
+        if walk.seeded is not None and self._dealer is None:
             ahead.explain = partial(self._explained, first)
-        elif walk.tickets is None:
+        elif walk.seeded is None:
             ahead.explain = loading_errors.told_column
-        if walk.tickets is None and ahead.runs_behind:
-            ahead.kept = walk.kept = walk.kept or Kept()
+        if walk.seeded is None and ahead.runs_behind:
+            ahead.kept = walk.kept = walk.kept or RecentBatches()
             ahead.kept.begin(self.iteration, first)
         return ahead
 
     def _explained(self, first: int, error: Exception, batches: Iterator[Any]) -> Exception:
         """Return the error of loading that names the samples; `first` is the walk's first batch."""
-        dataset, tickets = self.base_dataloader.dataset, self.walk.tickets
-        assert tickets is not None
-        newest = tickets.newest - first
+        dataset, seeded = self.base_dataloader.dataset, self.walk.seeded
+        assert seeded is not None
+        newest = seeded.newest - first
         return loading_errors.told(
             error, dataset, batches, lambda number: self.samples_of(first + number), newest
         )
@@ -305,7 +303,7 @@ class PreparedLoader(DataLoader[Any]):
         base = self.base_dataloader
         if isinstance(self.dataset, IterableDataset):
             return self._rest_of_stream(done, place)
-        dealt, tickets = self._dealt.source(), self.walk.tickets
+        dealt, seeded = self._dealt.source(), self.walk.seeded
         whole, part = divmod(done, self._dealt.base_size)
         if not part and not isinstance(self._dealt.undealt(), Rebalanced):
             rest = skipping(base, whole)  # as if this epoch had begun with batches of this size
@@ -317,8 +315,8 @@ class PreparedLoader(DataLoader[Any]):
         if self.batch_sampler is None:  # a batch sampler in the sampler's place
             return rebuild(base, sampler=self._dealer, batch_size=None), 0
         batches = self._dealer
-        if tickets is not None:
-            batches = tickets.of(batches, Position(done, self._dealt.base_size).rounds)
+        if seeded is not None:
+            batches = seeded.of(batches, Position(done, self._dealt.base_size).rounds)
         return rebuild(base, batch_sampler=batches), 0
 
     def _rest_of_stream(self, done: int, place: Any) -> tuple[DataLoader[Any], int]:
@@ -430,7 +428,7 @@ class PreparedLoader(DataLoader[Any]):
 
     def samples_of(self, number: int) -> list[Any] | None:
         """Return which samples made this rank's batch of that number; None where nobody knows."""
-        return None if self.walk.tickets is None else self.walk.tickets.dealt(number)
+        return None if self.walk.seeded is None else self.walk.seeded.dealt(number)
 
     def load_again(self, samples: list[Any]) -> Any:
         """Return a batch of this epoch once more, with whatever was drawn while loading it."""
@@ -442,18 +440,18 @@ class PreparedLoader(DataLoader[Any]):
 
         To read one again takes no device.
         """
-        tickets, again = self.walk.tickets, self._loaded
-        if tickets is None:
+        seeded, again = self.walk.seeded, self._loaded
+        if seeded is None:
             return list(self.walk.kept or ())
         return [
             ReadBatch(epoch, number, samples, partial(again, samples, key))
-            for epoch, number, samples, key in tickets.known()
+            for epoch, number, samples, key in seeded.known()
         ]
 
     def _loaded(self, samples: list[Any], key: int | None = None) -> Any:
-        base, tickets = self.base_dataloader, self.walk.tickets
-        assert tickets is not None
-        return load(base.dataset, base.collate_fn, tickets.draw(samples, key))
+        base, seeded = self.base_dataloader, self.walk.seeded
+        assert seeded is not None
+        return load(base.dataset, base.collate_fn, seeded.draw(samples, key))
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose order comes next, in whatever takes one."""

@@ -21,8 +21,8 @@ from anytrain.core.clock import Ledger
 from anytrain.core.notices import give_notice
 from anytrain.engine import rng
 from anytrain.engine.data.compiled_shapes import LoaderShapes
-from anytrain.engine.data.prefetch import Kept, Placement
-from anytrain.engine.data.seeded import Tickets
+from anytrain.engine.data.prefetch import Placement, RecentBatches
+from anytrain.engine.data.seeded import SeededBatchSampler
 from anytrain.engine.data.workers import AutoWorkers
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.parallel.world import World
@@ -42,7 +42,7 @@ class Walk:
     dispatching: bool = False
     split_batches: bool = False
     slice_fn: Callable[..., Any] | None = None
-    tickets: Tickets | None = None
+    seeded: SeededBatchSampler | None = None
     """What seeds the loading of each sample; None where nothing is drawn."""
     ledger: Ledger = field(default_factory=Ledger)
     stream: Any = None
@@ -51,7 +51,7 @@ class Walk:
     """The loader that the user prepared."""
     workers: AutoWorkers | None = None
     """Chooses how many processes load; None keeps to the loader's own number."""
-    kept: Kept | None = None
+    kept: RecentBatches | None = None
     """The last batches on the host, where they cannot be loaded again."""
     shapes: LoaderShapes | None = None
     """Knows new shapes, where each is compiled; None where nothing compiles."""
@@ -140,7 +140,7 @@ def _set_process_generators(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
 
 
-class Walked(Protocol):
+class WalkedLoader(Protocol):
     """A loader as the cursor sees it."""
 
     end_of_dataloader: bool
@@ -151,7 +151,7 @@ class Walked(Protocol):
         """How many rows of the last round count; 0 or less: all."""
 
 
-class Stops(Protocol):
+class Boundary(Protocol):
     """What may end the run between two steps."""
 
     next_look: float
@@ -189,20 +189,20 @@ class Cursor:
         self.sync = True
         self.micro = 0
         self.updates = 0
-        self.stops: Stops | None = None
+        self.stops: Boundary | None = None
         self.end_step: Callable[[], None] | None = None
         """Ends the device's graph where a loop's step ends; None where the device has none."""
         self.left: tuple[int, list[Any] | None] | None = None
         """The number and the samples of the batch at which a walk was left early, by a break or an
         error; None while one goes on."""
         self._updates_before = 0
-        self._open: list[weakref.ref[Walked]] = []
+        self._open: list[weakref.ref[WalkedLoader]] = []
 
     def __getstate__(self) -> dict[str, Any]:
         # Which loaders are being walked is a fact of this process alone.
         return {**self.__dict__, "_open": [], "stops": None}
 
-    def between(self, loader: Walked) -> None:
+    def between(self, loader: WalkedLoader) -> None:
         """The loop asks for its next batch: after an update of its own the run may end here.
 
         An evaluation makes no updates: ending inside it would lose the rest of it. A run that
@@ -225,7 +225,7 @@ class Cursor:
         return self.sync
 
     @property
-    def loader(self) -> Walked | None:
+    def loader(self) -> WalkedLoader | None:
         """The innermost loader being walked."""
         while self._open:
             loader = self._open[-1]()
@@ -252,7 +252,7 @@ class Cursor:
         loader = self.loader
         return loader.num_last if loader is not None else -1
 
-    def enter(self, loader: Walked) -> None:
+    def enter(self, loader: WalkedLoader) -> None:
         """Note that a loader is being walked."""
         if self.stops is not None:
             self.stops.arm()
@@ -261,7 +261,7 @@ class Cursor:
             self._updates_before = self.updates
         self._open.append(weakref.ref(loader))
 
-    def leave(self, loader: Walked) -> None:
+    def leave(self, loader: WalkedLoader) -> None:
         """Note that a loader is done or was left early; one walk of it, if there are two."""
         for position in reversed(range(len(self._open))):
             if self._open[position]() is loader:
@@ -270,6 +270,6 @@ class Cursor:
         self._open = [ref for ref in self._open if ref() is not None]
 
     @property
-    def open_loaders(self) -> list[Walked]:
+    def open_loaders(self) -> list[WalkedLoader]:
         """The loaders being walked, outermost first."""
         return [loader for ref in self._open if (loader := ref()) is not None]

@@ -51,10 +51,10 @@ class FewerActivations:
             put_back()
 
 
-class Parts:
+class SplitFactor:
     """Into how many parts each micro-batch is cut; it only grows.
 
-    >>> parts = Parts()
+    >>> parts = SplitFactor()
     >>> parts.more(rows=8), parts.more(rows=8), parts.number
     (2, 4, 4)
     """
@@ -99,7 +99,7 @@ class Splitting:
     """Asked first: keep fewer activations from here on; False where that is not possible."""
     cuts: bool = True
     """Whether the batch may be cut."""
-    parts: Parts = field(default_factory=Parts)
+    parts: SplitFactor = field(default_factory=SplitFactor)
 
     def gradients(self, step: Step, batch: Batch) -> torch.Tensor:
         """Compute the gradients in as many parts as it takes; return the step's loss."""

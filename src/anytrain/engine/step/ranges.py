@@ -33,7 +33,7 @@ _NOT_USERS = (str(Path(torch.__file__).parent), str(Path(anytrain.__file__).pare
 
 
 @dataclass(frozen=True, slots=True)
-class Outside:
+class BadIndex:
     """A value outside its table, and where it was looked up."""
 
     op: str
@@ -72,7 +72,7 @@ class Outside:
 class OutsideTable(Exception):
     """A value outside its table was met; what would have read it has not run."""
 
-    def __init__(self, outside: Outside) -> None:
+    def __init__(self, outside: BadIndex) -> None:
         super().__init__(outside)
         self.outside = outside
 
@@ -110,7 +110,7 @@ class Checking(TorchDispatchMode):
                 module, kind = self._inside[-1]
                 host = index.detach().cpu()
                 raise OutsideTable(
-                    Outside(name, host, low, high, ignored, module, kind, user_place(_frames()))
+                    BadIndex(name, host, low, high, ignored, module, kind, user_place(_frames()))
                 )
 
     @contextmanager
@@ -178,7 +178,7 @@ def find(
     batch: Any,
     run: Callable[[nn.Module, Any], Any],
     known: Mapping[str, torch.Tensor],
-) -> Outside | None:
+) -> BadIndex | None:
     """Return the first value of a batch on the host that is outside its table; None if none is.
 
     `run` computes the loss, from the model and the batch; `known` is what `tables` gave. Where the

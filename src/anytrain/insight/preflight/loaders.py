@@ -93,8 +93,8 @@ def longest_batches(own: TraceObserver) -> Callable[..., Iterator[Any]]:
         found = None
         for batch in batches_of(loader, base):
             if samples and found is None:
-                tickets = loader.walk.tickets
-                drawn = samples if tickets is None else tickets.draw(samples)
+                seeded = loader.walk.seeded
+                drawn = samples if seeded is None else seeded.draw(samples)
                 found = load(base.dataset, base.collate_fn, drawn)
             yield batch if found is None else found
 

@@ -18,7 +18,7 @@ import numpy as np
 from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
-from anytrain.engine.data.cache import ArrayCache, Arrays, Kept
+from anytrain.engine.data.cache import ArrayCache, Arrays, CachedArrays
 from anytrain.engine.data.columns import Rows
 from anytrain.recipes.glue.tasks import Labels, Table, Task, columns_of, texts_of
 
@@ -178,7 +178,7 @@ def encode(
         numbers = labels.numbers(table.columns[columns.label], table.origin)
     key = None if cache is None else _key(texts, tokenizer, max_length)
     if cache is None or key is None:
-        kept = Kept(_tokenized(texts, tokenizer, max_length), False)
+        kept = CachedArrays(_tokenized(texts, tokenizer, max_length), False)
     else:
         kept = cache.get(key, lambda: _tokenized(texts, tokenizer, max_length))
     encoded = Encoded.of(kept.arrays, numbers, was_kept=kept.was_there)
