@@ -18,8 +18,8 @@ TOOL = HERE.parents[1] / "tools" / "step_path.py"
 # HF on the same step: Accelerate 1.15 takes 9 files, 70 calls, 28 switches between files; Trainer
 # 5.22 takes 17 files, 166 calls, 80 switches. Here a sample's own seed is about 40 of the calls.
 BUDGETS = {
-    "accelerator": {"files": 7, "functions": 20, "calls": 23, "switches": 10},
-    "trainer": {"files": 18, "functions": 59, "calls": 83, "switches": 42},
+    "accelerator": {"files": 6, "functions": 18, "calls": 21, "switches": 9},
+    "trainer": {"files": 17, "functions": 57, "calls": 79, "switches": 38},
 }
 
 

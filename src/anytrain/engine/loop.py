@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, Protocol
 
 import torch
@@ -213,11 +214,18 @@ def _walk(
         if progress.step >= progress.max_steps:  # resumed where nothing is left to do
             return frozenset({"stop"}), True
         job.tell("step_begin")
-        with computing:
-            done = step(batch)
-            meter.add(done.loss, done.grad_norm, done.rate, done.bad, done.is_summed)
-            if end_step is not None:
-                end_step()
+        # The ledger's entry is switched by hand: this comes at every step.
+        before, now = ledger.running, perf_counter()
+        before.seconds += now - ledger.since
+        ledger.running, ledger.since = computing, now
+        computing.uses += 1
+        done = step(batch)
+        meter.add(done.loss, done.grad_norm, done.rate, done.bad, done.is_summed)
+        if end_step is not None:
+            end_step()
+        now = perf_counter()
+        computing.seconds += now - ledger.since
+        ledger.running, ledger.since = before, now
         progress.left_at = None
         progress.step += 1
         progress.batch += len(batch.micro)
