@@ -19,12 +19,13 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.engine.data.cache import ArrayCache, Arrays, CachedArrays
-from anytrain.engine.data.columns import Rows
 from anytrain.recipes.glue.tasks import Labels, Table, Task, columns_of, texts_of
 
 if TYPE_CHECKING:
     import torch
     from torch.utils.data import Dataset
+
+    from anytrain.engine.data.columns import Rows
 
     MapStyle = Dataset[dict[str, Any]]
 else:
@@ -87,6 +88,8 @@ class Encoded(MapStyle):
 
     def __getitems__(self, indices: Sequence[int]) -> Rows:
         """Return the rows without taking them apart: a collator may want them as columns."""
+        from anytrain.engine.data.columns import Rows
+
         names = (*self.columns, *(() if self.labels is None else ("label",)))
         return Rows(self, indices, names)
 
@@ -143,6 +146,8 @@ class Pad:
 
 def _apart(rows: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, dict[str, Array]]:
     """Return where each row begins, how long it is, the columns that it lies in, and labels."""
+    from anytrain.engine.data.columns import Rows
+
     if isinstance(rows, Rows) and isinstance(rows.source, Encoded):
         source, numbers = rows.source, np.asarray(rows.numbers)
         begins = source.begins[numbers]
