@@ -17,7 +17,7 @@ from pathlib import Path
 
 from anytrain import Trainer, TrainerCallback, TrainingArguments
 from anytrain.recipes.bench import rows, task
-from anytrain.recipes.bench.settings import SIZES, Settings
+from anytrain.recipes.bench.settings import SIZES, BenchSettings
 from anytrain.recipes.glue.encode import Pad
 
 WARM_UP = 4
@@ -45,7 +45,7 @@ class Clock(TrainerCallback):
         )
 
 
-def train(settings: Settings, folder: Path, what: str, steps: int, lengths: str) -> None:
+def train(settings: BenchSettings, folder: Path, what: str, steps: int, lengths: str) -> None:
     with tempfile.TemporaryDirectory() as output:
         args = TrainingArguments(
             output,
@@ -81,7 +81,7 @@ def main() -> None:
     parser.add_argument("--max_steps", type=int, default=0)
     asked = parser.parse_args()
     size = SIZES[asked.size]
-    settings = Settings(
+    settings = BenchSettings(
         size=asked.size,
         model=None,
         data=None,

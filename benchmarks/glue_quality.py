@@ -54,10 +54,10 @@ def theirs(args: argparse.Namespace, rate: str, seed: int) -> dict[str, float]:
     from sklearn.metrics import accuracy_score, f1_score
 
     from anytrain.recipes.glue.arguments import parse
-    from anytrain.recipes.glue.job import Work, check
+    from anytrain.recipes.glue.job import GlueRun, check
 
     with tempfile.TemporaryDirectory() as folder:
-        work = Work(check(parse(options(args, rate, seed, folder))))  # the same rows and padding
+        work = GlueRun(check(parse(options(args, rate, seed, folder))))  # the same rows and padding
         transformers.set_seed(seed)
         model = transformers.AutoModelForSequenceClassification.from_pretrained(
             args.model,

@@ -16,7 +16,7 @@ import torch
 
 from anytrain.recipes.bench import child, task
 from anytrain.recipes.bench.comparison import CONTENDERS
-from anytrain.recipes.bench.settings import SIZES, Settings, read_shapes
+from anytrain.recipes.bench.settings import SIZES, BenchSettings, read_shapes
 
 BEFORE, TIMED, PROFILED = 12, 100, 15
 STREAMS = 12
@@ -62,7 +62,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="32x128,32x48")
     asked = parser.parse_args()
     size = SIZES[asked.size]
-    settings = Settings(
+    settings = BenchSettings(
         size=asked.size,
         model=None,
         data=None,

@@ -65,7 +65,7 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
     """
     from anytrain.recipes.bench import comparison, report
     from anytrain.recipes.bench.comparison import CONTENDERS, choose
-    from anytrain.recipes.bench.settings import Settings, check_size, read_shapes, read_steps
+    from anytrain.recipes.bench.settings import BenchSettings, check_size, read_shapes, read_steps
 
     console = Console(highlight=False, soft_wrap=True, markup=False)
     if listed:
@@ -74,7 +74,7 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
             console.print(f"{each.name:<24} {each.what}, {each.precision}, {each.padding}{missing}")
         return
     chosen = check_size(size)
-    settings = Settings(
+    settings = BenchSettings(
         size=size,
         model=str(model) if model else None,
         data=str(data) if data else None,
@@ -91,7 +91,7 @@ def glue(  # noqa: PLR0913  a command has one parameter for each option
     settings.check()
     wanted = choose(contenders, even=settings.is_even)
 
-    def keep(found: comparison.Outcome) -> None:
+    def keep(found: comparison.Comparison) -> None:
         for path, text in ((output, report.markdown(found)), (as_json, json.dumps(asdict(found)))):
             if path is not None:
                 path.parent.mkdir(parents=True, exist_ok=True)

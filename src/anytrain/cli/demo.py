@@ -57,13 +57,13 @@ def demo(
     began = time.perf_counter()
     import torch
 
-    from anytrain.recipes.demo.job import Settings, train
+    from anytrain.recipes.demo.job import DemoSettings, train
     from anytrain.recipes.messages import notices_as_lines, told_how_to_go_on
 
     # Tensors this small gain little from more threads, and lose fivefold on busy cores.
     torch.set_num_threads(1)
     with notices_as_lines(), told_how_to_go_on():
-        settings = Settings(epochs=epochs, pairs=pairs, seed=seed)
+        settings = DemoSettings(epochs=epochs, pairs=pairs, seed=seed)
         finished = train(settings, output, console.print, resume_from_checkpoint)
     _conclude(console, finished, output, time.perf_counter() - began)
 

@@ -30,7 +30,7 @@ _GIB = 2**30
 
 
 @dataclass
-class Report:
+class EnvironmentReport:
     """Everything `anytrain env` tells."""
 
     system: str
@@ -58,7 +58,7 @@ def env(
         raise typer.Exit(1)
 
 
-def look() -> Report:
+def look() -> EnvironmentReport:
     """Probe everything; a plan that is refused is part of the answer."""
     import torch
 
@@ -69,7 +69,7 @@ def look() -> Report:
     survey = probe.survey()
     found = [each.name for each in survey if isinstance(each.answer, Found)]
     fallback = environment.mps_fallback() if sys.platform == "darwin" else None
-    report = Report(
+    report = EnvironmentReport(
         system=_system(),
         # The package's metadata may leave out which CUDA it was built for.
         versions=_versions(torch.__version__),
@@ -85,7 +85,7 @@ def look() -> Report:
     return report
 
 
-def _add_plan(report: Report) -> None:
+def _add_plan(report: EnvironmentReport) -> None:
     from anytrain.core import environment, patches
     from anytrain.core.errors import AnytrainError
     from anytrain.core.facts import JobFacts
@@ -137,7 +137,7 @@ def _versions(torch: str) -> dict[str, str]:
     return versions
 
 
-def _print(report: Report) -> None:
+def _print(report: EnvironmentReport) -> None:
     console = safe_console()
     _section(console, "System", [("os", report.system, ""), *_rows(report.versions)])
     backends = [

@@ -9,10 +9,10 @@ import pytest
 from anytrain.core.errors import BadInput
 from anytrain.recipes.bench import settings
 from anytrain.recipes.bench.comparison import CONTENDERS, choose
-from anytrain.recipes.bench.settings import Settings
+from anytrain.recipes.bench.settings import BenchSettings
 
 
-def given(**more: object) -> Settings:
+def given(**more: object) -> BenchSettings:
     usual = {
         "size": "tiny",
         "model": None,
@@ -27,7 +27,7 @@ def given(**more: object) -> Settings:
         "shapes": (),
         "shape_steps": (1, 2, 1),
     }
-    return Settings(**{**usual, **more})
+    return BenchSettings(**{**usual, **more})
 
 
 def test_settings_come_back_from_their_file_as_they_were(tmp_path: Path) -> None:

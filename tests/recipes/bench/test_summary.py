@@ -7,7 +7,7 @@ import math
 import pytest
 
 from anytrain.recipes.bench import report
-from anytrain.recipes.bench.comparison import Outcome, summarise
+from anytrain.recipes.bench.comparison import Comparison, summarise
 
 
 def ran(name: str, seconds: float, precision: str = "bf16", **more: object) -> dict[str, object]:
@@ -57,7 +57,7 @@ def test_who_learnt_something_else_is_marked(odd: dict[str, float]) -> None:
     runs = [*RUNS[:-1], ran("raw-bf16", 1.0, **odd)]
     unlike = [row.contender.name for row in summarise(runs) if row.unlike]
     assert unlike == ["raw-bf16"]
-    told = report.markdown(Outcome(SETTINGS, MACHINE, "2026-01-01", runs))
+    told = report.markdown(Comparison(SETTINGS, MACHINE, "2026-01-01", runs))
     assert "| raw-bf16 (!) |" in told
     assert f"(!) raw-bf16 learnt something else: {next(iter(odd))}" in told
     assert "All learnt the same" not in told
@@ -92,7 +92,7 @@ MACHINE = {
 
 
 def test_the_report_names_precisions_ratios_the_missing_and_every_run() -> None:
-    found = Outcome(SETTINGS, MACHINE, "2026-01-01", RUNS, {"fabric-bf16": "it is not there"})
+    found = Comparison(SETTINGS, MACHINE, "2026-01-01", RUNS, {"fabric-bf16": "it is not there"})
     told = report.markdown(found)
     assert "| anytrain | anytrain Trainer, as `anytrain glue` | bf16 | buckets | 2.00 |" in told
     assert "10.00x | 3.00x raw-bf16 |" in told

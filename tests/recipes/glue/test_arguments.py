@@ -12,7 +12,7 @@ import yaml
 
 from anytrain.core.errors import AnytrainError, BadInput, Notice
 from anytrain.recipes.glue import command
-from anytrain.recipes.glue.arguments import Job, parse
+from anytrain.recipes.glue.arguments import GlueJob, parse
 
 MODEL = ["--model_name_or_path", "bert"]
 FILES = ["--train_file", "a.tsv", "--validation_file", "b.tsv"]
@@ -23,7 +23,7 @@ GUIDE = (
 )
 
 
-def _parse(tmp_path: Path, *words: str) -> Job:
+def _parse(tmp_path: Path, *words: str) -> GlueJob:
     return parse([*words, "--output_dir", str(tmp_path / "out")])
 
 

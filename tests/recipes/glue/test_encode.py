@@ -15,7 +15,7 @@ from anytrain.core.errors import BadInput, Notice
 from anytrain.engine.data.workers import unlike
 from anytrain.engine.recording.fingerprint import describe
 from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length, token_cache
-from anytrain.recipes.glue.tasks import TASKS, Labels, Table
+from anytrain.recipes.glue.tasks import TASKS, Labels, TextTable
 from tiny_bert import model_folder, pairs
 
 
@@ -26,9 +26,9 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(model_folder(tmp_path_factory.mktemp("tiny")))
 
 
-def _table(count: int) -> Table:
+def _table(count: int) -> TextTable:
     rows = pairs(count)
-    return Table({name: [row[name] for row in rows] for name in rows[0]}, "pairs.tsv")
+    return TextTable({name: [row[name] for row in rows] for name in rows[0]}, "pairs.tsv")
 
 
 def _encoded(tokenizer: Any, count: int = 6, max_length: int = 12) -> Encoded:
@@ -75,7 +75,7 @@ def test_rows_are_cut_to_the_length_and_keep_their_order(tokenizer: Any) -> None
 
 
 def test_values_become_floats(tokenizer: Any) -> None:
-    table = Table({"sentence1": ["a"], "sentence2": ["cat"], "score": ["2.5"]}, "sts.tsv")
+    table = TextTable({"sentence1": ["a"], "sentence2": ["cat"], "score": ["2.5"]}, "sts.tsv")
     rows = encode(table, TASKS["stsb"], Labels(()), tokenizer, 12)
     assert Pad(token=0)([rows[0]])["labels"].dtype == torch.float32
 
@@ -131,12 +131,12 @@ def test_a_second_run_takes_the_rows_from_the_disk(
 
 
 def test_labels_are_not_looked_at_where_they_are_to_be_predicted(tokenizer: Any) -> None:
-    table = Table({"sentence1": ["a"], "sentence2": ["cat"], "label": ["-1"]}, "test.tsv")
+    table = TextTable({"sentence1": ["a"], "sentence2": ["cat"], "label": ["-1"]}, "test.tsv")
     assert "label" not in encode(table, TASKS["rte"], None, tokenizer, 12)[0]
 
 
 def test_a_row_without_text_is_named(tokenizer: Any) -> None:
-    table = Table({"text": ["a", None], "label": [0, 1]}, "train.json")
+    table = TextTable({"text": ["a", None], "label": [0, 1]}, "train.json")
     with pytest.raises(BadInput, match="row 2 of column 'text' in train.json"):
         encode(table, None, Labels(("0", "1")), tokenizer, 12)
 

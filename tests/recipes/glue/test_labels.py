@@ -11,15 +11,15 @@ from anytrain.recipes.glue.tasks import (
     TASKS,
     Columns,
     Labels,
-    Table,
+    TextTable,
     adopt,
     columns_of,
     find_labels,
 )
 
 
-def _table(**columns: Any) -> Table:
-    return Table(columns, "train.csv")
+def _table(**columns: Any) -> TextTable:
+    return TextTable(columns, "train.csv")
 
 
 @pytest.mark.parametrize("task", TASKS.values(), ids=TASKS)
@@ -47,7 +47,7 @@ HEADERS = {
 @pytest.mark.parametrize("name", HEADERS)
 def test_the_header_of_a_tasks_own_download_is_known(name: str) -> None:
     header = HEADERS[name].split(",")
-    found = columns_of(Table({column: ["x"] for column in header}, "train.tsv"), TASKS[name])
+    found = columns_of(TextTable({column: ["x"] for column in header}, "train.tsv"), TASKS[name])
     assert {found.first, found.second, found.label} <= set(header)
     assert found.label == header[0 if name == "mrpc" else -1]
 
@@ -84,7 +84,7 @@ def test_what_is_learnt_follows_from_how_the_labels_are_written(kind: str) -> No
 
 
 def test_names_that_a_data_set_gives_to_its_numbers_are_kept() -> None:
-    table = Table({"text": ["a", "b"], "label": [1, 0]}, "set", label_names=("bad", "good"))
+    table = TextTable({"text": ["a", "b"], "label": [1, 0]}, "set", label_names=("bad", "good"))
     labels = find_labels(table, None)
     assert labels.names == ("bad", "good")
     assert labels.numbers([1, 0], "set") == [1, 0]
@@ -123,7 +123,7 @@ WRONG: dict[str, tuple[dict[str, list[Any]], str | None, str]] = {
 def test_data_that_cannot_be_learnt_from_says_why(what: str) -> None:
     columns, task, why = WRONG[what]
     with pytest.raises(BadInput, match=why):
-        find_labels(Table(columns, "x"), TASKS[task] if task else None)
+        find_labels(TextTable(columns, "x"), TASKS[task] if task else None)
 
 
 def test_a_label_outside_the_training_data_names_its_row() -> None:

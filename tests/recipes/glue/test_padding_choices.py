@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from anytrain.core.errors import BadInput
-from anytrain.recipes.glue.arguments import Job, parse
+from anytrain.recipes.glue.arguments import GlueJob, parse
 
 
-def asked(tmp_path: Path, *words: str) -> Job:
+def asked(tmp_path: Path, *words: str) -> GlueJob:
     return parse(
         ["--model_name_or_path", "some/model", "--task_name", "mrpc", "--do_train"]
         + ["--output_dir", str(tmp_path), *words]

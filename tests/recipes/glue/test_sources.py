@@ -9,13 +9,13 @@ import pytest
 
 from anytrain.core.errors import BadInput
 from anytrain.recipes.glue import sources
-from anytrain.recipes.glue.arguments import Job, parse
+from anytrain.recipes.glue.arguments import GlueJob, parse
 from anytrain.recipes.glue.job import check
 from launching import run_command
 from tiny_bert import pairs, write_rows
 
 
-def _job(tmp_path: Path, *words: object) -> Job:
+def _job(tmp_path: Path, *words: object) -> GlueJob:
     words = ("--model_name_or_path", "bert", "--output_dir", tmp_path / "out", *words)
     return parse([str(word) for word in words])
 

@@ -37,7 +37,7 @@ def test_a_seed_gives_the_model_and_rows_that_it_gives_one_after_the_other(
     parts = models.prepare(asked.model, checked.labels, task="mrpc", trained=True)
     rows = encode(table, asked.data.task, parts.labels, parts.tokenizer, 24)
     model: Any = models.build(asked.model, parts)
-    made = job.Work(checked)
+    made = job.GlueRun(checked)
     state = made.trainer.model.state_dict()
     assert all(torch.equal(state[name], value) for name, value in model.state_dict().items())
     assert made.train_set is not None
@@ -51,13 +51,13 @@ def test_a_seed_gives_the_model_and_rows_that_it_gives_one_after_the_other(
 
 
 def test_rows_that_a_run_before_has_kept_are_told(checked: job.Checked) -> None:
-    assert "run before" not in job.Work(checked).introduction()
+    assert "run before" not in job.GlueRun(checked).introduction()
     checked.job.data.overwrite_cache = False
-    assert "tokenized by a run before." in job.Work(checked).introduction()
+    assert "tokenized by a run before." in job.GlueRun(checked).introduction()
 
 
 def test_a_cpu_trains_with_its_quick_kernels_and_says_so(checked: job.Checked) -> None:
-    made = job.Work(checked)
+    made = job.GlueRun(checked)
     model: Any = made.trainer.model
     assert model.config._attn_implementation == "eager"
     assert made.trainer.accelerator.plan.kernels.value == "quick dropout, eager attention"
@@ -65,7 +65,7 @@ def test_a_cpu_trains_with_its_quick_kernels_and_says_so(checked: job.Checked) -
     made.train()
     assert model.config.to_dict().get("attn_implementation") is None  # nothing of it is saved
     checked.job.training.do_train = False
-    assert job.Work(checked).trainer.accelerator.plan.kernels.value == "torch's"
+    assert job.GlueRun(checked).trainer.accelerator.plan.kernels.value == "torch's"
 
 
 def test_what_goes_wrong_beside_is_raised_where_the_rows_are_taken(
@@ -76,4 +76,4 @@ def test_what_goes_wrong_beside_is_raised_where_the_rows_are_taken(
 
     monkeypatch.setattr(job, "encode", broken)
     with pytest.raises(BadInput, match="Cannot tokenize"):
-        job.Work(checked)
+        job.GlueRun(checked)

@@ -27,10 +27,10 @@ from anytrain.core import environment
 from anytrain.machine.backends.base import Backend
 from anytrain.recipes.bench import rows
 from anytrain.recipes.bench.comparison import CONTENDERS, Contender
-from anytrain.recipes.bench.settings import Settings, load
+from anytrain.recipes.bench.settings import BenchSettings, load
 from anytrain.recipes.bench.task import (
+    BenchTask,
     Stopwatch,
-    Task,
     Trained,
     evaluate,
     flops_per_step,
@@ -186,15 +186,15 @@ class Child:
 
     def __init__(self, folder: Path, contender: Contender, seed: int) -> None:
         self.folder, self.contender, self.seed = folder, contender, seed
-        self.settings: Settings = load(folder / "settings.json")
+        self.settings: BenchSettings = load(folder / "settings.json")
         self.backend, self.device = place(self.settings)
         self.train_rows = rows.load(folder, "train")
         name, _, function = contender.run.partition(":")
         self.run = getattr(import_module(name), function)
 
-    def task(self, num_steps: int, watch: Stopwatch | None = None) -> Task:
+    def task(self, num_steps: int, watch: Stopwatch | None = None) -> BenchTask:
         """Return the training of all rows, over so many steps."""
-        return Task(
+        return BenchTask(
             settings=self.settings,
             folder=self.folder,
             train=self.train_rows,
@@ -302,7 +302,7 @@ def prepare(folder: Path) -> dict[str, Any]:
     }
 
 
-def _num_parameters(settings: Settings, folder: Path) -> int:
+def _num_parameters(settings: BenchSettings, folder: Path) -> int:
     return sum(parameter.numel() for parameter in load_model(settings, folder).parameters())
 
 

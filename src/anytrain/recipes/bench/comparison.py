@@ -20,7 +20,7 @@ from typing import Any
 
 from anytrain.core.errors import BadInput
 from anytrain.core.nearest import unknown
-from anytrain.recipes.bench.settings import SIZES, Settings
+from anytrain.recipes.bench.settings import SIZES, BenchSettings
 
 _HERE = "anytrain.recipes.bench"
 
@@ -106,7 +106,7 @@ Tell = Callable[[str], None]
 
 
 @dataclass
-class Outcome:
+class Comparison:
     """Everything a comparison found, fit for a file."""
 
     settings: dict[str, Any]
@@ -118,13 +118,13 @@ class Outcome:
 
 
 def compare(
-    settings: Settings,
+    settings: BenchSettings,
     contenders: Sequence[Contender],
     seeds: int,
     folder: Path,
     tell: Tell,
-    keep: Callable[[Outcome], None],
-) -> Outcome:
+    keep: Callable[[Comparison], None],
+) -> Comparison:
     """Train every contender once a seed; what fails is left out with its reason, not hidden.
 
     `keep` is given what is known after each of them, so that a run cut short is not lost.
@@ -136,7 +136,7 @@ def compare(
     settings = replace(settings, cpu=machine["backend"] == "cpu")
     settings = _with_shapes(settings, str(machine["backend"]))
     settings.save(folder / "settings.json")
-    found = Outcome(asdict(settings), machine, datetime.date.today().isoformat())
+    found = Comparison(asdict(settings), machine, datetime.date.today().isoformat())
     able = [each for each in contenders if _can_run(each, found)]
     for name, why in found.left_out.items():
         tell(f"{name}: left out, {why}")
@@ -148,7 +148,7 @@ def compare(
     return found
 
 
-def _run(each: Contender, seed: int, folder: Path, found: Outcome, tell: Tell) -> None:
+def _run(each: Contender, seed: int, folder: Path, found: Comparison, tell: Tell) -> None:
     began = time.perf_counter()
     try:
         told = _ask(folder, each.name, str(seed), repr(time.time()))
@@ -166,7 +166,7 @@ def _run(each: Contender, seed: int, folder: Path, found: Outcome, tell: Tell) -
     )
 
 
-def _can_run(each: Contender, found: Outcome) -> bool:
+def _can_run(each: Contender, found: Comparison) -> bool:
     if each.is_missing:
         found.left_out[each.name] = f"{each.library} is not installed"
     elif each.needs_cuda and found.machine["backend"] != "cuda":
@@ -174,7 +174,7 @@ def _can_run(each: Contender, found: Outcome) -> bool:
     return each.name not in found.left_out
 
 
-def _with_shapes(settings: Settings, backend: str) -> Settings:
+def _with_shapes(settings: BenchSettings, backend: str) -> BenchSettings:
     """Choose the shapes to measure where none were asked for: none on a slow device."""
     if settings.shapes is not None:
         return settings
@@ -214,7 +214,7 @@ SCORE_TOLERANCE = 0.05
 
 
 @dataclass
-class Row:
+class ContenderRow:
     """A contender's typical run, and how it stands to the others."""
 
     contender: Contender
@@ -246,14 +246,14 @@ class Row:
             yield min(of_it, key=lambda shape: float(shape["step_s"]))
 
 
-def summarise(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
+def summarise(runs: Sequence[Mapping[str, Any]]) -> list[ContenderRow]:
     """Return a row for every contender that ran, in the order of the table."""
     rows = []
     for name, contender in CONTENDERS.items():
         own = [run for run in runs if run["name"] == name]
         if own:
             seconds = statistics.median(float(run["seconds"]) for run in own)
-            rows.append(Row(contender, own, str(own[0]["precision"]), seconds))
+            rows.append(ContenderRow(contender, own, str(own[0]["precision"]), seconds))
     base = next((row for row in rows if row.contender.name == BASE), None)
     for row in rows:
         row.base_ratio = base.seconds / row.seconds if base else None
@@ -262,7 +262,7 @@ def summarise(runs: Sequence[Mapping[str, Any]]) -> list[Row]:
     return rows
 
 
-def _like_for_like(row: Row, rows: Sequence[Row]) -> tuple[str, float] | None:
+def _like_for_like(row: ContenderRow, rows: Sequence[ContenderRow]) -> tuple[str, float] | None:
     """Compare our own row with the fastest peer of its precision."""
     if not row.contender.is_ours:
         return None
@@ -271,7 +271,7 @@ def _like_for_like(row: Row, rows: Sequence[Row]) -> tuple[str, float] | None:
     return (best.contender.name, best.seconds / row.seconds) if best else None
 
 
-def _judge(rows: Sequence[Row]) -> None:
+def _judge(rows: Sequence[ContenderRow]) -> None:
     """Mark who learnt something else: the middle of all contenders is what it is held to.
 
     Where rows are classified the loss on those held out is not judged: it moves with every order.

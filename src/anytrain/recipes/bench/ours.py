@@ -13,11 +13,11 @@ from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.recipes.bench import peers
-from anytrain.recipes.bench.task import MAX_GRAD_NORM, Task, Trained
+from anytrain.recipes.bench.task import MAX_GRAD_NORM, BenchTask, Trained
 from anytrain.recipes.glue import job
 
 
-def trainer(task: Task) -> Trained:
+def trainer(task: BenchTask) -> Trained:
     """Train with the Trainer; with buckets, as `anytrain glue` does, also in what it draws."""
     more: dict[str, Any] = {}
     if task.padding == "buckets":
@@ -33,7 +33,7 @@ def _quick(made: Trainer) -> AbstractContextManager[Any]:
     return job.with_quick_draws(made)
 
 
-def own_loop(task: Task) -> Trained:
+def own_loop(task: BenchTask) -> Trained:
     """Train in a hand-written loop with the step that `accelerator.step` gives."""
     accelerator = Accelerator(mixed_precision=_spelt(task), cpu=task.settings.cpu)
     model = task.model()
@@ -54,7 +54,7 @@ def _loss(model: nn.Module, batch: Any) -> torch.Tensor:
     return loss
 
 
-def _spelt(task: Task) -> str:
+def _spelt(task: BenchTask) -> str:
     return "no" if task.precision == "fp32" else task.precision
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 
-from anytrain.recipes.bench.task import MAX_GRAD_NORM, Task, Trained
+from anytrain.recipes.bench.task import MAX_GRAD_NORM, BenchTask, Trained
 
 
 def train(
-    task: Task,
+    task: BenchTask,
     trainer: Any,
     arguments: Any,
     callback: Any,
@@ -65,7 +65,7 @@ def train(
     return made, float(result.training_loss)
 
 
-def hf_trainer(task: Task) -> Trained:
+def hf_trainer(task: BenchTask) -> Trained:
     """Train with transformers' Trainer."""
     import transformers
 
@@ -80,7 +80,7 @@ def hf_trainer(task: Task) -> Trained:
     return Trained(made.model, loss, task.precision)
 
 
-def accelerate_loop(task: Task) -> Trained:
+def accelerate_loop(task: BenchTask) -> Trained:
     """Train in a hand-written loop with HF Accelerate."""
     from accelerate import Accelerator
 
@@ -104,7 +104,7 @@ def accelerate_loop(task: Task) -> Trained:
     return Trained(accelerator.unwrap_model(model), loss, task.precision)
 
 
-def fabric_loop(task: Task) -> Trained:
+def fabric_loop(task: BenchTask) -> Trained:
     """Train in a hand-written loop with Lightning Fabric."""
     from lightning.fabric import Fabric
 
@@ -128,7 +128,7 @@ def fabric_loop(task: Task) -> Trained:
     return Trained(plain, loss, task.precision)
 
 
-def raw_loop(task: Task) -> Trained:
+def raw_loop(task: BenchTask) -> Trained:
     """Train with nothing but torch."""
     model = task.model().to(task.device)
     optimizer = task.optimizer(model)

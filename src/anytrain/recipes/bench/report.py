@@ -13,8 +13,8 @@ from rich.table import Table
 from anytrain.recipes.bench.comparison import (
     LOSS_TOLERANCE,
     SCORE_TOLERANCE,
-    Outcome,
-    Row,
+    Comparison,
+    ContenderRow,
     summarise,
 )
 
@@ -32,7 +32,7 @@ _STEPS = (
 )  # fmt: skip
 
 
-def show(console: Console, found: Outcome) -> None:
+def show(console: Console, found: Comparison) -> None:
     """Print the tables; where nobody watches, as Markdown."""
     if not console.is_terminal:
         console.print(_text(found), soft_wrap=True, markup=False, highlight=False)
@@ -46,14 +46,14 @@ def show(console: Console, found: Outcome) -> None:
         console.print(line, markup=False, highlight=False)
 
 
-def grids(rows: Sequence[Row]) -> list[Grid]:
+def grids(rows: Sequence[ContenderRow]) -> list[Grid]:
     """Return the table of whole trainings, and of single steps where they were measured."""
     steps = [_step(row, shape) for row in rows for shape in row.shapes()]
     whole: list[Grid] = [(_TRAINING, [_training(row) for row in rows])]
     return [*whole, (_STEPS, steps)] if steps else whole
 
 
-def _training(row: Row) -> list[str]:
+def _training(row: ContenderRow) -> list[str]:
     contender = row.contender
     marked = " (!)" if row.unlike else ""
     like = f"{row.like[1]:.2f}x {row.like[0]}" if row.like else "-"
@@ -78,7 +78,7 @@ def _training(row: Row) -> list[str]:
     ]
 
 
-def _step(row: Row, shape: Mapping[str, Any]) -> list[str]:
+def _step(row: ContenderRow, shape: Mapping[str, Any]) -> list[str]:
     waits = "-"
     if "host_waits" in shape:
         waits = f"{shape['host_waits']:.0f} in {shape['profiled_steps']:.0f} steps"
@@ -108,7 +108,7 @@ def _number(value: float | None, form: str, spread: float | None = None, unit: s
     return f"{value:{form}}{more}{unit}"
 
 
-def remarks(found: Outcome) -> list[str]:
+def remarks(found: Comparison) -> list[str]:
     """Return what a reader must know: who learnt something else, and who is missing."""
     rows = summarise(found.runs)
     unlike = [f"(!) {row.contender.name} learnt something else: {'; '.join(row.unlike)}."
@@ -124,12 +124,12 @@ def remarks(found: Outcome) -> list[str]:
     return [*unlike, *out, *rate]
 
 
-def markdown(found: Outcome) -> str:
+def markdown(found: Comparison) -> str:
     """Return the whole report, with the single runs in it."""
     return _text(found) + "\n```json\n" + json.dumps(asdict(found), indent=1) + "\n```\n"
 
 
-def _text(found: Outcome) -> str:
+def _text(found: Comparison) -> str:
     settings, machine = found.settings, found.machine
     versions = ("python", "torch", "anytrain", "transformers", "accelerate", "lightning")
     model = settings["model"] and "real weights" or f"{settings['size']}, random weights"

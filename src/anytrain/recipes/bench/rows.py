@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from anytrain.recipes.bench.settings import SIZES, Settings
+from anytrain.recipes.bench.settings import SIZES, BenchSettings
 from anytrain.recipes.glue.encode import Encoded
 
 Array = np.ndarray[Any, Any]
@@ -21,7 +21,7 @@ _SHARE_OF_SIGNS = 0.5
 _SHARE_OF_WRONG_LABELS = 0.1
 
 
-def write(settings: Settings, folder: Path) -> None:
+def write(settings: BenchSettings, folder: Path) -> None:
     """Write the rows to learn from and those held out, once for all contenders."""
     for part in ("train", "eval"):
         columns, labels = _real(settings, part) if settings.data else _made(settings, part)
@@ -39,7 +39,7 @@ def load(folder: Path, part: str) -> Encoded:
     return Encoded(columns, labels.tolist() if len(labels) else None)
 
 
-def filling(settings: Settings, num_rows: int, length: int, vocabulary: int) -> Encoded:
+def filling(settings: BenchSettings, num_rows: int, length: int, vocabulary: int) -> Encoded:
     """Return rows for batches of one shape: as long as it, or up to a third shorter."""
     random = np.random.default_rng(0)
     if settings.head == "causal":
@@ -50,7 +50,7 @@ def filling(settings: Settings, num_rows: int, length: int, vocabulary: int) -> 
     return Encoded(columns, labels.tolist())
 
 
-def _made(settings: Settings, part: str) -> tuple[Columns, Array]:
+def _made(settings: BenchSettings, part: str) -> tuple[Columns, Array]:
     size = SIZES[settings.size]
     random = np.random.default_rng(17 if part == "train" else 18)
     count = size.num_rows if part == "train" else size.num_eval_rows
@@ -97,7 +97,7 @@ def _texts(random: Any, count: int, length: int, vocabulary: int) -> tuple[Colum
     return {"input_ids": list(words), "labels": list(words)}, np.array([])
 
 
-def _real(settings: Settings, part: str) -> tuple[Columns, Array]:
+def _real(settings: BenchSettings, part: str) -> tuple[Columns, Array]:
     from transformers import AutoTokenizer
 
     from anytrain.recipes.glue.sources import read

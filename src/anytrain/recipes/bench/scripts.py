@@ -15,7 +15,7 @@ from anytrain.core.errors import BadInput
 
 
 @dataclass
-class Script:
+class TimedScript:
     """A script with the seconds and the numbers of its runs."""
 
     path: Path
@@ -35,14 +35,14 @@ def number_in(text: str, name: str) -> float | None:
 
 def compare(
     paths: Sequence[Path], rounds: int, name: str, tell: Callable[[str], None]
-) -> list[Script]:
+) -> list[TimedScript]:
     """Run every script once a round, and turn the order around every time."""
     for path in paths:
         if not path.is_file():
             raise BadInput(
                 f"There is no script {path}.", why="no such file.", fix="give paths of scripts."
             )
-    scripts = [Script(path) for path in paths]
+    scripts = [TimedScript(path) for path in paths]
     for turn in range(rounds):
         for script in scripts if turn % 2 == 0 else list(reversed(scripts)):
             began = time.perf_counter()
@@ -65,7 +65,7 @@ def compare(
     return scripts
 
 
-def table(scripts: Sequence[Script], name: str) -> list[list[str]]:
+def table(scripts: Sequence[TimedScript], name: str) -> list[list[str]]:
     """Return a line for each script; ratios are to the first, more is faster.
 
     Where every script printed the number it is compared, else the time of the whole process.

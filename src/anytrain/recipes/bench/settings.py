@@ -67,7 +67,7 @@ SIZES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class BenchSettings:
     """What every contender is given alike."""
 
     size: str
@@ -123,13 +123,13 @@ class Settings:
         path.write_text(json.dumps(asdict(self), indent=2) + "\n", encoding="utf-8")
 
 
-def load(path: Path) -> Settings:
+def load(path: Path) -> BenchSettings:
     """Return what `save` wrote."""
     told = json.loads(path.read_text(encoding="utf-8"))
     if told["shapes"] is not None:
         told["shapes"] = tuple((rows, length) for rows, length in told["shapes"])
     told["shape_steps"] = tuple(told["shape_steps"])
-    return Settings(**told)
+    return BenchSettings(**told)
 
 
 def read_shapes(text: str) -> tuple[tuple[int, int], ...] | None:

@@ -16,13 +16,13 @@ from torch.utils.data import DataLoader
 
 from anytrain.machine.backends import probe
 from anytrain.machine.backends.base import Backend
-from anytrain.recipes.bench.settings import SIZES, Settings
+from anytrain.recipes.bench.settings import SIZES, BenchSettings
 from anytrain.recipes.glue.encode import Encoded, Pad
 
 _WEIGHTS = "weights.pt"
 
 
-def write_model(settings: Settings, folder: Path) -> None:
+def write_model(settings: BenchSettings, folder: Path) -> None:
     """Write the configuration and the weights to begin with."""
     import transformers
 
@@ -36,7 +36,7 @@ def write_model(settings: Settings, folder: Path) -> None:
     torch.save(model.state_dict(), folder / _WEIGHTS)
 
 
-def _new_model(settings: Settings) -> Any:
+def _new_model(settings: BenchSettings) -> Any:
     import transformers
 
     size = SIZES[settings.size]
@@ -48,7 +48,7 @@ def _new_model(settings: Settings) -> Any:
     return transformers.BertForSequenceClassification(config)
 
 
-def load_model(settings: Settings, folder: Path) -> nn.Module:
+def load_model(settings: BenchSettings, folder: Path) -> nn.Module:
     """Return the model with the weights to begin with."""
     import transformers
 
@@ -101,10 +101,10 @@ class Trained:
 
 
 @dataclass
-class Task:
+class BenchTask:
     """One training: everything a contender needs, and nothing it may choose."""
 
-    settings: Settings
+    settings: BenchSettings
     folder: Path
     train: Encoded
     precision: str
@@ -198,14 +198,14 @@ class _LikeLengths:
         return -(-len(self.rows) // self.size)
 
 
-def place(settings: Settings) -> tuple[Backend, torch.device]:
+def place(settings: BenchSettings) -> tuple[Backend, torch.device]:
     """Return the device that all contenders take."""
     backend = probe.get("cpu") if settings.cpu else probe.choose(None)
     return backend, backend.device(0)
 
 
 @torch.no_grad()
-def evaluate(task: Task, model: nn.Module, rows: Encoded) -> dict[str, float]:
+def evaluate(task: BenchTask, model: nn.Module, rows: Encoded) -> dict[str, float]:
     """Return loss, accuracy and F1 on rows held out: the same code and float32 for all."""
     model = model.to(task.device).float().eval()
     collate, causal = Pad(token=0), task.settings.head == "causal"

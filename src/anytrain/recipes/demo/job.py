@@ -80,7 +80,7 @@ class SameMeaning(nn.Module):
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class DemoSettings:
     """What can be changed about the demo."""
 
     epochs: int = 6
@@ -113,7 +113,7 @@ class Finished:
 
 
 def train(
-    settings: Settings, folder: Path, tell: Callable[[str], None], resume: str | None = None
+    settings: DemoSettings, folder: Path, tell: Callable[[str], None], resume: str | None = None
 ) -> Finished:
     """Train to the end, going on where the same run was cut short; `folder` holds the results.
 
@@ -166,7 +166,7 @@ def look(folder: Path, settings: Mapping[str, Any], resume: object = None) -> fo
         ) from taken
 
 
-def _trainer(settings: Settings, folder: Path, dev: list[Pair]) -> Trainer:
+def _trainer(settings: DemoSettings, folder: Path, dev: list[Pair]) -> Trainer:
     known = {(pair.first, pair.second) for pair in dev}
     pairs = make_pairs(settings.pairs, seed=settings.seed)
     unseen = [pair for pair in pairs if (pair.first, pair.second) not in known]
@@ -215,7 +215,7 @@ def _examples(model: torch.nn.Module, dev: list[Pair]) -> tuple[Judged, ...]:
     return tuple(Judged(pair, bool(says)) for pair, says in zip(shown, verdicts, strict=True))
 
 
-def _write(folder: Path, settings: Settings, finished: Finished) -> None:
+def _write(folder: Path, settings: DemoSettings, finished: Finished) -> None:
     by_epoch = [accuracy for _, accuracy in finished.history]
     told = {
         "dev_accuracy": finished.accuracy,

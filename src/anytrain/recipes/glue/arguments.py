@@ -13,7 +13,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.nearest import unknown
 from anytrain.doors.training_args import HfArgumentParser, TrainingArguments
 from anytrain.recipes.glue.sources import kind_of
-from anytrain.recipes.glue.tasks import TASKS, Task
+from anytrain.recipes.glue.tasks import TASKS, GlueTask
 
 _LONGEST = 1_000_000  # no model reads more; a typing mistake would otherwise end in memory
 
@@ -216,13 +216,13 @@ class DataTrainingArguments:
         return {name: path for name in (*names, *more) if (path := getattr(self, name)) is not None}
 
     @property
-    def task(self) -> Task | None:
+    def task(self) -> GlueTask | None:
         """The GLUE task, if there is one."""
         return TASKS[self.task_name] if self.task_name else None
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class GlueJob:
     """Everything a command asks for, checked."""
 
     model: ModelArguments
@@ -273,7 +273,7 @@ def parser() -> HfArgumentParser:
     return made
 
 
-def parse(argv: Sequence[str]) -> Job:
+def parse(argv: Sequence[str]) -> GlueJob:
     """Return the job that the options ask for, or refuse it; loads no model and no data.
 
     A first argument that ends in .json or .yaml is a file with options; those behind it win.
@@ -282,7 +282,7 @@ def parse(argv: Sequence[str]) -> Job:
     _choose_precision(training)
     _choose_buckets(training, data)
     training.check()
-    job = Job(model, data, training)
+    job = GlueJob(model, data, training)
     _check_work(job)
     return job
 
@@ -307,7 +307,7 @@ def _choose_buckets(training: TrainingArguments, data: DataTrainingArguments) ->
         training.length_buckets = "auto"
 
 
-def _check_work(job: Job) -> None:
+def _check_work(job: GlueJob) -> None:
     training, data = job.training, job.data
     if not (training.do_train or training.do_eval or training.do_predict):
         raise BadInput(
@@ -327,7 +327,7 @@ def _check_work(job: Job) -> None:
     _check_model_folder(job)
 
 
-def _check_model_folder(job: Job) -> None:
+def _check_model_folder(job: GlueJob) -> None:
     """Refuse to train over the model that is begun with."""
     start = Path(job.model.model_name_or_path or "")
     if not (job.training.do_train and job.model.model_name_or_path and start.is_dir()):

@@ -17,8 +17,8 @@ from anytrain.core import environment
 from anytrain.core.errors import AnytrainError
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.recipes.glue import job
-from anytrain.recipes.glue.arguments import DataTrainingArguments, Job, ModelArguments, parse
-from anytrain.recipes.glue.job import Outcome
+from anytrain.recipes.glue.arguments import DataTrainingArguments, GlueJob, ModelArguments, parse
+from anytrain.recipes.glue.job import GlueResult
 from anytrain.recipes.messages import notices_as_lines, told_how_to_go_on
 
 PREFLIGHT = "--preflight"
@@ -57,7 +57,7 @@ def _preflight(argv: list[str]) -> None:
     preflight_command(["-m", "anytrain.recipes.glue", *rest], targets)
 
 
-def _apart(asked: Job) -> Job:
+def _apart(asked: GlueJob) -> GlueJob:
     """Let a job that is only watched write where it leaves nothing behind."""
     from anytrain.engine.assemble import session as sessions  # torch: not before the options hold
 
@@ -68,7 +68,7 @@ def _apart(asked: Job) -> Job:
     return asked
 
 
-def _how(asked: Job) -> str:
+def _how(asked: GlueJob) -> str:
     """Return what continues this job once it has been stopped."""
     if asked.training.do_train and asked.training.overwrite_output_dir:
         return "the same command without --overwrite_output_dir"
@@ -208,7 +208,7 @@ def _lines(members: Iterable[Field[Any]]) -> Iterator[str]:
 _NOT_SHOWN = ("_runtime", "_per_second", "_flos", "_steps", "epoch")
 
 
-def _show(console: Console, job: Job, outcome: Outcome) -> None:
+def _show(console: Console, job: GlueJob, outcome: GlueResult) -> None:
     """Print a table of the results and what can be done with them."""
     shown = dict(_scores(outcome.metrics))
     if shown:
@@ -235,7 +235,7 @@ def _scores(metrics: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, f"{value:.4f}" if isinstance(value, float) else f"{value:,}"
 
 
-def _places(job: Job) -> Iterator[str]:
+def _places(job: GlueJob) -> Iterator[str]:
     if job.training.do_train:
         yield f"Model:        {job.folder}"
     if job.training.do_train or job.training.do_eval:

@@ -19,7 +19,7 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.engine.data.cache import ArrayCache, Arrays, CachedArrays
-from anytrain.recipes.glue.tasks import Labels, Table, Task, columns_of, texts_of
+from anytrain.recipes.glue.tasks import GlueTask, Labels, TextTable, columns_of, texts_of
 
 if TYPE_CHECKING:
     import torch
@@ -164,8 +164,8 @@ def _apart(rows: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, dict[str, A
 
 
 def encode(
-    table: Table,
-    task: Task | None,
+    table: TextTable,
+    task: GlueTask | None,
     labels: Labels | None,
     tokenizer: Any,
     max_length: int,

@@ -19,10 +19,10 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.recipes import folder
 from anytrain.recipes.glue import models, scores, sources
-from anytrain.recipes.glue.arguments import Job
+from anytrain.recipes.glue.arguments import GlueJob
 from anytrain.recipes.glue.encode import Encoded, Pad, encode, fitting_length, token_cache
-from anytrain.recipes.glue.sources import Data
-from anytrain.recipes.glue.tasks import Labels, Table, Task, columns_of, find_labels, verify
+from anytrain.recipes.glue.sources import GlueData
+from anytrain.recipes.glue.tasks import GlueTask, Labels, TextTable, columns_of, find_labels, verify
 
 Tell = Callable[[str], None]
 Metrics = dict[str, Any]
@@ -32,8 +32,8 @@ Metrics = dict[str, Any]
 class Checked:
     """A job whose data, labels, metrics and output folder have been found to be right."""
 
-    job: Job
-    data: Data
+    job: GlueJob
+    data: GlueData
     labels: Labels | None
     metrics: tuple[str, ...]
     way: folder.Way
@@ -46,7 +46,7 @@ class Checked:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class GlueResult:
     """What a job came to: its metrics, and the model's labels."""
 
     metrics: Mapping[str, Any]
@@ -54,7 +54,7 @@ class Outcome:
     pairs: bool
 
 
-def check(job: Job) -> Checked:
+def check(job: GlueJob) -> Checked:
     """Read the data and look at the output folder; refuse what could not end well."""
     task, training = job.data.task, job.training
     data = sources.load(job)
@@ -77,7 +77,7 @@ def check(job: Job) -> Checked:
     return Checked(job, data, labels, metrics, way)
 
 
-def _check_alike(data: Data, task: Task | None) -> None:
+def _check_alike(data: GlueData, task: GlueTask | None) -> None:
     """Refuse sets of which one holds pairs of texts and another single ones."""
     named = (data.train, *(table for _, table in (*data.evaluated, *data.predicted)))
     tables = [table for table in named if table is not None]
@@ -93,7 +93,7 @@ def _check_alike(data: Data, task: Task | None) -> None:
             )
 
 
-def _verify(job: Job, data: Data, labels: Labels) -> None:
+def _verify(job: GlueJob, data: GlueData, labels: Labels) -> None:
     asked, task = job.data, job.data.task
     if data.train is not None:
         verify(data.train.first(asked.max_train_samples), task, labels)
@@ -101,12 +101,12 @@ def _verify(job: Job, data: Data, labels: Labels) -> None:
         verify(table.first(asked.max_eval_samples), task, labels)
 
 
-def run(checked: Checked, tell: Tell) -> Outcome:
+def run(checked: Checked, tell: Tell) -> GlueResult:
     """Do the work; `tell` gets a line for what the user should know."""
     job = checked.job
     if checked.way.said:
         tell(checked.way.said)
-    work = Work(checked)
+    work = GlueRun(checked)
     tell(work.introduction())
     metrics: Metrics = {}
     if job.training.do_train:
@@ -116,7 +116,7 @@ def run(checked: Checked, tell: Tell) -> Outcome:
     if job.training.do_predict:
         work.predict()
     work.finish()
-    return Outcome(metrics, work.labels, checked.pairs)
+    return GlueResult(metrics, work.labels, checked.pairs)
 
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Work:
+class GlueRun:
     """A job's model, its tokenized data and the Trainer that has them."""
 
     def __init__(self, checked: Checked) -> None:
@@ -156,12 +156,12 @@ class Work:
             rows.evaluated_as = name
         return train, evaluated
 
-    def _rows(self, table: Table, most: int | None, *, labelled: bool = True) -> Encoded:
+    def _rows(self, table: TextTable, most: int | None, *, labelled: bool = True) -> Encoded:
         labels = self.labels if labelled else None
         task, rows = self.job.data.task, table.first(most)
         return encode(rows, task, labels, self.tokenizer, self.length, self._cache)
 
-    def _model(self, parts: models.Parts) -> Any:
+    def _model(self, parts: models.ModelParts) -> Any:
         from anytrain.doors.trainer.outputs import set_seed
 
         # The head of the model is drawn at random: a seed gives one model.

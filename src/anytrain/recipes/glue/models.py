@@ -16,7 +16,7 @@ from anytrain.recipes.glue.tasks import Labels, adopt
 
 
 @dataclass(frozen=True, slots=True)
-class Parts:
+class ModelParts:
     """A tokenizer, a configuration that knows the labels, and those labels."""
 
     tokenizer: Any
@@ -26,7 +26,7 @@ class Parts:
 
 def prepare(
     asked: ModelArguments, labels: Labels | None, *, task: str | None, trained: bool
-) -> Parts:
+) -> ModelParts:
     """Return the model's tokenizer and configuration, fitted to the labels of the data.
 
     Without labels the model keeps those that it has.
@@ -51,10 +51,10 @@ def prepare(
         labels = _settle(config, labels, task=task, trained=trained, new=asked.is_new)
     _give_padding(tokenizer, config)
     _fit_vocabulary(tokenizer, config, new=asked.is_new)
-    return Parts(tokenizer, config, labels)
+    return ModelParts(tokenizer, config, labels)
 
 
-def build(asked: ModelArguments, parts: Parts) -> Any:
+def build(asked: ModelArguments, parts: ModelParts) -> Any:
     """Return the model: with its trained weights, or new where it is made from scratch."""
     import torch
 

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from anytrain.core.errors import BadInput
-from anytrain.recipes.glue.tasks import Labels, Task
+from anytrain.recipes.glue.tasks import GlueTask, Labels
 
 Scores = dict[str, float]
 _FROM_SCIPY = ("pearson", "spearmanr")
 
 
-def metrics_of(task: Task | None, labels: Labels) -> tuple[str, ...]:
+def metrics_of(task: GlueTask | None, labels: Labels) -> tuple[str, ...]:
     """Return the names of the metrics: the task's, else accuracy or the mean squared error."""
     if task is not None:
         return task.metrics

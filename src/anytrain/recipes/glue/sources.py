@@ -20,30 +20,30 @@ from anytrain.core import documents
 from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.recipes.glue.network import cached_if_unreachable
-from anytrain.recipes.glue.tasks import Split, Table, Task
+from anytrain.recipes.glue.tasks import GlueTask, Split, TextTable
 
 if TYPE_CHECKING:
-    from anytrain.recipes.glue.arguments import Job
+    from anytrain.recipes.glue.arguments import GlueJob
 
 _GLUE = "nyu-mll/glue"
-Named = tuple[tuple[str | None, Table], ...]
+Named = tuple[tuple[str | None, TextTable], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Data:
+class GlueData:
     """The rows to learn from, and the sets to evaluate and to predict, by name."""
 
-    train: Table | None
+    train: TextTable | None
     evaluated: Named
     predicted: Named
 
     @property
-    def labelled(self) -> Table | None:
+    def labelled(self) -> TextTable | None:
         """The table that tells the labels: the one to learn from, else one to evaluate."""
         return self.train or next((table for _, table in self.evaluated), None)
 
 
-def load(job: Job) -> Data:
+def load(job: GlueJob) -> GlueData:
     """Return all rows of the sets that this job needs."""
     data, training = job.data, job.training
     get = _from_files(job) if data.files else _from_datasets(job)
@@ -55,14 +55,14 @@ def load(job: Job) -> Data:
         found = [(split.name or None, get(split.source)) for split in splits]
         return tuple((name, table) for name, table in found if table is not None)
 
-    return Data(
+    return GlueData(
         train=get("train") if training.do_train else None,
         evaluated=named(evaluated) if training.do_eval else (),
         predicted=named(predicted) if training.do_predict else (),
     )
 
 
-def _from_files(job: Job) -> Callable[[str], Table | None]:
+def _from_files(job: GlueJob) -> Callable[[str], TextTable | None]:
     """Return what reads the file of a split; MNLI's second sets may be missing."""
     bare = job.data.task.bare_columns if job.data.task else ()
     option = {
@@ -72,21 +72,21 @@ def _from_files(job: Job) -> Callable[[str], Table | None]:
         "test_mismatched": "test_mismatched_file",
     }
 
-    def get(split: str) -> Table | None:
+    def get(split: str) -> TextTable | None:
         path = job.data.files.get(option.get(split, f"{split}_file"))
         return read(path, bare) if path else None
 
     return get
 
 
-def _from_datasets(job: Job) -> Callable[[str], Table | None]:
+def _from_datasets(job: GlueJob) -> Callable[[str], TextTable | None]:
     """Return what takes a split out of a data set, which is loaded once."""
     name = job.data.dataset_name or _GLUE
     part = job.data.dataset_config_name if job.data.dataset_name else job.data.task_name
     found = _loaded(job, name, part)
     origin = name if part is None else f"{name}/{part}"
 
-    def get(split: str) -> Table | None:
+    def get(split: str) -> TextTable | None:
         aliases = [split, *([split.partition("_")[0]] if split.endswith("_matched") else [])]
         chosen = next((alias for alias in aliases if alias in found), None)
         if chosen is None and split.endswith("_mismatched"):
@@ -102,13 +102,13 @@ def _from_datasets(job: Job) -> Callable[[str], Table | None]:
     return get
 
 
-def _table(rows: Any, origin: str) -> Table:
+def _table(rows: Any, origin: str) -> TextTable:
     label = rows.features.get("label")
     names = tuple(getattr(label, "names", None) or ())
-    return Table({name: list(rows[name]) for name in rows.column_names}, origin, names)
+    return TextTable({name: list(rows[name]) for name in rows.column_names}, origin, names)
 
 
-def _loaded(job: Job, name: str, part: str | None) -> Any:
+def _loaded(job: GlueJob, name: str, part: str | None) -> Any:
     try:
         import datasets
     except ImportError:
@@ -134,7 +134,7 @@ def _loaded(job: Job, name: str, part: str | None) -> Any:
         ) from None
 
 
-def _files_to_give(task: Task | None) -> str:
+def _files_to_give(task: GlueTask | None) -> str:
     """Return the sentence that says which files would do."""
     if task is None:
         return (
@@ -170,7 +170,7 @@ def kind_of(path: str | Path) -> str:
     )
 
 
-def read(path: str | Path, bare_columns: Sequence[str] = ()) -> Table:
+def read(path: str | Path, bare_columns: Sequence[str] = ()) -> TextTable:
     """Return the columns of a file.
 
     `bare_columns` names the columns of a tsv that may come without a header line. Texts that
@@ -187,7 +187,7 @@ def read(path: str | Path, bare_columns: Sequence[str] = ()) -> Table:
         columns = _columns(_bytes(file), kind, str(path), bare_columns)
     except (UnicodeDecodeError, EOFError, OSError) as error:
         raise _unreadable(path, str(error)) from None
-    table = Table(columns, str(path))
+    table = TextTable(columns, str(path))
     if len(table) == 0:
         raise _unreadable(path, "it holds no rows")
     return table

@@ -23,7 +23,7 @@ class Split:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class GlueTask:
     """What a GLUE task is made of.
 
     Each of `first`, `second` and `label` holds the names a column may have, the usual one first;
@@ -70,7 +70,7 @@ _SCORES = ("accuracy", "f1")
 TASKS = {
     task.name: task
     for task in (
-        Task(
+        GlueTask(
             "cola",
             _SENTENCE,
             (),
@@ -78,8 +78,8 @@ TASKS = {
             ("matthews_correlation",),
             bare_columns=("source", "label", "star", "sentence"),
         ),
-        Task("sst2", _SENTENCE, (), ("negative", "positive"), ("accuracy",)),
-        Task(
+        GlueTask("sst2", _SENTENCE, (), ("negative", "positive"), ("accuracy",)),
+        GlueTask(
             "mrpc",
             ("sentence1", "#1 String"),
             ("sentence2", "#2 String"),
@@ -87,8 +87,8 @@ TASKS = {
             _SCORES,
             label=("label", "Quality"),
         ),
-        Task("stsb", *_PAIR, (), ("pearson", "spearmanr"), label=("label", "score")),
-        Task(
+        GlueTask("stsb", *_PAIR, (), ("pearson", "spearmanr"), label=("label", "score")),
+        GlueTask(
             "qqp",
             ("question1",),
             ("question2",),
@@ -96,7 +96,7 @@ TASKS = {
             _SCORES,
             label=("label", "is_duplicate"),
         ),
-        Task(
+        GlueTask(
             "mnli",
             ("premise", "sentence1"),
             ("hypothesis", "sentence2"),
@@ -109,9 +109,9 @@ TASKS = {
             ),
             predicted=(Split("mnli", "test_matched"), Split("mnli-mm", "test_mismatched")),
         ),
-        Task("qnli", ("question",), ("sentence",), _ENTAILED, ("accuracy",)),
-        Task("rte", *_PAIR, _ENTAILED, ("accuracy",)),
-        Task("wnli", *_PAIR, ("not_entailment", "entailment"), ("accuracy",)),
+        GlueTask("qnli", ("question",), ("sentence",), _ENTAILED, ("accuracy",)),
+        GlueTask("rte", *_PAIR, _ENTAILED, ("accuracy",)),
+        GlueTask("wnli", *_PAIR, ("not_entailment", "entailment"), ("accuracy",)),
     )
 }
 
@@ -121,7 +121,7 @@ _NUMBERS_OF_ROWS = frozenset({"id", "idx", "index", "guid", "uid"})
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class TextTable:
     """Columns by name, and where they came from; rows keep the order of the file."""
 
     columns: Mapping[str, Sequence[Any]]
@@ -132,12 +132,12 @@ class Table:
     def __len__(self) -> int:
         return len(next(iter(self.columns.values()), ()))
 
-    def first(self, count: int | None) -> Table:
+    def first(self, count: int | None) -> TextTable:
         """Return the first `count` rows, or all where there are fewer or none is asked for."""
         if count is None or count >= len(self):
             return self
         kept = {name: column[:count] for name, column in self.columns.items()}
-        return Table(kept, self.origin, self.label_names)
+        return TextTable(kept, self.origin, self.label_names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +178,10 @@ class Labels:
         return found
 
 
-def columns_of(table: Table, task: Task | None) -> Columns:
+def columns_of(table: TextTable, task: GlueTask | None) -> Columns:
     """Return the columns that a task needs, or those of a table without one.
 
-    >>> columns_of(Table({"text": ["a"], "label": [1]}, "x.csv"), None)
+    >>> columns_of(TextTable({"text": ["a"], "label": [1]}, "x.csv"), None)
     Columns(first='text', second=None, label='label')
     """
     if task is not None:
@@ -203,7 +203,7 @@ def columns_of(table: Table, task: Task | None) -> Columns:
     return Columns(texts[0], texts[1] if len(texts) > 1 else None, label)
 
 
-def _pick(table: Table, names: tuple[str, ...], task: Task) -> str:
+def _pick(table: TextTable, names: tuple[str, ...], task: GlueTask) -> str:
     for name in names:
         if name in table.columns:
             return name
@@ -215,7 +215,7 @@ def _pick(table: Table, names: tuple[str, ...], task: Task) -> str:
     )
 
 
-def texts_of(table: Table, column: str) -> list[str]:
+def texts_of(table: TextTable, column: str) -> list[str]:
     """Return a column of texts, or name the first row that holds none."""
     values = list(table.columns[column])
     for row, value in enumerate(values, start=1):
@@ -229,7 +229,7 @@ def texts_of(table: Table, column: str) -> list[str]:
     return values
 
 
-def find_labels(table: Table, task: Task | None, *, trained: bool = True) -> Labels:
+def find_labels(table: TextTable, task: GlueTask | None, *, trained: bool = True) -> Labels:
     """Return the labels that a table holds; one to be learnt from must hold two or more."""
     label = label_column(table, task)
     if task is not None:
@@ -242,7 +242,7 @@ def find_labels(table: Table, task: Task | None, *, trained: bool = True) -> Lab
     return Labels(_classes(values, table.origin, 2 if trained else 1))
 
 
-def verify(table: Table, task: Task | None, labels: Labels) -> None:
+def verify(table: TextTable, task: GlueTask | None, labels: Labels) -> None:
     """Refuse a table to learn from or to evaluate that has a row without its texts or label."""
     columns = columns_of(table, task)
     for name in (columns.first, columns.second):
@@ -251,7 +251,7 @@ def verify(table: Table, task: Task | None, labels: Labels) -> None:
     labels.numbers(table.columns[label_column(table, task)], table.origin)
 
 
-def label_column(table: Table, task: Task | None) -> str:
+def label_column(table: TextTable, task: GlueTask | None) -> str:
     """Return the column of the labels, or refuse a table without one."""
     label = columns_of(table, task).label
     if label is not None:
