@@ -59,7 +59,7 @@ def test_bad_input_is_refused_with_exit_code_two(words, said):
 
 
 def test_a_device_on_the_command_line_replaces_the_files(tmp_path):
-    from anytrain.cli.launch import with_file
+    from anytrain.doors.launch.config import with_file
 
     path = tmp_path / "launch.yaml"
     path.write_text("distributed_type: MULTI_GPU\nnum_processes: 4\n")
@@ -68,7 +68,7 @@ def test_a_device_on_the_command_line_replaces_the_files(tmp_path):
 
 
 def test_what_a_file_asks_that_we_do_not_do_is_refused(tmp_path):
-    from anytrain.cli.launch import with_file
+    from anytrain.doors.launch.config import with_file
 
     path = tmp_path / "launch.yaml"
     path.write_text("distributed_type: DEEPSPEED\n")

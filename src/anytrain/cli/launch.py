@@ -8,7 +8,8 @@ import typer
 from typer.core import TyperCommand
 
 from anytrain.core.errors import AnytrainError
-from anytrain.doors.launch import config as files, options
+from anytrain.doors.launch import options
+from anytrain.doors.launch.config import with_file
 from anytrain.doors.launch.options import LaunchOptions
 
 
@@ -133,19 +134,3 @@ launch.command_class = _Launch  # type: ignore[attr-defined]  # read by main
 launch.context_settings = {  # type: ignore[attr-defined]  # read by main
     "allow_interspersed_args": False,
 }
-
-
-def with_file(asked: LaunchOptions, path: str | None) -> LaunchOptions:
-    """Return the options over those of the config file, if there is one."""
-    if path is None:
-        return asked
-    found = files.read(path)
-    if found.ignored:
-        typer.echo(f"anytrain: {path}: not used here: {found.not_used()}.", err=True)
-    lower = found.options
-    if asked.device() is not None:
-        # A device on the command line replaces the file's, whatever that was called.
-        lower = LaunchOptions(
-            **{k: v for k, v in lower.given().items() if k not in ("cpu", "multi_gpu", "tpu")}
-        )
-    return asked.over(lower)

@@ -15,6 +15,7 @@ import typer
 from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.nearest import nearest
+from anytrain.doors.launch.config import with_file
 from anytrain.doors.launch.options import LaunchOptions
 
 COMMAND = typer.Argument(
@@ -197,7 +198,7 @@ def read_command(words: Sequence[str]) -> Started:
 
 
 def _by_launch(words: list[str]) -> Started:
-    from anytrain.cli.launch import launch, with_file
+    from anytrain.cli.launch import launch
 
     app = typer.Typer(add_completion=False)
     app.command(context_settings=launch.context_settings)(launch)  # type: ignore[attr-defined]

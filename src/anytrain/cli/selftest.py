@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from anytrain.cli import launch as options
+from anytrain.doors.launch.config import with_file
 from anytrain.doors.launch.options import LaunchOptions
 
 if TYPE_CHECKING:
@@ -42,7 +43,7 @@ def selftest(
         multi_gpu=multi_gpu or None,
         tpu=tpu or None,
     )
-    everything = replace(options.with_file(asked, config_file), module=True)
+    everything = replace(with_file(asked, config_file), module=True)
     raise typer.Exit(elastic.launch(everything, "anytrain.cli.selftest", []))
 
 

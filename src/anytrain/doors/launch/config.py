@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import reprlib
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,20 @@ def read(path: str) -> ReadConfig:
     if options.get("cpu"):
         options.pop("multi_gpu", None)
     return ReadConfig(LaunchOptions(**options), sorted(ignored))
+
+
+def with_file(asked: LaunchOptions, path: str | None) -> LaunchOptions:
+    """Return the options over those of the file, if there is one; say what of it is not used."""
+    if path is None:
+        return asked
+    found = read(path)
+    if found.ignored:
+        sys.stderr.write(f"anytrain: {path}: not used here: {found.not_used()}.\n")
+    lower = found.options
+    if asked.device() is not None:
+        # A device that is asked for replaces the file's, whatever that was called.
+        lower = replace(lower, cpu=None, multi_gpu=None, tpu=None)
+    return asked.over(lower)
 
 
 def write(options: LaunchOptions, path: str, force: bool = False) -> None:

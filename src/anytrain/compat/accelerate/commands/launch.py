@@ -13,8 +13,6 @@ from anytrain.doors.launch.options import LaunchOptions
 
 __all__ = ["launch_command", "launch_command_parser", "main"]
 
-_DEVICES = ("cpu", "multi_gpu", "tpu")
-
 
 class _Parser(ArgumentParser):
     """A parser that takes HF's options, and says which of them are not used."""
@@ -65,20 +63,10 @@ def _add(parser: ArgumentParser, name: str, kind: str) -> None:
 def launch_command(args: Namespace) -> None:
     """Run the script as the options say; end this program where the job fails."""
     asked = LaunchOptions(**{f.name: getattr(args, f.name) for f in fields(LaunchOptions)})
-    options = asked if args.config_file is None else asked.over(_of_file(args.config_file, asked))
+    options = config.with_file(asked, args.config_file)
     code = elastic.launch(options, args.training_script, args.training_script_args)
     if code:
         raise SystemExit(code)
-
-
-def _of_file(path: str, asked: LaunchOptions) -> LaunchOptions:
-    """Return a config file's options; a device that was asked for replaces the file's."""
-    found = config.read(path)
-    if found.ignored:
-        sys.stderr.write(f"anytrain: {path}: not used here: {found.not_used()}.\n")
-    given = found.options.given()
-    skipped = _DEVICES if asked.device() is not None else ()
-    return LaunchOptions(**{name: v for name, v in given.items() if name not in skipped})
 
 
 def main() -> None:
