@@ -296,8 +296,8 @@ def _versions(manifest: Manifest) -> str:
 
 
 def _verdicts(name: str, problems: Iterable[Problem]) -> list[list[str]]:
-    told = [[_safe(name), "[red]damaged[/]", _safe(p.file), _safe(p.why)] for p in problems]
-    return told or [[_safe(name), "[green]whole[/]", "", ""]]
+    rows = [[_safe(name), "[red]damaged[/]", _safe(p.file), _safe(p.why)] for p in problems]
+    return rows or [[_safe(name), "[green]whole[/]", "", ""]]
 
 
 def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
@@ -306,8 +306,8 @@ def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     A name is never cut: in a pipe a row is one line, however long.
     """
     console = _console()
-    told = [n for n in range(len(head)) if n == 0 or any(row[n] for row in rows)]
-    head, rows = [head[n] for n in told], [[row[n] for n in told] for row in rows]
+    kept = [n for n in range(len(head)) if n == 0 or any(row[n] for row in rows)]
+    head, rows = [head[n] for n in kept], [[row[n] for n in kept] for row in rows]
     table = _table(*head)
     for row in rows:
         table.add_row(*row)

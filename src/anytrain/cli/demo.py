@@ -14,7 +14,7 @@ from anytrain.cli.options import FromFile
 from anytrain.core import environment
 
 if TYPE_CHECKING:
-    from anytrain.recipes.demo.job import Finished
+    from anytrain.recipes.demo.job import DemoResult
 
 _NEXT = (
     (
@@ -58,11 +58,11 @@ def demo(
     import torch
 
     from anytrain.recipes.demo.job import DemoSettings, train
-    from anytrain.recipes.messages import notices_as_lines, told_how_to_go_on
+    from anytrain.recipes.messages import notices_as_lines, says_how_to_resume
 
     # Tensors this small gain little from more threads, and lose fivefold on busy cores.
     torch.set_num_threads(1)
-    with notices_as_lines(), told_how_to_go_on():
+    with notices_as_lines(), says_how_to_resume():
         settings = DemoSettings(epochs=epochs, pairs=pairs, seed=seed)
         finished = train(settings, output, console.print, resume_from_checkpoint)
     _conclude(console, finished, output, time.perf_counter() - began)
@@ -71,7 +71,7 @@ def demo(
 demo.command_class = FromFile  # type: ignore[attr-defined]  # read by main
 
 
-def _conclude(console: Console, finished: Finished, output: Path, took_s: float) -> None:
+def _conclude(console: Console, finished: DemoResult, output: Path, took_s: float) -> None:
     from anytrain.engine.recording.small_charts import curve
 
     console.print()

@@ -51,12 +51,12 @@ def parity(
         )
     except (AnytrainError, typer.Exit):
         raise
-    except Exception as error:  # noqa: BLE001  of the script: whatever it is, it is told as its own
+    except Exception as error:  # noqa: BLE001  of the script: whatever it is, it is shown as its own
         _tell_failure(error)
         raise typer.Exit(2) from None
     if as_json:
-        told = {"is_equal": found.is_equal, "num_compared": found.num_compared, **asdict(found)}
-        typer.echo(json.dumps(told, indent=2))
+        answer = {"is_equal": found.is_equal, "num_compared": found.num_compared, **asdict(found)}
+        typer.echo(json.dumps(answer, indent=2))
     else:
         typer.echo(str(found))
     if not found.is_equal:

@@ -204,30 +204,32 @@ def _by_launch(words: list[str]) -> Started:
     app.command(context_settings=launch.context_settings)(launch)  # type: ignore[attr-defined]
     params: dict[str, Any] = typer.main.get_command(app).make_context("launch", words).params
     names = {field.name for field in fields(LaunchOptions)}
-    told = {name: value or None for name, value in params.items() if name in names}
-    options = with_file(LaunchOptions(**told), params["config_file"])
+    given = {name: value or None for name, value in params.items() if name in names}
+    options = with_file(LaunchOptions(**given), params["config_file"])
     script = [params["script"], *(params["args"] or ())]
     return Started(["-m", *script] if options.module else script, options)
 
 
 def _by_torchrun(words: list[str]) -> Started:
-    told: dict[str, str] = {}
+    given: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0].startswith("-"):
         name, has_value, value = rest.pop(0).lstrip("-").partition("=")
         name = {"m": "module"}.get(name, name).replace("-", "_")
         if not has_value and name not in _ALONE and rest:
             value = rest.pop(0)
-        told[name] = value
+        given[name] = value
     if not rest:
         raise _nothing(words)
-    number = _count(told, "nproc_per_node") * _count(told, "nnodes")
-    return Started(["-m", *rest] if "module" in told else rest, LaunchOptions(num_processes=number))
+    number = _count(given, "nproc_per_node") * _count(given, "nnodes")
+    return Started(
+        ["-m", *rest] if "module" in given else rest, LaunchOptions(num_processes=number)
+    )
 
 
-def _count(told: dict[str, str], name: str) -> int:
+def _count(given: dict[str, str], name: str) -> int:
     """Return a count of torchrun's; of a range of machines the most."""
-    value = told.get(name, "1").rpartition(":")[2]
+    value = given.get(name, "1").rpartition(":")[2]
     if value.isdecimal() and int(value):
         return int(value)
     raise BadInput(

@@ -70,10 +70,10 @@ def _passes(accelerator: Accelerator, name: str, check: Callable[[Accelerator], 
     """Run one check on all ranks, and print what came of it once."""
     begun = time.perf_counter()
     try:
-        told = (True, check(accelerator))
+        result = (True, check(accelerator))
     except Exception as error:  # noqa: BLE001  a check's failure is its result
-        told = (False, f"{type(error).__name__}: {error}")
-    results = accelerator.gather_for_metrics([told], use_gather_object=True)
+        result = (False, f"{type(error).__name__}: {error}")
+    results = accelerator.gather_for_metrics([result], use_gather_object=True)
     bad = {rank: text for rank, (good, text) in enumerate(results) if not good}
     detail = "; ".join(f"rank {rank}: {text}" for rank, text in bad.items()) or results[0][1]
     seconds = time.perf_counter() - begun

@@ -63,7 +63,7 @@ _MARKS = (RECORD, "trainer_state.json", "checkpoint-[0-9]*", "config.json", "*.s
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class RunStart:
     """How a run begins in its folder."""
 
     kind: Literal["fresh", "continue", "anew", "resume"]
@@ -73,7 +73,7 @@ class Way:
 
 def look(
     folder: Path, settings: Mapping[str, Any], *, overwrite: bool, resume: object = None
-) -> Way:
+) -> RunStart:
     """Return how a run with these settings may begin here, or refuse; changes nothing.
 
     With resume="auto" it goes on where there is a checkpoint, and begins as ever where there is
@@ -81,11 +81,11 @@ def look(
     """
     is_auto = str(resume).lower() == "auto"
     if resume and not (is_auto and not any(_matching(folder, ("checkpoint-[0-9]*",)))):
-        return Way("resume")
+        return RunStart("resume")
     if not any(_matching(folder, _MARKS)):
-        return Way("fresh")
+        return RunStart("fresh")
     if overwrite:
-        return Way("anew", f"Starting anew: what an earlier run left in {folder} is removed.")
+        return RunStart("anew", f"Starting anew: what an earlier run left in {folder} is removed.")
     record = read(folder)
     if record is None:
         raise _taken(folder, "it holds a model or a run that kept no run.json.")
@@ -94,12 +94,12 @@ def look(
         raise _taken(folder, f"it holds a run with other settings: {'; '.join(differing)}.")
     if record.get("state") == "finished":
         raise _taken(folder, "it holds this run already, and it is finished.")
-    return Way("continue", f"Continuing the run in {folder} that was cut short.")
+    return RunStart("continue", f"Continuing the run in {folder} that was cut short.")
 
 
-def begin(folder: Path, way: Way, settings: Mapping[str, Any]) -> None:
+def begin(folder: Path, start: RunStart, settings: Mapping[str, Any]) -> None:
     """Write the run's settings; where it starts anew, first remove what the old one left."""
-    if way.kind == "anew":
+    if start.kind == "anew":
         remove_own(folder)
     folder.mkdir(parents=True, exist_ok=True)
     own = {"anytrain": __version__, "state": "unfinished", "settings": dict(settings)}

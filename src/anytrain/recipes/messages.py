@@ -21,7 +21,7 @@ _STOPPED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 def notices_as_lines() -> Iterator[None]:
     """Show a Notice as one line, once, on the first rank alone; leave other warnings alone."""
     usual = warnings.showwarning
-    told: set[str] = set()
+    shown: set[str] = set()
 
     def show(
         message: Warning | str,
@@ -33,8 +33,8 @@ def notices_as_lines() -> Iterator[None]:
     ) -> None:
         if not issubclass(category, Notice):
             usual(message, category, filename, lineno, file, line)
-        elif str(message) not in told and environment.read().place.rank == 0:
-            told.add(str(message))
+        elif str(message) not in shown and environment.read().place.rank == 0:
+            shown.add(str(message))
             sys.stderr.write(f"{as_a_line(message)}\n")
 
     with warnings.catch_warnings():
@@ -44,7 +44,7 @@ def notices_as_lines() -> Iterator[None]:
 
 
 @contextmanager
-def told_how_to_go_on(how: str = "the same command") -> Iterator[None]:
+def says_how_to_resume(how: str = "the same command") -> Iterator[None]:
     """Say, where a signal has ended the run, what continues it."""
     try:
         yield

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from anytrain.compat.accelerate import refused
-from anytrain.compat.accelerate.data_loader import dress
+from anytrain.compat.accelerate.data_loader import to_hf_class
 from anytrain.compat.accelerate.optimizer import AcceleratedOptimizer
 from anytrain.compat.accelerate.scheduler import AcceleratedScheduler
 from anytrain.compat.accelerate.state import AcceleratorState, GradientState, was_reset
@@ -125,7 +125,7 @@ class Accelerator(facade.Accelerator):
         """Return models, optimizers, loaders and schedulers ready for this run, in their order."""
         self._check_not_reset("distributed_type")
         prepared = super().prepare(*args, device_placement=device_placement)
-        self._dress()
+        self._to_hf_classes()
         return prepared
 
     def prepare_model(
@@ -136,7 +136,7 @@ class Accelerator(facade.Accelerator):
     ) -> nn.Module:
         """Return the model on its device, in its precision, tied to the other ranks'."""
         prepared = super().prepare_model(model, device_placement, evaluation_mode)
-        self._dress()
+        self._to_hf_classes()
         return prepared
 
     def prepare_optimizer(
@@ -144,7 +144,7 @@ class Accelerator(facade.Accelerator):
     ) -> PreparedOptimizer:
         """Return the optimizer, guarded and bound to accumulated steps."""
         prepared = super().prepare_optimizer(optimizer, device_placement)
-        self._dress()
+        self._to_hf_classes()
         return prepared
 
     def prepare_data_loader(
@@ -155,19 +155,19 @@ class Accelerator(facade.Accelerator):
     ) -> Any:
         """Return the loader, dealt to this rank."""
         prepared = super().prepare_data_loader(data_loader, device_placement, slice_fn_for_dispatch)
-        self._dress()
+        self._to_hf_classes()
         return prepared
 
     def prepare_scheduler(self, scheduler: Any) -> Any:
         """Return the scheduler, moving with its optimizer."""
         prepared = super().prepare_scheduler(scheduler)
-        self._dress()
+        self._to_hf_classes()
         return prepared
 
-    def _dress(self) -> None:
+    def _to_hf_classes(self) -> None:
         """Let what was prepared be of HF's classes, and say of itself that it was prepared."""
         for loader in self._run.loaders:
-            dress(loader)
+            to_hf_class(loader)
         for optimizer in self._run.optimizers:
             if type(optimizer) is PreparedOptimizer:
                 optimizer.__class__ = AcceleratedOptimizer

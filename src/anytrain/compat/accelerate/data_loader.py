@@ -231,7 +231,7 @@ class SkipDataLoader(DataLoaderAdapter, DataLoaderStateMixin):
 
 
 @dataclass(frozen=True)
-class _Seat:
+class _WorldAt:
     """A world seen from another place: how batches would be dealt to that rank."""
 
     world: Any
@@ -264,7 +264,7 @@ def prepare_data_loader(
     """Return the loader dealt to a rank: this one's, unless another is named."""
     prepared = prepare_loader(
         dataloader,
-        _seated(live_session(), device, num_processes, process_index),
+        _session_at(live_session(), device, num_processes, process_index),
         LoaderOptions(
             split_batches=split_batches,
             dispatch_batches=dispatch_batches,
@@ -277,24 +277,24 @@ def prepare_data_loader(
         place=put_on_device,
         slice_fn=slice_fn_for_dispatch,
     )
-    dress(prepared)
+    to_hf_class(prepared)
     return prepared
 
 
-def _seated(found: Session, device: Any, size: int | None, rank: int | None) -> Session:
+def _session_at(found: Session, device: Any, size: int | None, rank: int | None) -> Session:
     world = found.world
-    seat: Any = _Seat(
+    place: Any = _WorldAt(
         world, world.size if size is None else size, world.rank if rank is None else rank
     )
-    same = (seat.size, seat.rank) == (world.size, world.rank)
+    same = (place.size, place.rank) == (world.size, world.rank)
     return replace(
         found,
         device=found.device if device is None else torch.device(device),
-        world=world if same else seat,
+        world=world if same else place,
     )
 
 
-def dress(loader: PreparedLoader) -> None:
+def to_hf_class(loader: PreparedLoader) -> None:
     """Let a loader that was prepared be of HF's class for its kind."""
     if type(loader) is PreparedLoader:
         kind = DataLoaderDispatcher if loader.walk.dispatching else DataLoaderShard

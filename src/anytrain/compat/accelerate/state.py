@@ -64,7 +64,7 @@ class _SharedState:
         }
 
 
-class _Habits:
+class _SharedHabits:
     """What HF's two state classes share beyond ours."""
 
     _shared_state = _SharedState()
@@ -77,20 +77,20 @@ class _Habits:
     @property
     def distributed_type(self) -> DistributedType:
         """What kind of world this is; HF's tests pretend another."""
-        told: DistributedType | None = self.__dict__.get("distributed_type")
+        assigned: DistributedType | None = self.__dict__.get("distributed_type")
         found: DistributedType = super().distributed_type  # type: ignore[misc]  # the view's, next in line
-        return found if told is None else told
+        return found if assigned is None else assigned
 
     @distributed_type.setter
     def distributed_type(self, value: DistributedType) -> None:
         self.__dict__["distributed_type"] = value
 
 
-class PartialState(_Habits, states.PartialState):
+class PartialState(_SharedHabits, states.PartialState):
     """Where this process stands, before or beside an Accelerator."""
 
 
-class AcceleratorState(_Habits, states.AcceleratorState):
+class AcceleratorState(_SharedHabits, states.AcceleratorState):
     """Where this process stands, with its precision."""
 
     deepspeed_plugins = None

@@ -99,7 +99,7 @@ def of(module: str) -> Callable[[str], Any]:
     """Return a module's `__getattr__`, for the names that are not anytrain's."""
     home = module.rpartition(".")[2]
     known, not_done = passed(home), refused(home)
-    sys.modules[module].__class__ = _Heard
+    sys.modules[module].__class__ = _PatchedModule
 
     def lookup(name: str) -> Any:
         if name in known:
@@ -115,19 +115,19 @@ def of(module: str) -> Callable[[str], Any]:
     return lookup
 
 
-class _Heard(ModuleType):
+class _PatchedModule(ModuleType):
     """A module that notes what a script puts in the place of its functions."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         from anytrain.doors.trainer.overrides import REPLACED
 
-        told = f"{self.__name__.removeprefix('anytrain.compat.')}.{name}"
-        before = REPLACED.get(told, getattr(self, name, value))
+        path = f"{self.__name__.removeprefix('anytrain.compat.')}.{name}"
+        before = REPLACED.get(path, getattr(self, name, value))
         super().__setattr__(name, value)
         if callable(before) and before is not value:
-            REPLACED[told] = before
+            REPLACED[path] = before
         else:
-            REPLACED.pop(told, None)
+            REPLACED.pop(path, None)
 
     def __delattr__(self, name: str) -> None:
         from anytrain.doors.trainer.overrides import REPLACED

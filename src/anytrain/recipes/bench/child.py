@@ -30,7 +30,7 @@ from anytrain.recipes.bench.comparison import CONTENDERS, Contender
 from anytrain.recipes.bench.settings import BenchSettings, load
 from anytrain.recipes.bench.task import (
     BenchTask,
-    Stopwatch,
+    OnStep,
     Trained,
     evaluate,
     flops_per_step,
@@ -192,7 +192,7 @@ class Child:
         name, _, function = contender.run.partition(":")
         self.run = getattr(import_module(name), function)
 
-    def task(self, num_steps: int, watch: Stopwatch | None = None) -> BenchTask:
+    def task(self, num_steps: int, watch: OnStep | None = None) -> BenchTask:
         """Return the training of all rows, over so many steps."""
         return BenchTask(
             settings=self.settings,
@@ -218,7 +218,7 @@ class Child:
         task = self.task(self._num_steps())
         trained: Trained = self.run(task)
         peak = self.backend.memory(self.device).peak_bytes
-        told: dict[str, Any] = {
+        answer: dict[str, Any] = {
             "precision": trained.precision,
             "seconds": task.seconds,
             "steps": task.num_steps,
@@ -233,8 +233,8 @@ class Child:
         del trained
         if flops:
             rate = matmul_rate(self.backend, self.device)
-            told |= {"matmul_rate": rate, "shapes": [self.steps(s, flops, rate) for s in flops]}
-        return told
+            answer |= {"matmul_rate": rate, "shapes": [self.steps(s, flops, rate) for s in flops]}
+        return answer
 
     def _num_steps(self) -> int:
         whole = -(-len(self.train_rows) // self.settings.batch_size) * self.settings.epochs
@@ -321,10 +321,10 @@ def main(words: Sequence[str]) -> None:
     """Do what the parent asks, and leave the answer in the folder."""
     folder, name = Path(words[0]), words[1]
     if name == "prepare":
-        told = prepare(folder)
+        answer = prepare(folder)
     else:
-        told = Child(folder, CONTENDERS[name], int(words[2])).measure(float(words[3]))
-    (folder / "answer.json").write_text(json.dumps(told), encoding="utf-8")
+        answer = Child(folder, CONTENDERS[name], int(words[2])).measure(float(words[3]))
+    (folder / "answer.json").write_text(json.dumps(answer), encoding="utf-8")
 
 
 if __name__ == "__main__":

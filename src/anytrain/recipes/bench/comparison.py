@@ -151,18 +151,18 @@ def compare(
 def _run(each: Contender, seed: int, folder: Path, found: Comparison, tell: Tell) -> None:
     began = time.perf_counter()
     try:
-        told = _ask(folder, each.name, str(seed), repr(time.time()))
+        answer = _ask(folder, each.name, str(seed), repr(time.time()))
     except BadInput as error:
         found.left_out[each.name] = f"it failed: {error.why}"
         log = folder / f"{each.name}-{seed}.log"
         tell(f"{each.name} failed; the end of what it said:")
         tell("\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-20:]))
         return
-    found.runs.append({"name": each.name, "seed": seed, **told})
+    found.runs.append({"name": each.name, "seed": seed, **answer})
     tell(
-        f"{each.name}, seed {seed}: {told['seconds']:.2f} s, "
-        f"{told['samples_per_second']:.1f} samples/s, {told['precision']}, "
-        f"loss {told['train_loss']:.3f} (process {time.perf_counter() - began:.0f} s)"
+        f"{each.name}, seed {seed}: {answer['seconds']:.2f} s, "
+        f"{answer['samples_per_second']:.1f} samples/s, {answer['precision']}, "
+        f"loss {answer['train_loss']:.3f} (process {time.perf_counter() - began:.0f} s)"
     )
 
 
@@ -198,8 +198,8 @@ def _ask(folder: Path, *words: str) -> dict[str, Any]:
             check=False,
         )
     if done.returncode == 0 and answer.exists():
-        told: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
-        return told
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        return found
     said = [line for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line]
     raise BadInput(
         f"The process of {words[0]!r} failed.",

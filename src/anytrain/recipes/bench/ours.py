@@ -60,5 +60,7 @@ def _spelt(task: BenchTask) -> str:
 
 def _decided(accelerator: Accelerator) -> tuple[str, dict[str, str]]:
     plan = accelerator.plan
-    told = {name: f"{choice.value} ({choice.because})" for name, choice in plan.reasons().items()}
-    return plan.precision.value.replace("no", "fp32"), told
+    reasons = {
+        name: f"{choice.value} ({choice.because})" for name, choice in plan.reasons().items()
+    }
+    return plan.precision.value.replace("no", "fp32"), reasons

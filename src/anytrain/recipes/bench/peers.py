@@ -29,12 +29,12 @@ def train(
     `around` gives what the training runs in, from the trainer.
     """
 
-    class Told(callback):  # type: ignore[misc]  # each library has a class of its own
+    class Steps(callback):  # type: ignore[misc]  # each library has a class of its own
         """Pass on that a step is done."""
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
             """Tell the task."""
-            task.told()
+            task.step_done()
 
     settings = task.settings
     with tempfile.TemporaryDirectory(prefix="anytrain-bench-") as folder:
@@ -58,7 +58,7 @@ def train(
             train_dataset=task.train,
             # run_glue pads to multiples of 8 where it computes in half precision.
             data_collator=task.collator(multiple=1 if task.precision == "fp32" else 8),
-            callbacks=[Told()] if task.watch is not None else None,
+            callbacks=[Steps()] if task.watch is not None else None,
         )
         with around(made), task.timed():
             result = made.train()

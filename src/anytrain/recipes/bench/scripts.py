@@ -60,8 +60,8 @@ def compare(
             number = number_in(done.stdout + done.stderr, name)
             if number is not None:
                 script.numbers.append(number)
-            told = "" if number is None else f", {name} {number:g}"
-            tell(f"{script.path}: {script.seconds[-1]:.2f} s{told}")
+            also = "" if number is None else f", {name} {number:g}"
+            tell(f"{script.path}: {script.seconds[-1]:.2f} s{also}")
     return scripts
 
 

@@ -125,11 +125,11 @@ class BenchSettings:
 
 def load(path: Path) -> BenchSettings:
     """Return what `save` wrote."""
-    told = json.loads(path.read_text(encoding="utf-8"))
-    if told["shapes"] is not None:
-        told["shapes"] = tuple((rows, length) for rows, length in told["shapes"])
-    told["shape_steps"] = tuple(told["shape_steps"])
-    return BenchSettings(**told)
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    if kept["shapes"] is not None:
+        kept["shapes"] = tuple((rows, length) for rows, length in kept["shapes"])
+    kept["shape_steps"] = tuple(kept["shape_steps"])
+    return BenchSettings(**kept)
 
 
 def read_shapes(text: str) -> tuple[tuple[int, int], ...] | None:

@@ -81,7 +81,7 @@ _EVAL_BATCH = 64
 _ROWS_SORTED_TOGETHER = 50  # batches; as HF's group_by_length does
 
 
-class Stopwatch(Protocol):
+class OnStep(Protocol):
     """Who is told of every step that is done."""
 
     def __call__(self) -> None:
@@ -115,7 +115,7 @@ class BenchTask:
     length: int
     backend: Backend
     device: torch.device
-    watch: Stopwatch | None = None
+    watch: OnStep | None = None
     seconds: float = 0.0
 
     def model(self) -> nn.Module:
@@ -153,13 +153,13 @@ class BenchTask:
             while done < self.num_steps:
                 for batch in loader:
                     total += step(batch)
-                    self.told()
+                    self.step_done()
                     done += 1
                     if done == self.num_steps:
                         break
         return float(total) / done
 
-    def told(self) -> None:
+    def step_done(self) -> None:
         """Tell the watch of a step that is done."""
         if self.watch is not None:
             self.watch()

@@ -92,7 +92,7 @@ class DemoSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Verdict:
     """A pair the model never trained on, and what it says of it."""
 
     pair: Pair
@@ -100,11 +100,11 @@ class Judged:
 
 
 @dataclass(frozen=True, slots=True)
-class Finished:
+class DemoResult:
     """A run that is over: accuracy by epoch, from the untrained model on, and some verdicts."""
 
     history: tuple[tuple[float, float], ...]
-    examples: tuple[Judged, ...]
+    examples: tuple[Verdict, ...]
 
     @property
     def accuracy(self) -> float:
@@ -114,16 +114,16 @@ class Finished:
 
 def train(
     settings: DemoSettings, folder: Path, tell: Callable[[str], None], resume: str | None = None
-) -> Finished:
+) -> DemoResult:
     """Train to the end, going on where the same run was cut short; `folder` holds the results.
 
     `resume` names a checkpoint to go on from, whatever is there: a folder, "true" or "auto".
     """
     kept = {"job": "demo", **asdict(settings)}
     resume = environment.resume_from(resume)
-    way = look(folder, kept, resume)
-    if way.said:
-        tell(way.said)
+    start = look(folder, kept, resume)
+    if start.said:
+        tell(start.said)
     dev = make_pairs(settings.dev_pairs, seed=settings.seed + 1)
     trainer = _trainer(settings, folder, dev)
     size = sum(parameter.numel() for parameter in trainer.model.parameters())
@@ -136,29 +136,29 @@ def train(
     with trainer._alone_in_folder():
         trainer.accelerator.wait_for_everyone()
         if trainer.is_world_process_zero():
-            folders.begin(folder, way, kept)
+            folders.begin(folder, start, kept)
         trainer.accelerator.wait_for_everyone()
-        last = get_last_checkpoint(folder) if way.kind == "continue" else None
-        last = resume if way.kind == "resume" else last
+        last = get_last_checkpoint(folder) if start.kind == "continue" else None
+        last = resume if start.kind == "resume" else last
         # The untrained model is evaluated once, by the run's first life.
         trainer.args.eval_on_start = not last
         trainer.train(resume_from_checkpoint=last or False)
     trainer.save_model()
-    finished = Finished(_history(trainer.state.log_history), _examples(trainer.model, dev))
+    finished = DemoResult(_history(trainer.state.log_history), _examples(trainer.model, dev))
     if trainer.is_world_process_zero():
         _write(folder, settings, finished)
         folders.finish(folder)
     return finished
 
 
-def look(folder: Path, settings: Mapping[str, Any], resume: object = None) -> folders.Way:
+def look(folder: Path, settings: Mapping[str, Any], resume: object = None) -> folders.RunStart:
     """Return how to begin: a demo that was cut short goes on, any other demo is replaced."""
     try:
         return folders.look(folder, settings, overwrite=False, resume=resume)
     except BadInput as taken:
         record = folders.read(folder) or {}
         if record.get("settings", {}).get("job") == "demo":
-            return folders.Way("anew")
+            return folders.RunStart("anew")
         raise BadInput(
             f"Cannot put the demo into {str(folder)!r}.",
             why="it holds something other than an older demo.",
@@ -206,20 +206,20 @@ def _history(entries: list[dict[str, Any]]) -> tuple[tuple[float, float], ...]:
 
 
 @torch.no_grad()
-def _examples(model: torch.nn.Module, dev: list[Pair]) -> tuple[Judged, ...]:
+def _examples(model: torch.nn.Module, dev: list[Pair]) -> tuple[Verdict, ...]:
     """Judge the first paraphrase, and the first pair with swapped roles and with a denial."""
     wanted = ("none", "roles", "denial")
     shown = [next(pair for pair in dev if pair.difference == kind) for kind in wanted]
     rows, device = PairSet(shown), next(model.parameters()).device
     verdicts = model.eval()(rows.first.to(device), rows.second.to(device))["logits"].argmax(-1)
-    return tuple(Judged(pair, bool(says)) for pair, says in zip(shown, verdicts, strict=True))
+    return tuple(Verdict(pair, bool(says)) for pair, says in zip(shown, verdicts, strict=True))
 
 
-def _write(folder: Path, settings: DemoSettings, finished: Finished) -> None:
+def _write(folder: Path, settings: DemoSettings, finished: DemoResult) -> None:
     by_epoch = [accuracy for _, accuracy in finished.history]
-    told = {
+    result = {
         "dev_accuracy": finished.accuracy,
         "dev_accuracy_by_epoch": by_epoch,
         **asdict(settings),
     }
-    (folder / "result.json").write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -256,10 +256,10 @@ class _Parser(HfArgumentParser):
 
     def error(self, message: str) -> Any:
         """Raise, so that the command says it as it says everything else."""
-        told = self._in_words(message)
+        why = self._in_words(message)
         raise BadInput(
             "Cannot read the options of `anytrain glue`.",
-            why=told if told.endswith("?") else f"{told}.",
+            why=why if why.endswith("?") else f"{why}.",
             fix="`anytrain glue --help` lists them.",
         )
 

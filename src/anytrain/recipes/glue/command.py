@@ -19,7 +19,7 @@ from anytrain.doors.training_args import TrainingArguments
 from anytrain.recipes.glue import job
 from anytrain.recipes.glue.arguments import DataTrainingArguments, GlueJob, ModelArguments, parse
 from anytrain.recipes.glue.job import GlueResult
-from anytrain.recipes.messages import notices_as_lines, told_how_to_go_on
+from anytrain.recipes.messages import notices_as_lines, says_how_to_resume
 
 PREFLIGHT = "--preflight"
 _PATIENCE_S = 15.0
@@ -36,10 +36,10 @@ def run(argv: Sequence[str]) -> None:
     rank = environment.read().place.rank
     console = Console(highlight=False, soft_wrap=True, markup=False, quiet=rank > 0)
     with notices_as_lines():
-        with _first_rank_speaks(rank):
-            asked = _apart(parse(argv))
+        with _rank_0_reports(rank):
+            asked = _redirected(parse(argv))
             checked = job.check(asked)
-        with told_how_to_go_on(_how(asked)):
+        with says_how_to_resume(_how_to_resume(asked)):
             outcome = job.run(checked, console.print)
     if rank == 0:
         _show(console, asked, outcome)
@@ -57,7 +57,7 @@ def _preflight(argv: list[str]) -> None:
     preflight_command(["-m", "anytrain.recipes.glue", *rest], targets)
 
 
-def _apart(asked: GlueJob) -> GlueJob:
+def _redirected(asked: GlueJob) -> GlueJob:
     """Let a job that is only watched write where it leaves nothing behind."""
     from anytrain.engine.assemble import session as sessions  # torch: not before the options hold
 
@@ -68,7 +68,7 @@ def _apart(asked: GlueJob) -> GlueJob:
     return asked
 
 
-def _how(asked: GlueJob) -> str:
+def _how_to_resume(asked: GlueJob) -> str:
     """Return what continues this job once it has been stopped."""
     if asked.training.do_train and asked.training.overwrite_output_dir:
         return "the same command without --overwrite_output_dir"
@@ -76,7 +76,7 @@ def _how(asked: GlueJob) -> str:
 
 
 @contextmanager
-def _first_rank_speaks(rank: int) -> Iterator[None]:
+def _rank_0_reports(rank: int) -> Iterator[None]:
     """Let rank 0 say what every rank finds; the launcher ends the others once it has left.
 
     A rank that is still here after a while found something that rank 0 did not.
@@ -195,13 +195,13 @@ def _group(title: str, members: Iterable[Field[Any]]) -> str:
 
 def _lines(members: Iterable[Field[Any]]) -> Iterator[str]:
     for member in members:
-        told = _HERE.get(member.name) or str(member.metadata.get("help", ""))
+        text = _HERE.get(member.name) or str(member.metadata.get("help", ""))
         default = None if member.default is MISSING else member.default
         if default not in (None, False, ""):
-            told += f" [{getattr(default, 'value', default)}]"
+            text += f" [{getattr(default, 'value', default)}]"
         name = f"  --{member.name}"
         begin = name.ljust(34) if len(name) < 33 else f"{name}\n{_MARGIN}"
-        folded = textwrap.fill(told, 96, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
+        folded = textwrap.fill(text, 96, initial_indent=_MARGIN, subsequent_indent=_MARGIN)
         yield f"{begin}{folded.lstrip()}\n"
 
 

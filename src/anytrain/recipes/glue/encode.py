@@ -113,7 +113,7 @@ class Pad:
         import torch
 
         fill = {"input_ids": self.token, "token_type_ids": self.segment, **_FILL}
-        begins, counts, columns = _apart(rows)
+        begins, counts, columns = _flat_rows(rows)
         grid, is_text = self._grid(begins, counts)
         batch: dict[str, torch.Tensor] = {}
         for name, flat in columns.items():
@@ -144,7 +144,7 @@ class Pad:
         return begins[:, None] + across, across < counts[:, None]
 
 
-def _apart(rows: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, dict[str, Array]]:
+def _flat_rows(rows: Sequence[Mapping[str, Any]]) -> tuple[Array, Array, dict[str, Array]]:
     """Return where each row begins, how long it is, the columns that it lies in, and labels."""
     from anytrain.engine.data.columns import Rows
 
@@ -239,8 +239,8 @@ def _key(texts: Sequence[Sequence[str]], tokenizer: Any, max_length: int) -> str
     }
     digest = hashlib.blake2b(digest_size=20)
     for part in (does, asked, *texts):
-        told = json.dumps(part).encode()
-        digest.update(len(told).to_bytes(8, "little") + told)
+        text = json.dumps(part).encode()
+        digest.update(len(text).to_bytes(8, "little") + text)
     return digest.hexdigest()
 
 

@@ -36,7 +36,7 @@ class Checked:
     data: GlueData
     labels: Labels | None
     metrics: tuple[str, ...]
-    way: folder.Way
+    start: folder.RunStart
 
     @property
     def pairs(self) -> bool:
@@ -66,15 +66,15 @@ def check(job: GlueJob) -> Checked:
     metrics = scores.metrics_of(task, labels) if labels is not None else ()
     if training.do_eval:
         scores.require(metrics)
-    way = folder.Way("fresh")
+    start = folder.RunStart("fresh")
     if training.do_train:
-        way = folder.look(
+        start = folder.look(
             job.folder,
             job.settings(),
             overwrite=bool(training.overwrite_output_dir),
             resume=environment.resume_from(training.resume_from_checkpoint),
         )
-    return Checked(job, data, labels, metrics, way)
+    return Checked(job, data, labels, metrics, start)
 
 
 def _check_alike(data: GlueData, task: GlueTask | None) -> None:
@@ -85,10 +85,10 @@ def _check_alike(data: GlueData, task: GlueTask | None) -> None:
         first = tables[0]
         one, other = columns_of(first, task), columns_of(table, task)
         if (one.second is None) != (other.second is None):
-            told = [" and ".join(filter(None, (each.first, each.second))) for each in (one, other)]
+            texts = [" and ".join(filter(None, (each.first, each.second))) for each in (one, other)]
             raise BadInput(
                 f"{first.origin} and {table.origin} do not hold the same columns.",
-                why=f"the texts of a row are {told[0]} in one, and {told[1]} in the other.",
+                why=f"the texts of a row are {texts[0]} in one, and {texts[1]} in the other.",
                 fix="name the columns alike: sentence1 and sentence2 for pairs, or one of texts.",
             )
 
@@ -104,8 +104,8 @@ def _verify(job: GlueJob, data: GlueData, labels: Labels) -> None:
 def run(checked: Checked, tell: Tell) -> GlueResult:
     """Do the work; `tell` gets a line for what the user should know."""
     job = checked.job
-    if checked.way.said:
-        tell(checked.way.said)
+    if checked.start.said:
+        tell(checked.start.said)
     work = GlueRun(checked)
     tell(work.introduction())
     metrics: Metrics = {}
@@ -140,7 +140,7 @@ class GlueRun:
             asked.max_seq_length, parts.tokenizer, parts.config, pairs=checked.pairs
         )
         self._cache = token_cache(fresh=asked.overwrite_cache)
-        rows = _beside(self._tokenized)
+        rows = _in_thread(self._tokenized)
         model = self._model(parts)
         self.train_set, self.eval_sets = rows.result()
         self.trainer = self._trainer(model)
@@ -223,11 +223,11 @@ class GlueRun:
         """Train to the end, from the newest checkpoint where the run was cut short."""
         from anytrain.doors.trainer.outputs import get_last_checkpoint
 
-        trainer, way = self.trainer, self.checked.way
+        trainer, start = self.trainer, self.checked.start
         with trainer._alone_in_folder(), with_quick_draws(trainer):
             self._begin()
             resume: Any = self.job.training.resume_from_checkpoint
-            if way.kind == "continue":
+            if start.kind == "continue":
                 resume = get_last_checkpoint(self.job.folder)
             result = trainer.train(resume_from_checkpoint=resume)
         trainer.save_model()
@@ -241,7 +241,7 @@ class GlueRun:
         """Keep the settings in the folder, once every rank has looked into it."""
         self.trainer.accelerator.wait_for_everyone()
         if self.trainer.is_world_process_zero():
-            folder.begin(self.job.folder, self.checked.way, self.job.settings())
+            folder.begin(self.job.folder, self.checked.start, self.job.settings())
         self.trainer.accelerator.wait_for_everyone()
 
     def evaluate(self) -> Metrics:
@@ -268,26 +268,26 @@ class GlueRun:
     def finish(self) -> None:
         """Close the run: its card, the hub where it is wanted, and the note that it is over."""
         job, trainer = self.job, self.trainer
-        told: dict[str, Any] = {
+        card: dict[str, Any] = {
             "finetuned_from": job.model.model_name_or_path,
             "tasks": "text-classification",
         }
         if job.data.task_name:
-            told |= {
+            card |= {
                 "language": "en",
                 "dataset_tags": "glue",
                 "dataset_args": job.data.task_name,
                 "dataset": f"GLUE {job.data.task_name.upper()}",
             }
         if job.training.push_to_hub:
-            trainer.push_to_hub(**told)
+            trainer.push_to_hub(**card)
         elif job.training.do_train:
-            trainer.create_model_card(**told)
+            trainer.create_model_card(**card)
         if job.training.do_train and trainer.is_world_process_zero():
             folder.finish(job.folder)
 
 
-def _beside(work: Callable[[], T]) -> Future[T]:
+def _in_thread(work: Callable[[], T]) -> Future[T]:
     """Begin work in a thread; what it returns or raises is there when it is asked for."""
     promised: Future[T] = Future()
 

@@ -48,7 +48,7 @@ def prepare(
         names = tuple(str(config.id2label[number]) for number in range(config.num_labels))
         labels = Labels(names if len(names) > 1 else ())
     else:
-        labels = _settle(config, labels, task=task, trained=trained, new=asked.is_new)
+        labels = _set_labels(config, labels, task=task, trained=trained, new=asked.is_new)
     _give_padding(tokenizer, config)
     _fit_vocabulary(tokenizer, config, new=asked.is_new)
     return ModelParts(tokenizer, config, labels)
@@ -113,7 +113,9 @@ def _from_hub(what: str, name: str | None, kind: Any, options: Mapping[str, Any]
         ) from None
 
 
-def _settle(config: Any, labels: Labels, *, task: str | None, trained: bool, new: bool) -> Labels:
+def _set_labels(
+    config: Any, labels: Labels, *, task: str | None, trained: bool, new: bool
+) -> Labels:
     """Write the labels into the configuration, in the model's own order where it has them."""
     known = None if new else _known(config)
     fitted = adopt(labels, known, trained=trained)

@@ -25,20 +25,20 @@ def cached_if_unreachable() -> Iterator[None]:
     if constants.HF_HUB_OFFLINE or is_reachable(constants.ENDPOINT):
         yield
         return
-    told: list[ModuleType] = [constants]
+    configs: list[ModuleType] = [constants]
     try:
         from datasets import config
     except ImportError:
         pass  # only data sets need it
     else:
-        told.append(config)
-    before = [vars(each)["HF_HUB_OFFLINE"] for each in told]
+        configs.append(config)
+    before = [vars(each)["HF_HUB_OFFLINE"] for each in configs]
     try:
-        for each in told:
+        for each in configs:
             vars(each)["HF_HUB_OFFLINE"] = True
         yield
     finally:
-        for each, value in zip(told, before, strict=True):
+        for each, value in zip(configs, before, strict=True):
             vars(each)["HF_HUB_OFFLINE"] = value
 
 
