@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from anytrain.compat.transformers import MODULES
+from anytrain.compat.transformers import _MODULES
 
 HERE = Path(__file__).parents[1] / "src" / "anytrain" / "compat" / "transformers"
 TABLE = HERE / "import_names.json"
@@ -31,7 +31,7 @@ def table() -> dict[str, dict[str, Origin]]:
     spec = find_spec("transformers")
     assert spec is not None and spec.submodule_search_locations
     theirs = Path(spec.submodule_search_locations[0])
-    sources = {home: theirs / f"{home}.py" for home in sorted(MODULES)}
+    sources = {home: theirs / f"{home}.py" for home in sorted(_MODULES)}
     return {home: imports(path.read_text("utf-8")) for home, path in sources.items()}
 
 

@@ -56,7 +56,7 @@ __all__ = [
 __version__ = "1.15.0"
 """The version of HF Accelerate whose names these are."""
 
-__getattr__ = refused.of(
+__getattr__ = refused.module_getattr(
     __name__,
     "big_modeling",
     "inference",
@@ -65,4 +65,4 @@ __getattr__ = refused.of(
     "utils.modeling",
 )
 
-modules.serve(__name__, refused.WITHOUT_FILE, refused.of)
+modules.serve(__name__, refused.WITHOUT_FILE, refused.module_getattr)

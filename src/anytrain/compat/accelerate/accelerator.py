@@ -30,7 +30,7 @@ from anytrain.engine.prepared.optimizer import PreparedOptimizer, PreparedSchedu
 
 __all__ = ["Accelerator", "DataLoaderConfiguration", "GradientAccumulationPlugin"]
 
-__getattr__ = refused.of(__name__, "checkpointing", "parallelism_config")
+__getattr__ = refused.module_getattr(__name__, "checkpointing", "parallelism_config")
 
 _JOINABLE = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 

@@ -17,7 +17,7 @@ from anytrain.compat.accelerate.utils.modeling import load_checkpoint_in_model
 
 __all__ = ["init_empty_weights", "init_on_device", "load_checkpoint_and_dispatch"]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ __all__ = [
     "skip_first_batches",
 ]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 
 class DataLoaderStateMixin:

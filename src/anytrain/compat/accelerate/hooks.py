@@ -10,7 +10,7 @@ from anytrain.compat.accelerate import refused
 
 __all__ = ["remove_hook_from_module", "remove_hook_from_submodules"]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 # What HF puts on a spread model, in place of its methods, to say that it cannot be moved.
 _accelerate_added_attributes = ["to", "cuda", "npu", "xpu", "mlu", "sdaa", "musa"]

@@ -10,7 +10,7 @@ from anytrain.doors.launch import debug_launcher, notebook_launcher
 
 __all__ = ["debug_launcher", "notebook_launcher", "test_launch"]
 
-__getattr__ = refused.of(__name__, "utils.launch")
+__getattr__ = refused.module_getattr(__name__, "utils.launch")
 
 
 def test_launch() -> None:

@@ -16,7 +16,7 @@ from anytrain.engine.prepared.optimizer import PreparedOptimizer, place_state
 
 __all__ = ["AcceleratedOptimizer", "move_to_device"]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 
 def move_to_device(state: Any, device: torch.device) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 from anytrain.compat import modules
 from anytrain.compat.modules import Family, Refusal, placeholder, refusal
 
-__all__ = ["FAMILIES", "Family", "Refusal", "names", "of", "refusal"]
+__all__ = ["FAMILIES", "Family", "Refusal", "names", "module_getattr", "refusal"]
 
 
 FAMILIES = (
@@ -212,7 +212,7 @@ def homes_below(package: str) -> list[str]:
     return sorted(home for home in homes if home.startswith(f"{package}."))
 
 
-def of(module: str, *others: str) -> Callable[[str], Any]:
+def module_getattr(module: str, *others: str) -> Callable[[str], Any]:
     """Return a module's `__getattr__`: what is refused there, and what HF's module imports.
 
     `others` are modules of HF's whose refused names are there too.

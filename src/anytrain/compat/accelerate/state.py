@@ -24,7 +24,7 @@ __all__ = [
     "is_initialized",
 ]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 _FACTS = (
     "backend",

@@ -31,7 +31,7 @@ __all__ = [
     "register_tracker_class",
 ]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 LOGGER_TYPE_TO_CLASS = trackers.TABLE
 

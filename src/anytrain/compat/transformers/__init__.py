@@ -27,14 +27,14 @@ _HOMES = {
     "training_args_seq2seq": "Seq2SeqTrainingArguments",
 }
 _OURS = {name: home for home, names in _HOMES.items() for name in names.split()}
-MODULES = (*_HOMES, "hyperparameter_search", *other_names.WITHOUT_FILE)
+_MODULES = (*_HOMES, "hyperparameter_search", *other_names.WITHOUT_FILE)
 
-modules.serve(__name__, other_names.WITHOUT_FILE, other_names.of, lends="transformers")
+modules.serve(__name__, other_names.WITHOUT_FILE, other_names.module_getattr, lends="transformers")
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":  # what `from ... import *` brings: all that transformers' own brings
-        return sorted({*_OURS, *MODULES, *import_module("transformers").__all__})
+        return sorted({*_OURS, *_MODULES, *import_module("transformers").__all__})
     if name.startswith("__") and name != "__version__":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = _find(name)
@@ -43,11 +43,11 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_OURS, *MODULES, *dir(import_module("transformers"))})
+    return sorted({*globals(), *_OURS, *_MODULES, *dir(import_module("transformers"))})
 
 
 def _find(name: str) -> Any:
-    if name in MODULES:
+    if name in _MODULES:
         return import_module(f"{__name__}.{name}")
     if name in _OURS:
         return getattr(import_module(f"{__name__}.{_OURS[name]}"), name)

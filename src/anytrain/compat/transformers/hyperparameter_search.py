@@ -4,7 +4,7 @@ from anytrain.compat.transformers import other_names
 from anytrain.doors.trainer.outputs import HPSearchBackend
 
 __all__ = ["ALL_HYPERPARAMETER_SEARCH_BACKENDS", "HPSearchBackend"]
-__getattr__ = other_names.of(__name__)
+__getattr__ = other_names.module_getattr(__name__)
 
 ALL_HYPERPARAMETER_SEARCH_BACKENDS = {
     HPSearchBackend.OPTUNA: __getattr__("OptunaBackend"),

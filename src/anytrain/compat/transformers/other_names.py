@@ -19,7 +19,7 @@ from typing import Any
 from anytrain.compat import modules
 from anytrain.compat.modules import Family, Refusal, placeholder
 
-_ROOM = __name__.rpartition(".")[0]
+_PACKAGE = __name__.rpartition(".")[0]
 
 PASSED = {
     "trainer_utils": "RemoveColumnsCollator _is_peft_model _re_checkpoint "
@@ -95,7 +95,7 @@ def refused(home: str) -> dict[str, Family]:
     return modules.refused(FAMILIES, home)
 
 
-def of(module: str) -> Callable[[str], Any]:
+def module_getattr(module: str) -> Callable[[str], Any]:
     """Return a module's `__getattr__`, for the names that are not anytrain's."""
     home = module.rpartition(".")[2]
     known, not_done = passed(home), refused(home)
@@ -139,7 +139,7 @@ class _PatchedModule(ModuleType):
 @cache
 def _placeholder(name: str, home: str) -> Refusal:
     """Return what stands for a refused name; always the same."""
-    return placeholder(name, __name__.removesuffix("other_names") + home, refused(home)[name])
+    return placeholder(name, f"{_PACKAGE}.{home}", refused(home)[name])
 
 
 def _imported(home: str, name: str) -> Any:
@@ -150,13 +150,13 @@ def _imported(home: str, name: str) -> Any:
     except ImportError:  # HF imports it under an `if`: torch_xla, SageMaker, an older library
         found = None
     if found is None:
-        raise AttributeError(f"module {_ROOM + '.' + home!r} has no attribute {name!r}")
+        raise AttributeError(f"module {_PACKAGE + '.' + home!r} has no attribute {name!r}")
     return found if inner is None else getattr(found, inner)
 
 
 @cache
 def _import_names() -> dict[str, dict[str, tuple[str, str | None]]]:
     """Return for each of HF's modules what it imports: the module, and the name there."""
-    table = resources.files(_ROOM).joinpath("import_names.json").read_text(encoding="utf-8")
+    table = resources.files(_PACKAGE).joinpath("import_names.json").read_text(encoding="utf-8")
     found: dict[str, dict[str, tuple[str, str | None]]] = json.loads(table)
     return found

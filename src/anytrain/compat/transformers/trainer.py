@@ -35,7 +35,7 @@ SCHEDULER_NAME = "scheduler.pt"
 FSDP_MODEL_NAME = "pytorch_model_fsdp"
 
 _NEIGHBOURS = ("trainer_utils", "trainer_callback", "training_args", "trainer_pt_utils")
-_imported = other_names.of(__name__)
+_imported = other_names.module_getattr(__name__)
 
 
 def __getattr__(name: str) -> Any:

@@ -25,4 +25,4 @@ __all__ = [
     "TrainerState",
 ]
 
-__getattr__ = other_names.of(__name__)
+__getattr__ = other_names.module_getattr(__name__)

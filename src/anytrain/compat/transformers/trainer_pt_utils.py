@@ -33,4 +33,4 @@ def nested_gather(tensors: Any, parallel_mode: Any = None, name: str | None = No
     return None if tensors is None else gather(tensors)
 
 
-__getattr__ = other_names.of(__name__)
+__getattr__ = other_names.module_getattr(__name__)

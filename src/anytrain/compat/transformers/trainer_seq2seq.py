@@ -5,4 +5,4 @@ from anytrain.doors.trainer.seq2seq import Seq2SeqTrainer
 
 __all__ = ["Seq2SeqTrainer"]
 
-__getattr__ = other_names.of(__name__)
+__getattr__ = other_names.module_getattr(__name__)

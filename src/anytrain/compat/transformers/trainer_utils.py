@@ -77,4 +77,4 @@ def find_executable_batch_size(
     return partial(function, batch_size=starting_batch_size)
 
 
-__getattr__ = other_names.of(__name__)
+__getattr__ = other_names.module_getattr(__name__)

@@ -41,4 +41,4 @@ def _convert_str_dict(passed_value: dict[str, Any]) -> dict[str, Any]:
     return passed_value
 
 
-__getattr__ = other_names.of(__name__)
+__getattr__ = other_names.module_getattr(__name__)

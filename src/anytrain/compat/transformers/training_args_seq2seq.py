@@ -5,4 +5,4 @@ from anytrain.doors.training_args import Seq2SeqTrainingArguments
 
 __all__ = ["Seq2SeqTrainingArguments"]
 
-__getattr__ = other_names.of(__name__)
+__getattr__ = other_names.module_getattr(__name__)

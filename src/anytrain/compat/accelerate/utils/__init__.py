@@ -14,4 +14,4 @@ from anytrain.compat.accelerate.utils.random import *
 from anytrain.compat.accelerate.utils.tqdm import *
 from anytrain.compat.accelerate.utils.versions import *
 
-__getattr__ = refused.of(__name__, "parallelism_config", *refused.homes_below("utils"))
+__getattr__ = refused.module_getattr(__name__, "parallelism_config", *refused.homes_below("utils"))

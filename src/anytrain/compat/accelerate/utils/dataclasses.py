@@ -66,7 +66,7 @@ __all__ = [
     "TorchDynamoPlugin",
 ]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 
 class ComputeEnvironment(BaseEnum):

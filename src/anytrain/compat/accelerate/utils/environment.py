@@ -35,7 +35,7 @@ __all__ = [
     "str_to_bool",
 ]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 logger = logging.getLogger(__name__)
 

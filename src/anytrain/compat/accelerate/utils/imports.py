@@ -22,7 +22,7 @@ from anytrain.core import environment
 from anytrain.core.facts import Found
 from anytrain.machine.backends import probe
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 USE_TORCH_XLA = parse_flag_from_env("USE_TORCH_XLA", default=True)
 

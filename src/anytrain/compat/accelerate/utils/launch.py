@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from anytrain.compat.accelerate import refused
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 
 def _filter_args(

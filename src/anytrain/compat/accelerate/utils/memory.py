@@ -15,7 +15,7 @@ __all__ = [
     "should_reduce_batch_size",
 ]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 
 def clear_device_cache(garbage_collection: bool = False) -> None:

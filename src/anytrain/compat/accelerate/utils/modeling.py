@@ -50,7 +50,7 @@ __all__ = [
     "set_module_tensor_to_device",
 ]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 logger = get_logger(__name__)
 

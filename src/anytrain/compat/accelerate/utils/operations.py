@@ -49,7 +49,7 @@ __all__ = [
     "slice_tensors",
 ]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 DistributedOperationException = ShapesDiffer
 

@@ -43,7 +43,7 @@ __all__ = [
     "write_basic_config",
 ]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 logger = get_logger(__name__)
 

@@ -10,7 +10,7 @@ from anytrain.doors.accelerator.states import set_seed, synchronize_rng_states
 
 __all__ = ["set_seed", "synchronize_rng_state", "synchronize_rng_states"]
 
-__getattr__ = refused.of(__name__)
+__getattr__ = refused.module_getattr(__name__)
 
 
 def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: Any = None) -> None:
