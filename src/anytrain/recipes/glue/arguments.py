@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.nearest import unknown
 from anytrain.doors.training_args import HfArgumentParser, TrainingArguments
+from anytrain.doors.training_args.fields import option
 from anytrain.recipes.glue.sources import kind_of
 from anytrain.recipes.glue.tasks import TASKS, GlueTask
 
@@ -72,36 +73,22 @@ _DEFINING_TRAINING = (
 class ModelArguments:
     """Which model, configuration and tokenizer to begin with."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Folder of a pretrained model, or its name on the hub."}
+    model_name_or_path: str | None = option(
+        None, "Folder of a pretrained model, or its name on the hub."
     )
-    config_name: str | None = field(
-        default=None, metadata={"help": "Configuration, where it is not the model's own."}
+    config_name: str | None = option(None, "Configuration, where it is not the model's own.")
+    tokenizer_name: str | None = option(None, "Tokenizer, where it is not the model's own.")
+    config_overrides: str | None = option(
+        None,
+        "Train a new model from scratch, with these values in its configuration: "
+        "hidden_size=64,num_hidden_layers=2.",
     )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "Tokenizer, where it is not the model's own."}
-    )
-    config_overrides: str | None = field(
-        default=None,
-        metadata={
-            "help": "Train a new model from scratch, with these values in its configuration: "
-            "hidden_size=64,num_hidden_layers=2."
-        },
-    )
-    cache_dir: str | None = field(default=None, metadata={"help": "Where downloads are kept."})
-    use_fast_tokenizer: bool = field(
-        default=True, metadata={"help": "Use the tokenizer's fast version where there is one."}
-    )
-    model_revision: str = field(
-        default="main", metadata={"help": "Branch, tag or commit of the model on the hub."}
-    )
-    token: str | None = field(default=None, metadata={"help": "Token for private repositories."})
-    trust_remote_code: bool = field(
-        default=False, metadata={"help": "Run the code that comes with a model from the hub."}
-    )
-    ignore_mismatched_sizes: bool = field(
-        default=False, metadata={"help": "Make a new head where the model's does not fit."}
-    )
+    cache_dir: str | None = option(None, "Where downloads are kept.")
+    use_fast_tokenizer: bool = option(True, "Use the tokenizer's fast version where there is one.")
+    model_revision: str = option("main", "Branch, tag or commit of the model on the hub.")
+    token: str | None = option(None, "Token for private repositories.")
+    trust_remote_code: bool = option(False, "Run the code that comes with a model from the hub.")
+    ignore_mismatched_sizes: bool = option(False, "Make a new head where the model's does not fit.")
 
     def __post_init__(self) -> None:
         if not (self.model_name_or_path or self.config_name):
@@ -131,50 +118,24 @@ class ModelArguments:
 class DataTrainingArguments:
     """Which data to learn from, evaluate and predict."""
 
-    task_name: str | None = field(
-        default=None, metadata={"help": f"GLUE task: {', '.join(TASKS)}."}
+    task_name: str | None = option(None, f"GLUE task: {', '.join(TASKS)}.")
+    dataset_name: str | None = option(None, "Data set on the hub, or a folder of one.")
+    dataset_config_name: str | None = option(None, "Which part of that data set.")
+    max_seq_length: int = option(128, "Longest input in tokens; what is longer is cut.")
+    overwrite_cache: bool = option(False, "Tokenize rows anew, though a run before kept them.")
+    pad_to_max_length: bool | None = option(
+        None,
+        "Pad every row to max_seq_length, as run_glue does; false: to the longest of "
+        "its batch. Unset: to a few lengths that the rows ask for (length_buckets).",
     )
-    dataset_name: str | None = field(
-        default=None, metadata={"help": "Data set on the hub, or a folder of one."}
-    )
-    dataset_config_name: str | None = field(
-        default=None, metadata={"help": "Which part of that data set."}
-    )
-    max_seq_length: int = field(
-        default=128, metadata={"help": "Longest input in tokens; what is longer is cut."}
-    )
-    overwrite_cache: bool = field(
-        default=False, metadata={"help": "Tokenize rows anew, though a run before kept them."}
-    )
-    pad_to_max_length: bool | None = field(
-        default=None,
-        metadata={
-            "help": "Pad every row to max_seq_length, as run_glue does; false: to the longest of "
-            "its batch. Unset: to a few lengths that the rows ask for (length_buckets).",
-        },
-    )
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Learn from this many rows only, the first."}
-    )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate this many rows only, the first."}
-    )
-    max_predict_samples: int | None = field(
-        default=None, metadata={"help": "Predict this many rows only, the first."}
-    )
-    train_file: str | None = field(
-        default=None, metadata={"help": "csv, tsv, json or parquet file to learn from, or .gz."}
-    )
-    validation_file: str | None = field(
-        default=None, metadata={"help": "File of the same columns to evaluate."}
-    )
-    test_file: str | None = field(default=None, metadata={"help": "File to predict."})
-    validation_mismatched_file: str | None = field(
-        default=None, metadata={"help": "MNLI's second file to evaluate."}
-    )
-    test_mismatched_file: str | None = field(
-        default=None, metadata={"help": "MNLI's second file to predict."}
-    )
+    max_train_samples: int | None = option(None, "Learn from this many rows only, the first.")
+    max_eval_samples: int | None = option(None, "Evaluate this many rows only, the first.")
+    max_predict_samples: int | None = option(None, "Predict this many rows only, the first.")
+    train_file: str | None = option(None, "csv, tsv, json or parquet file to learn from, or .gz.")
+    validation_file: str | None = option(None, "File of the same columns to evaluate.")
+    test_file: str | None = option(None, "File to predict.")
+    validation_mismatched_file: str | None = option(None, "MNLI's second file to evaluate.")
+    test_mismatched_file: str | None = option(None, "MNLI's second file to predict.")
 
     def __post_init__(self) -> None:
         if self.task_name is not None:
@@ -315,13 +276,13 @@ def _check_work(job: GlueJob) -> None:
             why="none of --do_train, --do_eval and --do_predict is given.",
             fix="pass --do_train --do_eval.",
         )
-    for part, option in (("train", "train"), ("eval", "validation"), ("predict", "test")):
+    for part, split in (("train", "train"), ("eval", "validation"), ("predict", "test")):
         asked = getattr(training, f"do_{part}")
-        if data.files and asked and f"{option}_file" not in data.files:
+        if data.files and asked and f"{split}_file" not in data.files:
             raise BadInput(
-                f"Cannot {part if part != 'eval' else 'evaluate'}: --{option}_file is missing.",
+                f"Cannot {part if part != 'eval' else 'evaluate'}: --{split}_file is missing.",
                 why=f"the rows come from files here: {', '.join(data.files.values())}.",
-                fix=f"pass --{option}_file, or leave out --do_{part}"
+                fix=f"pass --{split}_file, or leave out --do_{part}"
                 f"{' and --eval_strategy' if part == 'eval' else ''}.",
             )
     _check_model_folder(job)
