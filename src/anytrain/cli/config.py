@@ -17,6 +17,7 @@ _PRECISIONS = ("no", "bf16", "fp16", "auto")
 
 
 def config(  # noqa: PLR0913  a command has one parameter for each option
+    ctx: typer.Context,
     output: str = typer.Option(..., "--output", "-o", help="Where to write; nowhere else."),
     default: bool = options.flag("default", "Ask nothing; write one machine, all automatic."),
     force: bool = options.flag("force", "Replace a file that exists."),
@@ -42,25 +43,7 @@ def config(  # noqa: PLR0913  a command has one parameter for each option
 
     With options, they are written; without, a terminal is asked. There is no default place.
     """
-    asked = LaunchOptions(
-        num_processes=num_processes,
-        num_machines=num_machines,
-        machine_rank=machine_rank,
-        main_process_ip=main_process_ip,
-        main_process_port=main_process_port,
-        mixed_precision=mixed_precision,
-        downcast_bf16=downcast_bf16 or None,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        cpu=cpu or None,
-        multi_gpu=multi_gpu or None,
-        tpu=tpu or None,
-        gpu_ids=gpu_ids,
-        num_cpu_threads_per_process=num_cpu_threads_per_process,
-        dynamo_backend=dynamo_backend,
-        max_restarts=max_restarts,
-        stall_timeout=stall_timeout,
-        strategy=strategy,
-    )
+    asked = options.given(ctx)
     if default:
         asked = asked.over(LaunchOptions(num_machines=1, mixed_precision="no"))
     elif not asked.given():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import typer
@@ -53,6 +54,7 @@ CONFIG = option("config_file", "YAML file with these options; HF Accelerate's wo
 
 
 def launch(  # noqa: PLR0913  a command has one parameter for each option
+    ctx: typer.Context,
     script: str = typer.Argument(help="Python file, or module with --module."),
     args: list[str] = typer.Argument(None, help="The script's own options, as they are."),
     num_processes: int | None = PROCESSES,
@@ -82,31 +84,18 @@ def launch(  # noqa: PLR0913  a command has one parameter for each option
     Without options: one process for each GPU or TPU of this machine, else one on its only
     device. The command line beats the config file, which beats the environment.
     """
-    asked = LaunchOptions(
-        num_processes=num_processes,
-        num_machines=num_machines,
-        machine_rank=machine_rank,
-        main_process_ip=main_process_ip,
-        main_process_port=main_process_port,
-        mixed_precision=mixed_precision,
-        downcast_bf16=downcast_bf16 or None,
-        gradient_accumulation_steps=gradient_accumulation_steps,
-        cpu=cpu or None,
-        multi_gpu=multi_gpu or None,
-        tpu=tpu or None,
-        gpu_ids=gpu_ids,
-        num_cpu_threads_per_process=num_cpu_threads_per_process,
-        dynamo_backend=dynamo_backend,
-        max_restarts=max_restarts,
-        stall_timeout=stall_timeout,
-        strategy=strategy,
-        resume_from_checkpoint=resume_from_checkpoint,
-        module=module or None,
-        debug=debug or None,
-    )
     from anytrain.doors.launch import elastic
 
-    raise typer.Exit(elastic.launch(with_file(asked, config_file), script, args or []))
+    raise typer.Exit(elastic.launch(with_file(given(ctx), config_file), script, args or []))
+
+
+def given(ctx: typer.Context) -> LaunchOptions:
+    """Return what a command line says of a launch; a switch that is off says nothing."""
+    names = {field.name for field in fields(LaunchOptions)}
+    said = {name: value for name, value in ctx.params.items() if name in names}
+    return LaunchOptions(
+        **{name: None if value is False else value for name, value in said.items()}
+    )
 
 
 class _Launch(TyperCommand):

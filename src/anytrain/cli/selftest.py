@@ -17,7 +17,6 @@ import typer
 
 from anytrain.cli import launch as options
 from anytrain.doors.launch.config import with_file
-from anytrain.doors.launch.options import LaunchOptions
 
 if TYPE_CHECKING:
     from anytrain import Accelerator
@@ -26,6 +25,7 @@ _STEPS = 12
 
 
 def selftest(
+    ctx: typer.Context,
     num_processes: int | None = options.PROCESSES,
     mixed_precision: str | None = options.PRECISION,
     cpu: bool = options.CPU,
@@ -36,14 +36,7 @@ def selftest(
     """Check that processes start, talk, train and save here; a few seconds."""
     from anytrain.doors.launch import elastic
 
-    asked = LaunchOptions(
-        num_processes=num_processes,
-        mixed_precision=mixed_precision,
-        cpu=cpu or None,
-        multi_gpu=multi_gpu or None,
-        tpu=tpu or None,
-    )
-    everything = replace(with_file(asked, config_file), module=True)
+    everything = replace(with_file(options.given(ctx), config_file), module=True)
     raise typer.Exit(elastic.launch(everything, "anytrain.cli.selftest", []))
 
 
