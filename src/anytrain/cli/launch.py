@@ -8,7 +8,6 @@ from typing import Any
 import typer
 from typer.core import TyperCommand
 
-from anytrain.core.errors import AnytrainError
 from anytrain.doors.launch import options
 from anytrain.doors.launch.config import with_file
 from anytrain.doors.launch.options import LaunchOptions
@@ -108,11 +107,7 @@ class _Launch(TyperCommand):
             for parameter in self.get_params(ctx)
             for name in parameter.opts
         }
-        try:
-            args, unused = options.sift_hf_options(args, own)
-        except AnytrainError as error:
-            typer.echo(f"anytrain: {error}", err=True)
-            raise typer.Exit(2) from None
+        args, unused = options.sift_hf_options(args, own)
         if unused:
             typer.echo(f"anytrain: not used here: {', '.join(unused)}.", err=True)
         return super().parse_args(ctx, args)

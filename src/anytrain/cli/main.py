@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -93,7 +92,7 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         """Read the command's own options, and run it."""
-        with _with_a_guess():
+        with _with_a_guess(), _errors_as_text():
             return super().invoke(ctx)
 
 
@@ -110,6 +109,21 @@ def _with_a_guess() -> Iterator[None]:
             for words, plain in _PLAINER.items():
                 error.message = re.sub(words, plain, error.message)  # type: ignore[attr-defined]
         raise
+
+
+@contextmanager
+def _errors_as_text() -> Iterator[None]:
+    """Print our own errors as their text, and leave quietly on Ctrl-C."""
+    try:
+        yield
+    except AnytrainError as error:
+        if environment.read().debug:
+            traceback.print_exc()
+        else:
+            typer.echo(f"anytrain: {error}", err=True)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 def _name_one(error: Any) -> None:
@@ -157,36 +171,14 @@ def run() -> None:
 
 
 def _load(name: str) -> Any:
-    """Return the command of that name, with its errors put into words."""
+    """Return the command of that name."""
     module, _, attribute = _COMMANDS[name][0].partition(":")
     target = getattr(import_module(module), attribute)
     if isinstance(target, typer.Typer):
         target.rich_markup_mode = None
-        for command in target.registered_commands:
-            if command.callback is not None:
-                command.callback = _in_words(command.callback)
         return typer.main.get_command(target)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     settings = getattr(target, "context_settings", None)
     kind = getattr(target, "command_class", None)
-    alone.command(name, cls=kind, context_settings=settings)(_in_words(target))
+    alone.command(name, cls=kind, context_settings=settings)(target)
     return typer.main.get_command(alone)
-
-
-def _in_words(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Print our own errors as their text, and leave quietly on Ctrl-C."""
-
-    @functools.wraps(command)
-    def spoken(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return command(*args, **kwargs)
-        except AnytrainError as error:
-            if environment.read().debug:
-                traceback.print_exc()
-            else:
-                typer.echo(f"anytrain: {error}", err=True)
-            sys.exit(2)
-        except KeyboardInterrupt:
-            sys.exit(130)
-
-    return spoken

@@ -36,11 +36,7 @@ class FromFile(TyperCommand):
                 for option in each.opts
                 if option.startswith("--")
             }
-            try:
-                ctx.default_map = options_in(Path(args[0]), known)
-            except BadInput as error:
-                typer.echo(f"anytrain: {error}", err=True)
-                raise typer.Exit(2) from None
+            ctx.default_map = options_in(Path(args[0]), known)
             args = args[1:]
         return super().parse_args(ctx, args)
 
