@@ -15,7 +15,6 @@ from typing import Any, NoReturn
 
 import typer
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
@@ -116,7 +115,7 @@ def prune(
     if not any(entry.path.parent == path for entry in _found(path)):
         _refuse_to_prune(path)
     going = prunable(path, rule)
-    console = _console()
+    console = safe_console()
     if not dry_run:
         left = locks.clear_abandoned(path)
         if left:
@@ -196,7 +195,7 @@ def _refuse_to_prune(path: Path) -> NoReturn:
 
 
 def _show(path: Path, manifest: Manifest) -> None:
-    console = _console()
+    console = safe_console()
     console.print(_safe(path), soft_wrap=True)
     facts = _table("", "", show_header=False)
     facts.add_row("step", str(manifest.step))
@@ -305,7 +304,7 @@ def _print_rows(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
     A name is never cut: in a pipe a row is one line, however long.
     """
-    console = _console()
+    console = safe_console()
     kept = [n for n in range(len(head)) if n == 0 or any(row[n] for row in rows)]
     head, rows = [head[n] for n in kept], [[row[n] for n in kept] for row in rows]
     table = _table(*head)
@@ -327,10 +326,6 @@ def _table(*head: str, **options: Any) -> Table:
     for title in head:
         table.add_column(title, overflow="fold")
     return table
-
-
-def _console() -> Console:
-    return safe_console()
 
 
 def _print_json(value: Any) -> None:

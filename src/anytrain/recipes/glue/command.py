@@ -18,7 +18,7 @@ from anytrain.core.errors import AnytrainError
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.recipes.glue import job
 from anytrain.recipes.glue.arguments import DataTrainingArguments, GlueJob, ModelArguments, parse
-from anytrain.recipes.glue.job import GlueResult
+from anytrain.recipes.glue.job import Checked, Metrics
 from anytrain.recipes.messages import notices_as_lines, says_how_to_resume
 
 PREFLIGHT = "--preflight"
@@ -40,9 +40,9 @@ def run(argv: Sequence[str]) -> None:
             asked = _redirected(parse(argv))
             checked = job.check(asked)
         with says_how_to_resume(_how_to_resume(asked)):
-            outcome = job.run(checked, console.print)
+            metrics = job.run(checked, console.print)
     if rank == 0:
-        _show(console, asked, outcome)
+        _show(console, checked, metrics)
 
 
 def _preflight(argv: list[str]) -> None:
@@ -208,9 +208,9 @@ def _lines(members: Iterable[Field[Any]]) -> Iterator[str]:
 _NOT_SHOWN = ("_runtime", "_per_second", "_flos", "_steps", "epoch")
 
 
-def _show(console: Console, job: GlueJob, outcome: GlueResult) -> None:
+def _show(console: Console, checked: Checked, metrics: Metrics) -> None:
     """Print a table of the results and what can be done with them."""
-    shown = dict(_scores(outcome.metrics))
+    job, shown = checked.job, dict(_scores(metrics))
     if shown:
         table = Table(box=None, pad_edge=False, show_header=False)
         table.add_column(style="bold")
@@ -223,7 +223,7 @@ def _show(console: Console, job: GlueJob, outcome: GlueResult) -> None:
     for line in _places(job):
         console.print(line)
     if job.training.do_train:
-        pair = '{"text": "...", "text_pair": "..."}' if outcome.pairs else '"..."'
+        pair = '{"text": "...", "text_pair": "..."}' if checked.pairs else '"..."'
         console.print("Use it:")
         console.print("  from transformers import pipeline")
         console.print(f'  pipeline("text-classification", "{job.folder}")({pair})')

@@ -8,7 +8,7 @@ one runs outside of Python, the other inside.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -43,15 +43,6 @@ class Checked:
         """Whether each row holds two texts."""
         table = self.data.labelled or self.data.predicted[0][1]
         return columns_of(table, self.job.data.task).second is not None
-
-
-@dataclass(frozen=True, slots=True)
-class GlueResult:
-    """What a job came to: its metrics, and the model's labels."""
-
-    metrics: Mapping[str, Any]
-    labels: Labels
-    pairs: bool
 
 
 def check(job: GlueJob) -> Checked:
@@ -101,8 +92,8 @@ def _verify(job: GlueJob, data: GlueData, labels: Labels) -> None:
         verify(table.first(asked.max_eval_samples), task, labels)
 
 
-def run(checked: Checked, tell: Tell) -> GlueResult:
-    """Do the work; `tell` gets a line for what the user should know."""
+def run(checked: Checked, tell: Tell) -> Metrics:
+    """Do the work and return its metrics; `tell` gets a line for what the user should know."""
     job = checked.job
     if checked.start.said:
         tell(checked.start.said)
@@ -116,7 +107,7 @@ def run(checked: Checked, tell: Tell) -> GlueResult:
     if job.training.do_predict:
         work.predict()
     work.finish()
-    return GlueResult(metrics, work.labels, checked.pairs)
+    return metrics
 
 
 if TYPE_CHECKING:
