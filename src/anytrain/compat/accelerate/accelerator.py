@@ -1,4 +1,4 @@
-"""`Accelerator`, with the habits that scripts and tests of HF's rely on."""
+"""`Accelerator`, with the attributes and classes that scripts and tests of HF's rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Views of the current run, with the habits of HF's state objects.
+"""Views of the current run, that can be reset as HF's state objects can.
 
 HF's are one shared object each: reset, they are empty and say so. Scripts and tests of HF's
 reset them on purpose; ours only look, so a reset is noted here.
@@ -64,7 +64,7 @@ class _SharedState:
         }
 
 
-class _SharedHabits:
+class _ResettableState:
     """What HF's two state classes share beyond ours."""
 
     _shared_state = _SharedState()
@@ -86,11 +86,11 @@ class _SharedHabits:
         self.__dict__["distributed_type"] = value
 
 
-class PartialState(_SharedHabits, states.PartialState):
+class PartialState(_ResettableState, states.PartialState):
     """Where this process stands, before or beside an Accelerator."""
 
 
-class AcceleratorState(_SharedHabits, states.AcceleratorState):
+class AcceleratorState(_ResettableState, states.AcceleratorState):
     """Where this process stands, with its precision."""
 
     deepspeed_plugins = None
