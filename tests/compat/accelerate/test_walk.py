@@ -14,8 +14,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import enum
-import importlib
+import importlib.util
 import inspect
+import pickle
 import pkgutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -236,6 +237,18 @@ def test_only_names_of_theirs_are_refused() -> None:
         if name not in known
     ]
     assert not stale
+
+
+@pytest.mark.parametrize("module", sorted(refused.WITHOUT_FILE))
+def test_a_module_without_a_file_is_imported_like_any_other(module: str) -> None:
+    found = here(f"accelerate.{module}")
+    assert importlib.util.find_spec(found.__name__).name == found.__name__
+    assert importlib.reload(found) is found
+    assert not (Path(refused.__file__).parent / f"{module.replace('.', '/')}.py").exists()
+    for name in refused.names(module):
+        value = getattr(found, name)
+        assert value.__module__ == found.__name__
+        assert pickle.loads(pickle.dumps(value)) is value
 
 
 def imported(module: str) -> list[str]:
