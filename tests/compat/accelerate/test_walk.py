@@ -18,6 +18,8 @@ import importlib.util
 import inspect
 import pickle
 import pkgutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -249,6 +251,12 @@ def test_a_module_without_a_file_is_imported_like_any_other(module: str) -> None
         value = getattr(found, name)
         assert value.__module__ == found.__name__
         assert pickle.loads(pickle.dumps(value)) is value
+
+
+def test_a_module_without_a_file_is_an_attribute_of_its_package() -> None:
+    program = f"import {OURS} as ours; print(ours.utils.ao.__name__, ours.checkpointing.__name__)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert ran.stdout.split() == [f"{OURS}.utils.ao", f"{OURS}.checkpointing"], ran.stderr
 
 
 def imported(module: str) -> list[str]:

@@ -199,6 +199,7 @@ WITHOUT_FILE = frozenset(
     }
 )
 """Modules of HF's in which there is nothing but names of these tables."""
+_WITHOUT_FILE = {f"{__package__}.{name}" for name in WITHOUT_FILE}
 
 
 def names(home: str) -> dict[str, Family]:
@@ -223,6 +224,8 @@ def module_getattr(module: str, *others: str) -> Callable[[str], Any]:
     def lookup(name: str) -> Any:
         if name in known:
             return _placeholder(name, known[name])
+        if f"{module}.{name}" in _WITHOUT_FILE:
+            return import_module(f"{module}.{name}")
         for neighbour in () if name.startswith("_") else TAKES.get(own, "").split():
             found = import_module(f"{__package__}.{neighbour}")
             if name == "logger" and neighbour == "logging":
