@@ -11,7 +11,7 @@ was imported.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module, util
 from importlib.machinery import ModuleSpec, PathFinder
@@ -61,10 +61,10 @@ def refused(families: Sequence[Family], module: str) -> dict[str, Family]:
 
 
 class _TableLoader:
-    """Make a module all of whose names are looked up in a table."""
+    """Make a module all of whose names are looked up in a table; those given, at once."""
 
-    def __init__(self, names_of: Callable[[str], Callable[[str], Any]]) -> None:
-        self.names_of = names_of
+    def __init__(self, getattr_of: Callable[[str], Callable[[str], Any]], names: str) -> None:
+        self.getattr_of, self.names = getattr_of, names.split()
 
     def create_module(self, spec: ModuleSpec) -> None:
         """Let Python make the module."""
@@ -72,7 +72,8 @@ class _TableLoader:
     def exec_module(self, module: ModuleType) -> None:
         """Give the module its names."""
         module.__doc__ = "Names of another library's that are refused, or come from elsewhere."
-        module.__dict__["__getattr__"] = self.names_of(module.__name__)
+        lookup = module.__dict__["__getattr__"] = self.getattr_of(module.__name__)
+        module.__dict__.update({name: lookup(name) for name in self.names})
 
 
 class _LendingLoader:
@@ -98,8 +99,8 @@ class _Finder:
     """Find modules below a package of ours that have no file there."""
 
     ours: str
-    table: Collection[str]
-    names_of: Callable[[str], Callable[[str], Any]]
+    table: Mapping[str, str]
+    getattr_of: Callable[[str], Callable[[str], Any]]
     theirs: str | None
 
     def find_spec(
@@ -114,7 +115,7 @@ class _Finder:
 
     def _loader(self, inner: str) -> _TableLoader | _LendingLoader | None:
         if inner in self.table:
-            return _TableLoader(self.names_of)
+            return _TableLoader(self.getattr_of, self.table[inner])
         if self.theirs is None or self._has_file(inner.partition(".")[0]):
             return None
         theirs = f"{self.theirs}.{inner}"
@@ -127,15 +128,15 @@ class _Finder:
 
 def serve(
     ours: str,
-    table: Collection[str],
-    names_of: Callable[[str], Callable[[str], Any]],
+    table: Mapping[str, str],
+    getattr_of: Callable[[str], Callable[[str], Any]],
     lends: str | None = None,
 ) -> None:
     """Let the table's modules, and those of a library that is lent, be imported below `ours`.
 
-    `names_of` returns a module's `__getattr__`.
+    `table` has the names that a module has from the start, `getattr_of` returns its `__getattr__`.
     """
     known = (finder for finder in sys.meta_path if isinstance(finder, _Finder))
     if not any(finder.ours == ours for finder in known):
         # First in line: a lent package has a path, along which its modules would load again.
-        sys.meta_path.insert(0, _Finder(ours, table, names_of, lends))
+        sys.meta_path.insert(0, _Finder(ours, table, getattr_of, lends))

@@ -182,23 +182,21 @@ TAKES = {
 }
 """The modules that one of HF's imports its tools from: people import them from either."""
 
-WITHOUT_FILE = frozenset(
-    {
-        "checkpointing",
-        "inference",
-        "memory_utils",
-        "parallelism_config",
-        "utils.ao",
-        "utils.bnb",
-        "utils.deepspeed",
-        "utils.fsdp_utils",
-        "utils.megatron_lm",
-        "utils.offload",
-        "utils.torch_xla",
-        "utils.transformer_engine",
-    }
-)
-"""Modules of HF's in which there is nothing but names of these tables."""
+WITHOUT_FILE = {
+    "checkpointing": "",
+    "inference": "",
+    "memory_utils": "find_executable_batch_size",
+    "parallelism_config": "",
+    "utils.ao": "has_ao_layers",
+    "utils.bnb": "has_4bit_bnb_layers",
+    "utils.deepspeed": "",
+    "utils.fsdp_utils": "",
+    "utils.megatron_lm": "",
+    "utils.offload": "",
+    "utils.torch_xla": "",
+    "utils.transformer_engine": "has_transformer_engine_layers",
+}
+"""Modules of HF's that are made of these tables, and the names there that are not refused."""
 _WITHOUT_FILE = {f"{__package__}.{name}" for name in WITHOUT_FILE}
 
 

@@ -81,7 +81,7 @@ FAMILIES = (
     ),
 )
 
-WITHOUT_FILE = frozenset({"trainer_jit_checkpoint", "trainer_optimizer"})
+WITHOUT_FILE = {"trainer_jit_checkpoint": "", "trainer_optimizer": ""}
 """Modules of HF's in which there is nothing but names of these tables."""
 
 
