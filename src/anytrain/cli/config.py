@@ -17,7 +17,6 @@ _PRECISIONS = ("no", "bf16", "fp16", "auto")
 
 
 def config(  # noqa: PLR0913  a command has one parameter for each option
-    ctx: typer.Context,
     output: str = typer.Option(..., "--output", "-o", help="Where to write; nowhere else."),
     default: bool = options.flag("default", "Ask nothing; write one machine, all automatic."),
     force: bool = options.flag("force", "Replace a file that exists."),
@@ -43,7 +42,7 @@ def config(  # noqa: PLR0913  a command has one parameter for each option
 
     With options, they are written; without, a terminal is asked. There is no default place.
     """
-    asked = options.given(ctx)
+    asked = options.given(locals())
     if default:
         asked = asked.over(LaunchOptions(num_machines=1, mixed_precision="no"))
     elif not asked.given():

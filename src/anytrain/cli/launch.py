@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -53,7 +54,6 @@ CONFIG = option("config_file", "YAML file with these options; HF Accelerate's wo
 
 
 def launch(  # noqa: PLR0913  a command has one parameter for each option
-    ctx: typer.Context,
     script: str = typer.Argument(help="Python file, or module with --module."),
     args: list[str] = typer.Argument(None, help="The script's own options, as they are."),
     num_processes: int | None = PROCESSES,
@@ -83,17 +83,18 @@ def launch(  # noqa: PLR0913  a command has one parameter for each option
     Without options: one process for each GPU or TPU of this machine, else one on its only
     device. The command line beats the config file, which beats the environment.
     """
+    asked = given(locals())
     from anytrain.doors.launch import elastic
 
-    raise typer.Exit(elastic.launch(with_file(given(ctx), config_file), script, args or []))
+    raise typer.Exit(elastic.launch(with_file(asked, config_file), script, args or []))
 
 
-def given(ctx: typer.Context) -> LaunchOptions:
-    """Return what a command line says of a launch; a switch that is off says nothing."""
+def given(parameters: Mapping[str, Any]) -> LaunchOptions:
+    """Return the options of a launch among a command's parameters; a switch that is off is none."""
     names = {field.name for field in fields(LaunchOptions)}
-    said = {name: value for name, value in ctx.params.items() if name in names}
+    known = {name: value for name, value in parameters.items() if name in names}
     return LaunchOptions(
-        **{name: None if value is False else value for name, value in said.items()}
+        **{name: None if value is False else value for name, value in known.items()}
     )
 
 

@@ -25,7 +25,6 @@ _STEPS = 12
 
 
 def selftest(
-    ctx: typer.Context,
     num_processes: int | None = options.PROCESSES,
     mixed_precision: str | None = options.PRECISION,
     cpu: bool = options.CPU,
@@ -34,9 +33,10 @@ def selftest(
     config_file: str | None = options.CONFIG,
 ) -> None:
     """Check that processes start, talk, train and save here; a few seconds."""
+    asked = options.given(locals())
     from anytrain.doors.launch import elastic
 
-    everything = replace(with_file(options.given(ctx), config_file), module=True)
+    everything = replace(with_file(asked, config_file), module=True)
     raise typer.Exit(elastic.launch(everything, "anytrain.cli.selftest", []))
 
 

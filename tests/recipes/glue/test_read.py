@@ -60,7 +60,7 @@ def test_parquet_is_read(tmp_path: Path) -> None:
     import pyarrow as pa
     from pyarrow import parquet
 
-    parquet.write_table(pa.TextTable.from_pylist(ROWS), tmp_path / "train.parquet")
+    parquet.write_table(pa.Table.from_pylist(ROWS), tmp_path / "train.parquet")
     assert read(tmp_path / "train.parquet").columns["label"] == [1, 0]
 
 
