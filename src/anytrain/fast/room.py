@@ -55,7 +55,7 @@ def record(run: Run, step: Step, options: RecordingOptions) -> None:
         session.ledger.span("record"),
         Payback(
             options.steps_left if is_free else unlimited,
-            lambda: session.plan.shapes.value == "buckets",
+            lambda: session.plan.shapes.value in ("buckets", "trimmed"),
         ),
         Outside(lambda: hooked(inner) or _obstacle(run), looked_up),
     )

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from anytrain.core.errors import BadInput, BadType, raised_by
 from anytrain.core.notices import give_notice
-from anytrain.doors.trainer import evaluation_record, preparing
+from anytrain.doors.trainer import evaluation_record, preparing, trimming
 from anytrain.doors.trainer.input_errors import InputErrors
 from anytrain.doors.trainer.optimizing import set_mode
 from anytrain.doors.trainer.outputs import (
@@ -170,6 +170,12 @@ class Evaluator:
             keeps_repeats=trainer._parts.steps.keeps_repeats(),
         )
         give_back = self._lower_precision()
+        trimming.in_evaluation(
+            trainer,
+            dataloader,
+            model,
+            lambda batch: trainer.prediction_step(model, batch, only_loss, ignore_keys=ignore_keys),
+        )
         try:
             with inputs.explained():
                 kept = evaluate(job)

@@ -15,7 +15,7 @@ from anytrain.core.errors import BadInput, add_to_message
 from anytrain.core.events import EventKind
 from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks import TrainerState
-from anytrain.doors.trainer import preparing
+from anytrain.doors.trainer import preparing, trimming
 from anytrain.doors.trainer.best import CheckpointMetricMissing
 from anytrain.doors.trainer.input_errors import InputErrors
 from anytrain.doors.trainer.optimizing import set_mode
@@ -92,6 +92,7 @@ class Training:
         if not follows_metric(trainer.lr_scheduler):
             trainer.lr_scheduler = run.scheduler(trainer.lr_scheduler)
         run.close(trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler, loader)
+        trimming.in_training(trainer, loader)
         handler = trainer.callback_handler
         handler.model, handler.optimizer = trainer.model, trainer.optimizer
         handler.lr_scheduler, handler.train_dataloader = trainer.lr_scheduler, loader

@@ -400,6 +400,9 @@ class Fields:
     length_buckets: LengthBuckets = option(
         None, "Pad to a few lengths: auto, how many, or the lengths themselves (64,128,256)."
     )
+    trim_padding: bool = option(
+        True, "Cut columns that every row of a batch masks, where the model does not read them."
+    )
     activation_checkpointing: str = option(
         "off", "fit: keep fewer activations where the memory is full.", choices=list(ACTIVATIONS)
     )

@@ -107,6 +107,9 @@ NOTES: dict[str, Support] = {
         "anytrain's own: auto, eager or cuda_graph; auto records steps on CUDA where it can."
     ),
     "on_nonfinite": works("anytrain's own: stop, skip or rewind."),
+    "trim_padding": works(
+        "anytrain's own. Where it does so, and where it does not: docs/speed.md."
+    ),
     "length_buckets": works(
         "anytrain's own: auto chooses up to 8 lengths from the training data, a number that many. "
         "Batches are of one length each; `anytrain glue` takes auto by itself."

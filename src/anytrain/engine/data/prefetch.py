@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from anytrain.core.clock import Ledger
+from anytrain.engine.data.trimming import Columns, PaddingTrim
 from anytrain.engine.tree import leaves, map_tensors
 from anytrain.machine.backends.base import Backend, Lane
 
@@ -145,6 +146,8 @@ class PrefetchedBatch(NamedTuple):
     """Where its stream stood after it; None where it cannot tell."""
     arrive: Callable[[], None] | None
     """Lets the device wait until it is there; None where it is yet to be placed."""
+    columns: Columns | None = None
+    """Those that hold more than padding, where others may be cut."""
 
 
 class Prefetcher:
@@ -171,6 +174,8 @@ class Prefetcher:
         """Returns the error that says what was being loaded when one was raised."""
         self.kept: RecentBatches | None = None
         """Holds the last batches; None where nobody needs them."""
+        self.trim: PaddingTrim | None = None
+        """Cuts padding off batches; None where they stay as they are."""
         self.reached: Any = None
         """Where the stream stood after the batch that was handed out last."""
         self.is_last = False
@@ -190,7 +195,7 @@ class Prefetcher:
             self.fill()
         if not coming:
             raise StopIteration
-        batch, self.reached, arrive = coming.popleft()
+        batch, self.reached, arrive, columns = coming.popleft()
         if arrive is None and self._placement is not None:
             if self.runs_behind:
                 with self._sending:
@@ -201,6 +206,8 @@ class Prefetcher:
             self._read()
         if arrive is not None:
             arrive()
+        if columns is not None and self.trim is not None:
+            batch = self.trim(batch, columns)
         self.is_last = not coming
         return batch
 
@@ -244,11 +251,12 @@ class Prefetcher:
         if self.kept is not None:
             self.kept.add(batch)
         reached = None if self._reached is None else self._reached()
+        columns = None if self.trim is None else self.trim.measure(batch)
         arrive = None
         if self._lane is not None:
             with self._sending:
                 batch, arrive = self._sent(batch, self._lane)
-        self._coming.append(PrefetchedBatch(batch, reached, arrive))
+        self._coming.append(PrefetchedBatch(batch, reached, arrive, columns))
 
     def _hide(self) -> None:
         """Tell a wait that held the device up from one that it was too busy to notice."""

@@ -247,6 +247,7 @@ class PreparedLoader(DataLoader[Any]):
             )
         else:
             ahead = Prefetcher(batches, walk.placement, walk.ledger, reached, waits)
+        ahead.trim = walk.trim
         if walk.seeded is not None and self._dealer is None:
             ahead.explain = partial(self._explained, first)
         elif walk.seeded is None:

@@ -23,6 +23,7 @@ from anytrain.engine import rng
 from anytrain.engine.data.compiled_shapes import LoaderShapes
 from anytrain.engine.data.prefetch import Placement, RecentBatches
 from anytrain.engine.data.seeded import SeededBatchSampler
+from anytrain.engine.data.trimming import PaddingTrim
 from anytrain.engine.data.workers import AutoWorkers
 from anytrain.machine.backends.base import Backend
 from anytrain.machine.parallel.world import World
@@ -51,6 +52,8 @@ class Walk:
     """The loader that the user prepared."""
     workers: AutoWorkers | None = None
     """Chooses how many processes load; None keeps to the loader's own number."""
+    trim: PaddingTrim | None = None
+    """Cuts padding off batches; None where they stay as they are."""
     kept: RecentBatches | None = None
     """The last batches on the host, where they cannot be loaded again."""
     shapes: LoaderShapes | None = None
