@@ -139,7 +139,6 @@ class Evaluator:
         only_loss = trainer.args.prediction_loss_only if asked is None else asked
         dataloader = trainer._parts.loaders.prepared(dataloader)
         model = self._evaluation_model()
-        set_mode(trainer.optimizer, is_training=False)
         trainer.callback_handler.eval_dataloader = dataloader
         keeps_all = description == "Prediction"
         scores = Scores(trainer.compute_metrics, trainer.args, keeps_all=keeps_all)
@@ -170,12 +169,7 @@ class Evaluator:
             keeps_repeats=trainer._parts.steps.keeps_repeats(),
         )
         give_back = self._lower_precision()
-        trimming.in_evaluation(
-            trainer,
-            dataloader,
-            model,
-            lambda batch: trainer.prediction_step(model, batch, only_loss, ignore_keys=ignore_keys),
-        )
+        trimming.in_evaluation(trainer, dataloader, model, only_loss, ignore_keys)
         try:
             with inputs.explained():
                 kept = evaluate(job)
@@ -270,6 +264,7 @@ class Evaluator:
             run.models.clear()  # an evaluation alone is nothing to save
             self._prepared_here = trainer.model_preparation_time = round(time.time() - began, 4)
         trainer.model.eval()
+        set_mode(trainer.optimizer, is_training=False)
         return trainer.model
 
     def _lower_precision(self) -> Callable[[], None]:

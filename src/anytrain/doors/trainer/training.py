@@ -92,7 +92,6 @@ class Training:
         if not follows_metric(trainer.lr_scheduler):
             trainer.lr_scheduler = run.scheduler(trainer.lr_scheduler)
         run.close(trainer.model_wrapped, trainer.optimizer, trainer.lr_scheduler, loader)
-        trimming.in_training(trainer, loader)
         handler = trainer.callback_handler
         handler.model, handler.optimizer = trainer.model, trainer.optimizer
         handler.lr_scheduler, handler.train_dataloader = trainer.lr_scheduler, loader
@@ -138,6 +137,7 @@ class Training:
         parts.recorder.begin()
         trainer.model_wrapped.train()
         set_mode(trainer.optimizer, is_training=True)
+        trimming.in_training(trainer, trainer._run.loaders[0])
         parts.recorder.tell("train_begin", facts=parts.recorder.facts)
         if trainer.args.eval_on_start and not trainer._session.observer.is_watching:
             trainer._evaluate(trainer._trial, trainer._ignored_in_eval, skip_scheduler=True)

@@ -56,20 +56,21 @@ def in_training(trainer: Trainer, loader: PreparedLoader) -> None:
 
 
 def in_evaluation(
-    trainer: Trainer, loader: Any, model: nn.Module, predict: Callable[[Any], Any]
+    trainer: Trainer, loader: Any, model: nn.Module, only_loss: bool, ignore_keys: list[str] | None
 ) -> None:
-    """Let an evaluation's loader cut its batches; `predict` returns loss, logits and labels."""
+    """Let an evaluation's loader cut its batches, unless they must stay as they are."""
     if not isinstance(loader, PreparedLoader):
         return
     loader.walk.trim = None
     if _stay_whole(trainer) or "inputs" in trainer.args.include_for_metrics:
         return
 
-    def predicted(batch: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        found = [leaf for leaf in leaves(predict(batch)) if isinstance(leaf, torch.Tensor)]
+    def predict(batch: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        predicted = trainer.prediction_step(model, batch, only_loss, ignore_keys=ignore_keys)
+        found = [leaf for leaf in leaves(predicted) if isinstance(leaf, torch.Tensor)]
         return [], [tensor.float() for tensor in found]
 
-    loader.walk.trim = PaddingTrim(_trial(trainer, model, predicted), lambda differs: None)
+    loader.walk.trim = PaddingTrim(_trial(trainer, model, predict), lambda differs: None)
 
 
 def _stay_whole(trainer: Trainer) -> bool:

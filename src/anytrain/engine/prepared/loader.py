@@ -241,12 +241,8 @@ class PreparedLoader(DataLoader[Any]):
         walk = self.walk
         waits = None if walk.workers is None else walk.workers.waits
         reached = None if walk.stream is None else self._reached
-        if walk.shapes is not None:
-            ahead: Prefetcher = Watched(
-                walk.shapes, batches, walk.placement, walk.ledger, reached, waits
-            )
-        else:
-            ahead = Prefetcher(batches, walk.placement, walk.ledger, reached, waits)
+        given = batches, walk.placement, walk.ledger, reached, waits
+        ahead = Prefetcher(*given) if walk.shapes is None else Watched(walk.shapes, *given)
         ahead.trim = walk.trim
         if walk.seeded is not None and self._dealer is None:
             ahead.explain = partial(self._explained, first)
