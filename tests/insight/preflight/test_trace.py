@@ -134,7 +134,7 @@ def traces(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Trace, P
         script = folders[name] / "train.py"
         script.write_text(textwrap.dedent(SCRIPTS[name]))
         target = parse_target("cuda:24GB" if name == "loop" else "mps:16GB")
-        return trace_run(target, [str(script), str(folders[name] / "out")], timeout_s=600)
+        return trace_run(target, [str(script), str(folders[name] / "out")])
 
     with ThreadPoolExecutor(2) as pool:
         found = dict(zip(SCRIPTS, pool.map(run, SCRIPTS), strict=True))

@@ -108,14 +108,20 @@ def _memory(outlook: Outlook) -> RenderableType | None:
         return None
     table = Table("memory", "size", "how", "why", title=None)
     table.columns[1].justify = "right"
-    for part in sorted(found.parts, key=lambda each: (each.how == "margin", -each.num_bytes)):
-        table.add_row(part.name, size(part.num_bytes), part.how, part.why)
+    for row in memory_rows(found):
+        table.add_row(*row)
     rows: list[RenderableType] = [Text(f"Memory: {memory_line(outlook)}"), table]
     modules = large_modules(found)
     if modules:
         listed = ", ".join(f"{name} {size(n)}" for name, n in modules[:_MODULES])
         rows.append(Text(f"Activations: {listed}"))
     return Group(*rows)
+
+
+def memory_rows(found: Forecast) -> list[tuple[str, str, str, str]]:
+    """Return a row for each part, the largest first, and margins last."""
+    ordered = sorted(found.parts, key=lambda each: (each.how == "margin", -each.num_bytes))
+    return [(part.name, size(part.num_bytes), part.how, part.why) for part in ordered]
 
 
 def large_modules(found: Forecast) -> list[tuple[str, int]]:
@@ -311,11 +317,7 @@ def _memory_section(outlook: Outlook) -> Iterator[str]:
     yield tag("p", memory_line(outlook))
     if len(outlook.timeline) > 1:
         yield _timeline(outlook)
-    ordered = sorted(found.parts, key=lambda each: (each.how == "margin", -each.num_bytes))
-    yield table(
-        ("part", "size", "how", "why"),
-        [(part.name, size(part.num_bytes), part.how, part.why) for part in ordered],
-    )
+    yield table(("part", "size", "how", "why"), memory_rows(found))
     modules = large_modules(found)[:_MODULES_ON_PAGE]
     if modules:
         yield tag("h3", "Activations by module")

@@ -227,12 +227,11 @@ def trace_run(
     target: Target,
     command: Sequence[str],
     setting: Setting | None = None,
-    timeout_s: float | None = None,
     warm: ForkServer | None = None,
 ) -> Trace:
     """Run a script (or "-m" and a module) with its arguments on the target; return its trace.
 
-    With a warm process it runs in a copy of that one, without a limit of time.
+    With a fork server it runs in a copy of that one, if it makes copies here.
     """
     warm = warm or ForkServer(serves=False)
     with tempfile.TemporaryDirectory() as folder:
@@ -240,26 +239,16 @@ def trace_run(
         log = Path(folder) / LOG
         code = warm.run(folder)
         if code is None:
-            try:
-                code = _run_afresh(folder, log, warm.variables, timeout_s)
-            except subprocess.TimeoutExpired:
-                return _failed(f"the script had not finished after {timeout_s:.0f} s", log)
+            with log.open("wb") as out:
+                code = subprocess.run(
+                    [sys.executable, "-m", "anytrain.insight.preflight.trace_process", folder],
+                    stdin=subprocess.DEVNULL,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    env=warm.variables,
+                    check=False,
+                ).returncode
         return _result(folder, code, log)
-
-
-def _run_afresh(
-    folder: str, log: Path, variables: Mapping[str, str], timeout_s: float | None
-) -> int:
-    with log.open("wb") as out:
-        return subprocess.run(
-            [sys.executable, "-m", "anytrain.insight.preflight.trace_process", folder],
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env=variables,
-            timeout=timeout_s,
-            check=False,
-        ).returncode
 
 
 def trace_call(target: Target, work: Callable[[], Any], setting: Setting | None = None) -> Trace:
