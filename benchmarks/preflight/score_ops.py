@@ -99,7 +99,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _op(self, func: Any, args: Any, kwargs: Any, result: Any) -> Op:
-        schema = kernel_choice.met(func)._schema
+        schema = kernel_choice.operation_on_mps(func)._schema
         space, _, name = schema.name.partition("::")
         name = name if space == "aten" else schema.name
         named = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | kwargs
@@ -203,7 +203,7 @@ def trace_all(cache: Path | None) -> list[Traced]:
         return pickle.loads(cache.read_bytes())
     warnings.simplefilter("ignore")
     library = torch.library.Library("aten", "IMPL")
-    kernel_choice.install_whole(library, "AutogradCPU")
+    kernel_choice.keep_svd_whole(library, "AutogradCPU")
     with OnCpu():
         traced = [trace(info) for info in load_op_infos() if torch.float32 in info.dtypes]
     if cache is not None:

@@ -41,7 +41,7 @@ _DRAWS = torch.Tag.nondeterministic_seeded
 Key = tuple[Any, ...]
 
 
-class Leave(BaseException):
+class LeaveScript(BaseException):
     """Everything was seen: leave the user's script, whatever it is doing."""
 
 
@@ -101,7 +101,7 @@ class OpRecorder:
     ) -> None:
         """Count an operation, with all that are alike."""
         if self.is_done:
-            raise Leave
+            raise LeaveScript
         self.has_just_read = bool(host_read)
         node = self._follow()
         phase = self.memory.phase
@@ -221,7 +221,7 @@ class OpRecorder:
 
     def leave(self) -> None:
         self.is_done = True
-        raise Leave
+        raise LeaveScript
 
     def _before_update(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.phase = "optimizer"

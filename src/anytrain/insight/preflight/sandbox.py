@@ -226,7 +226,7 @@ def _caches() -> Iterator[str]:
 
 
 @contextmanager
-def held_back(tell: Told) -> Iterator[None]:
+def without_other_programs(tell: Told) -> Iterator[None]:
     """Run no program in the block that may change files; report each that was not run."""
     begin, system = subprocess.Popen.__init__, os.system
 

@@ -34,7 +34,7 @@ from anytrain.engine.step.activations import Activations
 from anytrain.insight.preflight.fake_device.backend import device_of, fake_backend
 from anytrain.insight.preflight.fake_device.device import FakeDevice
 from anytrain.insight.preflight.fake_device.function_mode import claimed
-from anytrain.insight.preflight.fake_device.weights import unread
+from anytrain.insight.preflight.fake_device.weights import weights_unread
 from anytrain.insight.preflight.loaders import (
     RangeChecks,
     longest_batches,
@@ -42,8 +42,8 @@ from anytrain.insight.preflight.loaders import (
     short_walk,
 )
 from anytrain.insight.preflight.observer import TraceObserver
-from anytrain.insight.preflight.recorder import Leave, OpRecorder
-from anytrain.insight.preflight.sandbox import Sandbox, held_back, sandboxed
+from anytrain.insight.preflight.recorder import LeaveScript, OpRecorder
+from anytrain.insight.preflight.sandbox import Sandbox, sandboxed, without_other_programs
 from anytrain.insight.preflight.source_lines import is_inside
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.trace import ENDED, Setting, SourcePlace, Trace
@@ -82,10 +82,10 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
         stack.enter_context(recorder.listening())
         stack.enter_context(bounded(own))
         stack.enter_context(planned(setting))
-        stack.enter_context(unread())
+        stack.enter_context(weights_unread())
         try:
             work()
-        except Leave:
+        except LeaveScript:
             pass
         except SystemExit as end:
             if end.code not in (None, 0):
@@ -96,7 +96,7 @@ def trace_here(target: Target, work: Callable[[], Any], setting: Setting | None 
             with suppress(Exception):  # the error is what must be shown
                 explain_inputs(error, error.__traceback__, has_values=False)
             traceback.print_exception(error)
-            failure, place = words(error), _place(error)
+            failure, place = error_text(error), _place(error)
             decided = recorder.has_just_read and _is_users(error)
         recorder.finish()
         if not failure and not recorder.updates:
@@ -115,7 +115,9 @@ def bounded(own: TraceObserver) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(indices.looked_at())
         files = stack.enter_context(sandboxed(own.folder))
-        stack.enter_context(held_back(lambda told: own.recorder.notes.setdefault(told)))
+        stack.enter_context(
+            without_other_programs(lambda told: own.recorder.notes.setdefault(told))
+        )
         changes = [
             (PreparedLoader, "walk_from", short_walk(own, indices)),
             (PreparedLoader, "_batches", longest_batches(own)),
@@ -152,7 +154,7 @@ def _unless_trained(
 # -- how it failed ------------------------------------------------------------------------------
 
 
-def words(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Return an error as Python prints it; of a syntax error the message first, then its line."""
     lines = traceback.format_exception_only(type(error), error)
     if isinstance(error, SyntaxError):

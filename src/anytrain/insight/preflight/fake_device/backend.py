@@ -96,7 +96,9 @@ def fake_backend(target: Target, placing: Callable[[], None]) -> Any:
 
 
 @contextmanager
-def answering(device: torch.device, num_devices: int, memory_bytes: int | None) -> Iterator[None]:
+def patched_device_module(
+    device: torch.device, num_devices: int, memory_bytes: int | None
+) -> Iterator[None]:
     """Patch torch's module of the device in the block: it is there, and idle."""
     if device.type == "cpu":
         yield

@@ -24,7 +24,7 @@ from anytrain.insight.preflight.fake_device.device import (
     map_tensors,
     storage_of,
 )
-from anytrain.insight.preflight.fake_device.kernel_choice import met
+from anytrain.insight.preflight.fake_device.kernel_choice import operation_on_mps
 
 _NEVER = ("isnan", "isinf", "isposinf", "isneginf")
 _KEEP = frozenset(
@@ -206,7 +206,9 @@ class DispatchMode(TorchDispatchMode):
         self._note_values(func, args, made)
         note_truth(func, args, given, made)
         if device.device in (where, *(device.claim(t) for t in given)):
-            device.recorder.ran(met(func), args, kwargs, given, made, host_read, is_dynamic)
+            device.recorder.ran(
+                operation_on_mps(func), args, kwargs, given, made, host_read, is_dynamic
+            )
         return out
 
     def _where(self, func: Any, given: list[torch.Tensor]) -> torch.device:

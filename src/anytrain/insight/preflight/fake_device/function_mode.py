@@ -22,13 +22,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 from torch.utils._device import _device_constructors
 
-from anytrain.insight.preflight.fake_device.backend import answering
+from anytrain.insight.preflight.fake_device.backend import patched_device_module
 from anytrain.insight.preflight.fake_device.device import LARGE, META, FakeDevice, flat, map_tensors
 from anytrain.insight.preflight.fake_device.dispatch_mode import DispatchMode
 from anytrain.insight.preflight.fake_device.kernel_choice import (
     Autocast,
     attention_on_cuda,
-    install,
+    install_kernel_choice,
 )
 from anytrain.insight.preflight.fake_device.weights import claim_parameter, truncated_normal_of_data
 
@@ -274,7 +274,7 @@ def claimed(
     """Let the block's torch have the device; nothing in it allocates a weight."""
     kind = device.device.type
     with ExitStack() as stack:
-        stack.enter_context(answering(device.device, num_devices, memory_bytes))
+        stack.enter_context(patched_device_module(device.device, num_devices, memory_bytes))
         _see_groups(stack, device)
         # Who saves a tensor for backward is asked from C++, where no device is claimed.
         stack.enter_context(
@@ -283,7 +283,7 @@ def claimed(
         stack.enter_context(
             mock.patch.object(nn.init, "_no_grad_trunc_normal_", truncated_normal_of_data())
         )
-        library = install(kind)
+        library = install_kernel_choice(kind)
         stack.callback(library._destroy)
         hook = module_hooks.register_module_parameter_registration_hook(claim_parameter(device))
         stack.callback(hook.remove)

@@ -40,7 +40,7 @@ _OPS = {
 _TAKES_DTYPE = frozenset({"softmax", "log_softmax", "cumsum", "cumprod", "prod", "sum", "norm"})
 
 
-def install(kind: str) -> torch.library.Library:
+def install_kernel_choice(kind: str) -> torch.library.Library:
     """Let attention and dropout without data choose as `kind` does; as long as this is kept."""
     library = torch.library.Library("aten", "IMPL")
     library.impl("ctc_loss.Tensor", _ctc_loss, "AutogradMeta")
@@ -48,7 +48,7 @@ def install(kind: str) -> torch.library.Library:
         library.impl("scaled_dot_product_attention", attention_on_cuda, "AutogradMeta")
         library.impl("dropout", _dropout, "AutogradMeta")
     if kind == "mps":
-        install_whole(library, "AutogradMeta")
+        keep_svd_whole(library, "AutogradMeta")
     return library
 
 
@@ -121,12 +121,12 @@ def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
 # -- what mps keeps whole -------------------------------------------------------------------------
 
 
-def install_whole(library: torch.library.Library, key: str) -> None:
+def keep_svd_whole(library: torch.library.Library, key: str) -> None:
     """Notice calls that are kept whole, for tensors of one dispatch key; compute them as before."""
     library.impl("linalg_svd", _linalg_svd, key)
 
 
-def met(leaf: Any) -> Any:
+def operation_on_mps(leaf: Any) -> Any:
     """Return the operation that mps would meet in place of a leaf."""
     part, whole = _inside.get()
     return whole if part is leaf else leaf

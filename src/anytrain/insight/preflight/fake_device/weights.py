@@ -68,7 +68,7 @@ class _File:
 
 
 @contextmanager
-def unread() -> Iterator[None]:
+def weights_unread() -> Iterator[None]:
     """Let the block open files of weights without reading them."""
     try:
         import safetensors

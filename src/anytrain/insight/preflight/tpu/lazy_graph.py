@@ -34,10 +34,10 @@ from anytrain.core.facts import Capabilities
 from anytrain.engine.assemble import run as runs, session as sessions
 from anytrain.engine.prepared.optimizer import place_state
 from anytrain.insight.preflight.fake_device.backend import facts_of
-from anytrain.insight.preflight.fake_device.weights import unread
+from anytrain.insight.preflight.fake_device.weights import weights_unread
 from anytrain.insight.preflight.observer import TraceObserver
-from anytrain.insight.preflight.recorder import NUM_UPDATES, Leave
-from anytrain.insight.preflight.script import bounded, words
+from anytrain.insight.preflight.recorder import NUM_UPDATES, LeaveScript
+from anytrain.insight.preflight.script import bounded, error_text
 from anytrain.insight.preflight.targets import Target
 from anytrain.insight.preflight.tpu.libtpu import Alias, CapturedStep, Graph
 from anytrain.insight.preflight.trace_process import REQUEST, leave_result
@@ -131,7 +131,7 @@ class StepCapture:
             self.cut()
 
     def leave(self) -> None:
-        raise Leave
+        raise LeaveScript
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -294,15 +294,15 @@ def take(target: Target, command: Sequence[str]) -> CapturedStep:
         stack.enter_context(cuts.listening())
         stack.enter_context(bounded(own))
         stack.enter_context(mock.patch.object(runs, "place_state", _state_to(backend)))
-        stack.enter_context(unread())
+        stack.enter_context(weights_unread())
         stack.enter_context(MadeUpReads())
         try:
             run_program(command)
-        except Leave:
+        except LeaveScript:
             pass
         except BaseException as error:  # noqa: BLE001  whatever ends a script is what it shows
             traceback.print_exception(error)
-            failure = words(error)
+            failure = error_text(error)
         if not cuts.graphs and not failure:
             failure = "the script ended without two training steps"
         return CapturedStep(
