@@ -32,7 +32,10 @@ _CHECKED = frozenset(
 
 
 def flops(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> int:
-    """Return the operations of a matrix product, convolution or attention; else 0."""
+    """Return the floating-point operations of a matrix product, convolution or attention; else 0.
+
+    A multiplication and an addition are two.
+    """
     count = flop_registry.get(func._overloadpacket)
     if count is None:
         return 0
@@ -53,7 +56,7 @@ def num_bytes(tensors: list[Any]) -> int:
 
 
 class Scratch(NamedTuple):
-    """Memory that is taken and given back within one operation."""
+    """Memory that a kernel takes for itself while it runs: no tensor, so no operation shows it."""
 
     num_bytes: int
     is_certain: bool

@@ -215,7 +215,11 @@ def checkpoint(model: nn.Module) -> bool:
 
 
 def mps_fallback_is_on(command: Sequence[str]) -> bool:
-    """Return whether a script, or a module after "-m", runs with the fallback of mps to the CPU."""
+    """Return whether a script, or a module after "-m", runs with the fallback of mps to the CPU.
+
+    libtorch reads PYTORCH_ENABLE_MPS_FALLBACK when it is loaded. `import anytrain` sets it, so it
+    depends on which of the two a script imports first.
+    """
     told = environment.variable(environment.MPS_FALLBACK)
     if told in ("", "0"):
         return False

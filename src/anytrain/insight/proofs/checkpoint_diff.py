@@ -31,7 +31,11 @@ _ENDINGS = (".safetensors", *_TORCH)
 def parameter_names(
     models: Sequence[Mapping[str, Any]], optimizer: Mapping[str, Any]
 ) -> dict[int, str]:
-    """Return the names of an optimizer's parameters by number, as far as they are certain."""
+    """Return the names of an optimizer's parameters by number, as far as they are certain.
+
+    torch records them when the optimizer was built from named parameters; else a shape that occurs
+    once tells.
+    """
     recorded = {
         number: name
         for group in optimizer["param_groups"]

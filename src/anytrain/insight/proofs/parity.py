@@ -389,6 +389,10 @@ def compare_script(
 ) -> Parity:
     """Run a script (or "-m" and a module) up to its first training step; return how it compares.
 
+    The script runs on this machine's device until a model with weights to learn is called in
+    training mode. The call's own arguments are the batch; nothing is trained, and a Trainer writes
+    to a folder that is removed.
+
     `precision` takes the place of the run's own. `say` is told what is going on.
     """
     say("running the script up to its first training step")

@@ -51,7 +51,12 @@ UNITS = {"tf32": 2.0**-11, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 
 
 class SameDraws(TorchFunctionMode):
-    """Draw from the CPU's generator, seeded when the mode begins; drop nothing."""
+    """Draw from the CPU's generator, seeded when the mode begins; drop nothing.
+
+    Generators of different devices give different numbers from the same seed: what is drawn comes
+    from one generator of the CPU and is copied. Dropout is left out, in modules, in functions and
+    in attention.
+    """
 
     def __init__(self, seed: int) -> None:
         super().__init__()
@@ -139,7 +144,12 @@ _ROUNDS: dict[str, Round] = {
 
 
 class Rounded(TorchDispatchMode):
-    """Round what every operation makes, forward and backward, to a format by its name."""
+    """Round what every operation makes, forward and backward, to a format by its name.
+
+    Products and sums are added up in float32, as the units of GPUs and TPUs do it, and every
+    operation's result is rounded, also where autocast would leave it whole. No kernel of the
+    narrow format runs, so none that is wrong can hide in it.
+    """
 
     def __init__(self, name: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]  # torch has no types there

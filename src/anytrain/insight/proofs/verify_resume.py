@@ -291,7 +291,10 @@ class LossDivergence:
 
 
 def read_losses(folder: Path) -> Curves:
-    """Return what was logged below a folder under names with "loss" in them."""
+    """Return what was logged below a folder under names with "loss" in them.
+
+    Read are a run's own log, and the files of `log_with="jsonl"` and `log_with="csv"`.
+    """
     curves: Curves = defaultdict(lambda: defaultdict(list))
     for row in _rows(folder):
         # Trackers and the run itself may count other steps.

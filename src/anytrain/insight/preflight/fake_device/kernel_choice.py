@@ -18,7 +18,7 @@ from anytrain.insight.preflight.fake_device.device import flat, map_tensors
 _HALVES = (torch.float16, torch.bfloat16)
 _NONE = (None, None)
 _inside: ContextVar[tuple[Any, Any]] = ContextVar("inside", default=_NONE)
-"""The leaf that is on its way, and the operation that it is the whole of."""
+"""The part that is called now, and the whole operation that calls it."""
 _LOWER = """__matmul__ __rmatmul__ addbmm addmm addmv addr baddbmm bmm chain_matmul multi_dot
 conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc convolution
 _convolution einsum gru gru_cell linear lstm lstm_cell matmul mm mv prelu rnn_tanh rnn_relu
@@ -122,12 +122,17 @@ def _first(outputs: tuple[torch.Tensor, ...]) -> torch.Tensor:
 
 
 def keep_svd_whole(library: torch.library.Library, key: str) -> None:
-    """Notice calls that are kept whole, for tensors of one dispatch key; compute them as before."""
+    """Notice calls of linalg_svd, for tensors of one dispatch key; compute them as before.
+
+    It decomposes into `_linalg_svd` before a tracer on another device can see it. On mps, some
+    versions of torch have it registered as a whole (it is sent to the CPU), while svdvals, cond,
+    the nuclear norm and matrix_rank go to `_linalg_svd` directly, which is missing.
+    """
     library.impl("linalg_svd", _linalg_svd, key)
 
 
 def operation_on_mps(leaf: Any) -> Any:
-    """Return the operation that mps would meet in place of a leaf."""
+    """Return the operation that mps would be given in place of a decomposed one."""
     part, whole = _inside.get()
     return whole if part is leaf else leaf
 
