@@ -1,8 +1,9 @@
 """Hold one step on a device against the same step on the CPU in float32, module by module.
 
 Both sides have the same weights, the same batch and the same random numbers, and drop nothing
-(`draws.py`). Each module of the device is given the inputs and gradients of the CPU's (`taps.py`),
-so the first one that departs is the one at fault, not the last of many that drift.
+(`torch_modes.py`). Each module of the device is given the inputs and gradients of the CPU's
+(`module_taps.py`), so the first one that departs is the one at fault, not the last of many that
+drift.
 """
 
 from __future__ import annotations

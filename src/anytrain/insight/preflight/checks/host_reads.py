@@ -66,7 +66,7 @@ class _Met:
 
 
 def is_left_out(op: Op, target: Target) -> bool:
-    """Whether a recorded step does without this read (see engine/step/shortcuts/attention.py)."""
+    """Whether a recorded step does without this read (see fast/shortcuts/attention.py)."""
     return target.kind == "cuda" and op.place.file.replace("\\", "/").endswith(_MASKS)
 
 
