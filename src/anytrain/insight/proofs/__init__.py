@@ -1,1 +1,1 @@
-"""Proofs: run something twice, compare to the last bit, and name the first thing that differs."""
+"""Prove a device's numbers (`parity`) and a script's resume (`verify_resume`) by running them."""
