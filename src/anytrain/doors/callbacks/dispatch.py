@@ -84,14 +84,6 @@ def standing(control: TrainerControl) -> frozenset[Request]:
     >>> sorted(standing(TrainerControl(should_save=True, should_training_stop=True)))
     ['save', 'stop']
     """
-    if not (
-        control.should_log
-        or control.should_evaluate
-        or control.should_save
-        or control.should_epoch_stop
-        or control.should_training_stop
-    ):
-        return NO_REQUESTS
     return frozenset(request for request, flag in _FLAGS.items() if getattr(control, flag))
 
 
@@ -178,8 +170,15 @@ class Callbacks(TrainerCallback):
 
         `extra` goes to the callbacks by name: `logs=` with "log", `metrics=` with "evaluate".
         """
-        self.control = self.pass_through(kind, args, state, self.control, extra)
-        return standing(self.control)
+        control = self.control = self.pass_through(kind, args, state, self.control, extra)
+        is_quiet = not (
+            control.should_log
+            or control.should_evaluate
+            or control.should_save
+            or control.should_epoch_stop
+            or control.should_training_stop
+        )
+        return NO_REQUESTS if is_quiet else standing(control)
 
     def pass_through(
         self,
@@ -196,9 +195,6 @@ class Callbacks(TrainerCallback):
         current, known = self.callbacks, self._indexed
         if len(current) != len(known) or not all(map(operator.is_, current, known)):
             self._index()
-        listeners = self._listeners[kind]
-        if not listeners:
-            return control
         named = {
             "model": self.model,
             "processing_class": self.processing_class,
@@ -209,7 +205,7 @@ class Callbacks(TrainerCallback):
             "eval_dataloader": self.eval_dataloader,
             **extra,
         }
-        for callback, method in listeners:
+        for callback, method in self._listeners[kind]:
             try:
                 if method == "after":
                     self._ask(callback, kind, state, control, extra)
@@ -218,8 +214,10 @@ class Callbacks(TrainerCallback):
             except Exception as error:
                 add_to_message(error, f"Raised by the callback {_name(callback)}, on {kind}.")
                 raise
-            if result is not None:
-                control = _checked(result, callback, method)
+            if hasattr(result, "should_training_stop"):
+                control = result
+            elif result is not None:
+                raise _not_control(result, callback, method)
         return control
 
     def _ask(
@@ -420,11 +418,8 @@ def _name(callback: Any) -> str:
     return type(callback).__name__
 
 
-def _checked(result: Any, callback: Any, method: str) -> TrainerControl:
-    if hasattr(result, "should_training_stop"):
-        control: TrainerControl = result
-        return control
-    raise BadType(
+def _not_control(result: Any, callback: Any, method: str) -> BadType:
+    return BadType(
         f"{_name(callback)}.{method} returned a {type(result).__name__}.",
         why="what an event returns replaces the control object, so it must be one.",
         fix="return control, or nothing.",
