@@ -17,7 +17,7 @@ from torch.utils.data import ConcatDataset, Dataset, Subset, TensorDataset
 from anytrain.core.errors import Notice
 from anytrain.core.records import open_run
 from anytrain.doors.trainer import evaluation_record
-from anytrain.doors.trainer.sample_text import look_up
+from anytrain.doors.trainer.evaluation_record import look_up
 from equivalence import twins
 from launching import launch
 

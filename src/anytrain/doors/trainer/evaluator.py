@@ -22,7 +22,6 @@ from anytrain.core.errors import BadInput, BadType, raised_by
 from anytrain.core.notices import give_notice
 from anytrain.doors.trainer import evaluation_record, preparing, trimming
 from anytrain.doors.trainer.input_errors import InputErrors
-from anytrain.doors.trainer.optimizing import set_mode
 from anytrain.doors.trainer.outputs import (
     EvalLoopOutput,
     EvalPrediction,
@@ -30,6 +29,7 @@ from anytrain.doors.trainer.outputs import (
     denumpify_detensorize,
     speed_metrics,
 )
+from anytrain.doors.trainer.preparing import set_mode
 from anytrain.engine import objective
 from anytrain.engine.loop import EvaluationLoop, Predictions, evaluate
 from anytrain.engine.metrics import Collected

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Sampler, SequentialSampler
 from anytrain.core.errors import BadInput, BadType
 from anytrain.doors.accelerator import Accelerator
 from anytrain.doors.callbacks import Callbacks, TrainerState
-from anytrain.doors.trainer import optimizing, preparing
+from anytrain.doors.trainer import preparing
 from anytrain.doors.trainer.outputs import EvalLoopOutput, HPSearchBackend, has_length
 from anytrain.doors.trainer.overrides import (
     LOOP,
@@ -428,7 +428,7 @@ class OverridePoints:
                 numbers from.
             model: Taken as HF has it; no optimizer here asks for it.
         """
-        return optimizing.optimizer_class(args)
+        return preparing.optimizer_class(args)
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         """Return the parameters that weight decay applies to.

@@ -36,7 +36,6 @@ from anytrain.doors.trainer.evaluator import Evaluator
 from anytrain.doors.trainer.hub import Hub
 from anytrain.doors.trainer.loaders import Loaders, check_eval_sets, default_collator
 from anytrain.doors.trainer.model_card import CardFacts
-from anytrain.doors.trainer.optimizing import Optimizing
 from anytrain.doors.trainer.outputs import (
     TRAINER_STATE_NAME,
     BestRun,
@@ -51,6 +50,7 @@ from anytrain.doors.trainer.outputs import (
 )
 from anytrain.doors.trainer.override_points import OverridePoints
 from anytrain.doors.trainer.preflight import preflight, shorten
+from anytrain.doors.trainer.preparing import Optimizing
 from anytrain.doors.trainer.recorder import RunRecorder, StageMemory
 from anytrain.doors.trainer.resuming import Resuming
 from anytrain.doors.trainer.saver import Saver

@@ -18,7 +18,6 @@ from anytrain.doors.callbacks import TrainerState
 from anytrain.doors.trainer import preparing, trimming
 from anytrain.doors.trainer.best import CheckpointMetricMissing
 from anytrain.doors.trainer.input_errors import InputErrors
-from anytrain.doors.trainer.optimizing import set_mode
 from anytrain.doors.trainer.outputs import (
     PREFIX_CHECKPOINT_DIR,
     TrainOutput,
@@ -27,6 +26,7 @@ from anytrain.doors.trainer.outputs import (
 )
 from anytrain.doors.trainer.overrides import call, call_by_name
 from anytrain.doors.trainer.preflight import was_split
+from anytrain.doors.trainer.preparing import set_mode
 from anytrain.doors.trainer.resuming import position_of
 from anytrain.doors.training_args import TrainingArguments
 from anytrain.engine.assemble.loaders import Recount, build_feed, count_items
