@@ -44,7 +44,7 @@ class Best:
         name = self._trainer.args.metric_for_best_model
         return name if name is None or name.startswith("eval_") else f"eval_{name}"
 
-    def is_new(self, metrics: dict[str, float], trial: Any = None) -> bool:
+    def is_new(self, metrics: dict[str, float]) -> bool:
         """Whether this evaluation is the best so far, by metric_for_best_model."""
         trainer = self._trainer
         name = self.metric_name()

@@ -503,7 +503,7 @@ class OverridePoints:
             _internal_call: Whether the Trainer itself is saving; then nothing is pushed to
                 the hub.
         """
-        self._parts.saver.save_model(output_dir, _internal_call)
+        self._parts.saver.save_model(output_dir, pushes=not _internal_call)
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
         """Write the model, the tokenizer and the arguments, on the process that saves."""
@@ -511,7 +511,7 @@ class OverridePoints:
 
     def _save_checkpoint(self, model: nn.Module, trial: Any, *, wait: bool = False) -> None:
         """Write the whole run to checkpoint-<step>, behind the loop unless told to wait."""
-        self._parts.saver.save_checkpoint(model, trial, wait=wait)
+        self._parts.saver.save_checkpoint(trial, wait=wait)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str | os.PathLike[str], model: nn.Module | None = None
@@ -525,7 +525,7 @@ class OverridePoints:
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         """Let the optimizer and its schedule go into the checkpoint that is being written."""
-        self._parts.saver.keep_optimizers(output_dir)
+        self._parts.saver.keep_optimizers()
 
     def _load_callback_state(self) -> None:
         """Make the callbacks again as the state has them, where the arguments ask for it."""

@@ -70,7 +70,7 @@ class Saver:
 
     # -- the model alone ----------------------------------------------------------------------
 
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
+    def save_model(self, output_dir: str | None, *, pushes: bool) -> None:
         """Write the model so that from_pretrained loads it; each file is whole or absent."""
         trainer = self._trainer
         folder = Path(str(trainer.args.output_dir if output_dir is None else output_dir))
@@ -79,7 +79,7 @@ class Saver:
                 trainer._save(str(folder))
         finally:  # where it fails, the other ranks must not wait for ever
             trainer._session.world.barrier("saving the model")
-        if trainer.args.push_to_hub and not _internal_call:
+        if trainer.args.push_to_hub and pushes:
             trainer._parts.hub.push_after_save()
 
     def write_model(self, output_dir: str | None = None, state_dict: Any = None) -> None:
@@ -184,7 +184,7 @@ class Saver:
             stacklevel=2,
         )
 
-    def save_checkpoint(self, model: nn.Module, trial: Any, *, wait: bool = False) -> None:
+    def save_checkpoint(self, trial: Any, *, wait: bool = False) -> None:
         """Write the whole run to checkpoint-<step>, behind the loop unless told to wait."""
         trainer = self._trainer
         state, store = trainer.state, self._store(trial)
@@ -309,7 +309,7 @@ class Saver:
         if checkpoint is not None:
             run_state.restore_optimizers(self._trainer._run, self._opened(Path(checkpoint)))
 
-    def keep_optimizers(self, output_dir: str) -> None:
+    def keep_optimizers(self) -> None:
         """Let the optimizer and its schedule go into the checkpoint that is being written."""
         if self._keeps_optimizers is None:
             raise WrongOrder(
