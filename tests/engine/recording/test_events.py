@@ -11,7 +11,7 @@ import pytest
 
 from anytrain.core import records
 from anytrain.core.errors import Notice
-from anytrain.engine.recording.events import Events
+from anytrain.engine.recording.record import Events
 
 
 @pytest.fixture

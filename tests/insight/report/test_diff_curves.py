@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from anytrain.insight.report.diff_curves import part
+from anytrain.insight.report.diff import part
 
 
 def noisy(seed: int, num_steps: int = 300, drift_from: int | None = None) -> dict[int, float]:

@@ -11,8 +11,7 @@ from anytrain.doors.accelerator.states import ProcessView
 from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.recording import trackers
 from anytrain.engine.recording.record import Record
-from anytrain.engine.recording.trackers.general import GeneralTracker
-from anytrain.engine.recording.trackers.values import read
+from anytrain.engine.recording.trackers.general import GeneralTracker, as_numbers
 
 
 class Tracking(ProcessView, AcceleratorSettings):
@@ -96,7 +95,7 @@ class Tracking(ProcessView, AcceleratorSettings):
         if self._record is not None and self.is_main_process and not is_watched:
             with self._record.harmless():
                 self._between.open()
-                self._note(self._record, read(values), step)
+                self._note(self._record, as_numbers(values), step)
         if self._trackers is not None:
             self._trackers.log(values, step, log_kwargs or {})
 

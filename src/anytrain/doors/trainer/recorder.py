@@ -23,7 +23,7 @@ from anytrain.engine.recording import origin
 from anytrain.engine.recording.record import Record
 from anytrain.engine.recording.timesheet import Timesheet
 from anytrain.engine.recording.trackers import Trackers, resolve
-from anytrain.engine.recording.trackers.values import read
+from anytrain.engine.recording.trackers.general import as_numbers
 from anytrain.insight.report.why import judge
 from anytrain.machine.backends.cpu import Cpu
 
@@ -317,7 +317,7 @@ def _for_history(logs: Mapping[str, Any]) -> dict[str, Any]:
     Callbacks and trackers get the rest too.
     """
     kept: dict[str, Any] = {}
-    for name, value in read(logs).items():
+    for name, value in as_numbers(logs).items():
         try:
             kept[name] = _plain(value)
         except TypeError:

@@ -18,7 +18,7 @@ from anytrain.core.clock import Ledger
 from anytrain.core.notices import give_notice
 from anytrain.core.records import TIMESHEET, Life
 from anytrain.engine.recording.disk import append, reason, to_json
-from anytrain.engine.recording.events import error_line, listen_for_errors
+from anytrain.engine.recording.record import error_line, listen_for_errors
 from anytrain.machine.processes.error_hooks import is_peer_lost
 
 # A line a second, and later one for each hundredth of the time so far: a day makes 700 lines.

@@ -14,7 +14,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.text import amount, one_line, safe_console
 from anytrain.insight.pages.charts import Chart, Series, chart_grid, chart_page
 from anytrain.insight.pages.markup import Markup, beside, table, tag
-from anytrain.insight.report.diff_curves import Curve
+from anytrain.insight.report.diff import Curve
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -22,7 +22,7 @@ from anytrain.insight.pages.markup import (
     tag,
     text,
 )
-from anytrain.insight.report import page_evaluation, page_facts, page_time
+from anytrain.insight.report import page_evaluation, page_sections
 from anytrain.insight.report.page_curves import (
     Figures,
     charts_of,
@@ -45,15 +45,15 @@ def page(run: RunRecord, defaults: Mapping[str, Any] | None = None) -> str:
         summary(run, known),
         _curves(charts),
         page_evaluation.evaluations(run),
-        page_time.time_ledger(run),
-        page_time.shapes(run),
-        page_time.checkpoints(run),
-        page_time.warnings(run),
+        page_sections.time_ledger(run),
+        page_sections.shapes(run),
+        page_sections.checkpoints(run),
+        page_sections.warnings(run),
         every_figure(known),
-        page_time.plan(run),
-        page_facts.arguments(run, defaults or {}),
-        page_facts.surroundings(run),
-        page_facts.reproduce(run),
+        page_sections.plan(run),
+        page_sections.arguments(run, defaults or {}),
+        page_sections.surroundings(run),
+        page_sections.reproduce(run),
     )
     content, before = framed(sections, heading(run), run.folder)
     return chart_page(

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from anytrain.engine.recording.trackers.values import flatten, read, settings
+from anytrain.engine.recording.trackers.general import as_numbers, flatten, settings
 
 
 def test_tensors_and_numpy_scalars_become_python_numbers() -> None:
-    plain = read(
+    plain = as_numbers(
         {
             "loss": torch.tensor(0.5, requires_grad=True),
             "half": torch.tensor(1.5, dtype=torch.bfloat16),
@@ -43,19 +43,19 @@ def test_tensors_and_numpy_scalars_become_python_numbers() -> None:
 
 def test_the_same_tensor_under_two_names_is_read_for_both() -> None:
     loss = torch.tensor(4.0)
-    assert read({"a": loss, "b": loss}) == {"a": 4.0, "b": 4.0}
+    assert as_numbers({"a": loss, "b": loss}) == {"a": 4.0, "b": 4.0}
 
 
 def test_what_is_no_number_passes_as_it_is() -> None:
     vector, note = torch.ones(2), object()
-    plain = read({"v": vector, "n": note, "s": "text", "none": None, 3: 1})
+    plain = as_numbers({"v": vector, "n": note, "s": "text", "none": None, 3: 1})
     assert plain["v"] is vector and plain["n"] is note
     assert plain["s"] == "text" and plain["none"] is None and plain["3"] == 1
 
 
 def test_a_tensor_without_a_value_is_left_alone() -> None:
     ghost = torch.empty((), device="meta")
-    assert read({"ghost": ghost})["ghost"] is ghost
+    assert as_numbers({"ghost": ghost})["ghost"] is ghost
 
 
 class _Stacks(TorchDispatchMode):
@@ -71,7 +71,7 @@ class _Stacks(TorchDispatchMode):
 def test_many_tensors_are_read_together() -> None:
     values = {f"m{i}": torch.tensor(float(i)) for i in range(5)}
     with _Stacks() as seen:
-        plain = read(values)
+        plain = as_numbers(values)
     assert seen.num == 1
     assert plain == {f"m{i}": float(i) for i in range(5)}
 
@@ -79,7 +79,7 @@ def test_many_tensors_are_read_together() -> None:
 @pytest.mark.gpu
 def test_values_on_a_gpu_are_read_together() -> None:
     values = {"a": torch.tensor(1.0, device="cuda"), "b": torch.tensor(2.0, device="cuda")}
-    assert read(values) == {"a": 1.0, "b": 2.0}
+    assert as_numbers(values) == {"a": 1.0, "b": 2.0}
 
 
 def test_flattening_joins_names_with_a_slash() -> None:

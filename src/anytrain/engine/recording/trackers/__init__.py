@@ -27,6 +27,7 @@ from anytrain.engine.recording.disk import replace, to_json
 from anytrain.engine.recording.trackers.files import CSVTracker, JSONLTracker
 from anytrain.engine.recording.trackers.general import (
     GeneralTracker,
+    as_numbers,
     check_config,
     check_members,
     is_installed,
@@ -35,7 +36,6 @@ from anytrain.engine.recording.trackers.general import (
 from anytrain.engine.recording.trackers.mlflow import MLflowTracker
 from anytrain.engine.recording.trackers.tensorboard import TensorBoardTracker
 from anytrain.engine.recording.trackers.trackio import TrackioTracker
-from anytrain.engine.recording.trackers.values import read
 from anytrain.engine.recording.trackers.wandb import WandBTracker
 
 Folder = str | os.PathLike[str]
@@ -253,7 +253,7 @@ class Trackers:
             return
         options = log_kwargs or {}
         # Read outside of the guard: an error of the device is the run's, not a tracker's.
-        plain = read(values) if any(type(t) in _OURS for t in self) else {}
+        plain = as_numbers(values) if any(type(t) in _OURS for t in self) else {}
         with _generators_kept():
             for running in self._running:
                 if running.off:

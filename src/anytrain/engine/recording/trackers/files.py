@@ -13,8 +13,7 @@ from typing import Any
 from anytrain.core import documents
 from anytrain.core.documents import as_file
 from anytrain.engine.recording.disk import append, replace, to_json
-from anytrain.engine.recording.trackers.general import GeneralTracker
-from anytrain.engine.recording.trackers.values import flatten, read, settings
+from anytrain.engine.recording.trackers.general import GeneralTracker, as_numbers, flatten, settings
 
 
 class FileTracker(GeneralTracker):
@@ -72,7 +71,7 @@ class JSONLTracker(FileTracker):
                 replace(self.path, "\n".join(known))
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        append(self.path, to_json({"_step": step, "_timestamp": time.time(), **read(values)}))
+        append(self.path, to_json({"_step": step, "_timestamp": time.time(), **as_numbers(values)}))
 
 
 class CSVTracker(FileTracker):
@@ -102,7 +101,7 @@ class CSVTracker(FileTracker):
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Add a row, and columns where a name is new."""
-        row = {"_step": step, "_timestamp": time.time(), **flatten(read(values))}
+        row = {"_step": step, "_timestamp": time.time(), **flatten(as_numbers(values))}
         new = [name for name in row if name not in self._columns]
         if new:
             self._widen([*self._columns, *new])

@@ -9,8 +9,14 @@ from typing import Any
 from anytrain.core import environment
 from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
-from anytrain.engine.recording.trackers.general import GeneralTracker, is_installed, library
-from anytrain.engine.recording.trackers.values import flatten, read, settings
+from anytrain.engine.recording.trackers.general import (
+    GeneralTracker,
+    as_numbers,
+    flatten,
+    is_installed,
+    library,
+    settings,
+)
 
 _PARAMS_A_CALL = 100  # what one request to an MLflow server may carry
 _PARAM_CHARACTERS = 6000
@@ -100,7 +106,7 @@ class MLflowTracker(GeneralTracker):
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log numbers; nested ones get names joined by a slash."""
         metrics = {}
-        for key, value in flatten(read(values)).items():
+        for key, value in flatten(as_numbers(values)).items():
             if isinstance(value, int | float):
                 metrics[self._name(key)] = float(value)
             else:

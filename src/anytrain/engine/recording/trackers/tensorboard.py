@@ -12,8 +12,13 @@ import yaml
 
 from anytrain.core.notices import give_notice
 from anytrain.engine.recording.disk import replace
-from anytrain.engine.recording.trackers.general import GeneralTracker, library
-from anytrain.engine.recording.trackers.values import flatten, read, settings
+from anytrain.engine.recording.trackers.general import (
+    GeneralTracker,
+    as_numbers,
+    flatten,
+    library,
+    settings,
+)
 
 
 class TensorBoardTracker(GeneralTracker):
@@ -55,7 +60,7 @@ class TensorBoardTracker(GeneralTracker):
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Log numbers, texts, and mappings of numbers that share one chart."""
-        for key, value in read(values).items():
+        for key, value in as_numbers(values).items():
             if isinstance(value, int | float):
                 self.writer.add_scalar(key, value, global_step=step, **kwargs)
             elif isinstance(value, str):

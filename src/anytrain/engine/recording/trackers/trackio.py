@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from anytrain.engine.recording.trackers.general import RunTracker
-from anytrain.engine.recording.trackers.values import settings
+from anytrain.engine.recording.trackers.general import RunTracker, settings
 
 
 class TrackioTracker(RunTracker):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from anytrain.core import environment
-from anytrain.engine.recording.trackers.general import RunTracker
-from anytrain.engine.recording.trackers.values import settings
+from anytrain.engine.recording.trackers.general import RunTracker, settings
 
 
 class WandBTracker(RunTracker):
