@@ -93,16 +93,6 @@ def test_a_wait_behind_a_busy_device_is_the_steps_time(passes: Callable[[int], N
     assert ledger.hidden == 20
 
 
-def test_time_that_was_measured_otherwise_can_be_named_later(
-    passes: Callable[[int], None],
-) -> None:
-    ledger = Ledger()
-    with ledger.span("step"):
-        passes(20)
-        ledger.add("record", 15)
-    assert ledger.totals() == {"step": 5, "record": 15}
-
-
 def test_a_loop_of_the_users_own_steps_between_batches_and_evaluates_where_nothing_moves(
     passes: Callable[[int], None],
 ) -> None:

@@ -126,11 +126,6 @@ class Ledger:
             found = self._spans[name] = Span(self, name)
         return found
 
-    def add(self, name: str, seconds: float) -> None:
-        """Say that so many of the running span's seconds were really this."""
-        self.span(name).seconds += seconds
-        self.running.seconds -= seconds
-
     def rest(self, name: str) -> str:
         """Call the time outside any span so from now on; return what it was called."""
         span = self.span(name)

@@ -55,10 +55,13 @@ class Guard(Protocol):
 
 
 class Guarded(Protocol):
-    """An optimizer with its guard."""
+    """An optimizer with its guard, and the one that it prepared."""
 
     @property
     def guard(self) -> Guard: ...
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer: ...
 
 
 def gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
@@ -427,19 +430,12 @@ _SURELY_BELOW = 0.999
 Measure = Callable[[Sequence[torch.Tensor]], torch.Tensor]
 
 
-class Clipped(Guarded, Protocol):
-    """An optimizer with its guard, and the one that it prepared."""
-
-    @property
-    def optimizer(self) -> torch.optim.Optimizer: ...
-
-
 class Clip:
     """Bound the norm of the model's gradient and return it, on the device; 0 only measures."""
 
     def __init__(
         self,
-        optimizer: Clipped,
+        optimizer: Guarded,
         model: nn.Module,
         max_norm: float,
         measure: Measure,

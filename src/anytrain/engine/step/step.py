@@ -201,11 +201,6 @@ class Step:
 
     def run(self, batch: Batch, ops: Ops | None = None) -> StepOutput:
         """Run both phases, op by op or as these ops do it."""
-        loss = self.gradients(batch, ops)
-        return self.update(loss, ops) if batch.ends else StepOutput(loss)
-
-    def gradients(self, batch: Batch, ops: Ops | None = None) -> torch.Tensor:
-        """Compute the gradients of all micro-batches; return the step's loss."""
         if ops is not None:  # what records has its own way with a full memory
             with ops.passes():
                 loss = self.add_up(batch)
@@ -213,7 +208,9 @@ class Step:
             loss = self.fitting.gradients(self, batch)
         else:
             loss = self.add_up(batch)
-        return loss if self.recounted is None else self.recounted.settle(loss)
+        if self.recounted is not None:
+            loss = self.recounted.settle(loss)
+        return self.update(loss, ops) if batch.ends else StepOutput(loss)
 
     def add_up(self, batch: Batch) -> torch.Tensor:
         """Add up the gradients of all micro-batches in one attempt; return the loss."""
