@@ -18,8 +18,8 @@ TOOL = HERE.parents[1] / "tools" / "step_path.py"
 # HF on the same step: Accelerate 1.15 takes 9 files, 70 calls, 28 switches between files; Trainer
 # 5.22 takes 17 files, 166 calls, 80 switches. Here a sample's own seed is about 40 of the calls.
 BUDGETS = {
-    "accelerator": {"files": 6, "functions": 18, "calls": 21, "switches": 9},
-    "trainer": {"files": 17, "functions": 56, "calls": 78, "switches": 38},
+    "accelerator": {"files": 5, "functions": 15, "calls": 16, "switches": 7},
+    "trainer": {"files": 16, "functions": 54, "calls": 74, "switches": 36},
 }
 
 

@@ -37,10 +37,11 @@ class Placement:
     def __call__(self, batch: Any) -> Any:
         """Return the batch on the device, once it is there."""
         put, device, non_blocking = self.backend.place, self.device, self.non_blocking
-        return self.send(
-            batch,
-            lambda tensor: tensor if tensor.device == device else put(tensor, device, non_blocking),
-        )
+        if type(batch) in (dict, list, tuple):
+            values = batch.values() if type(batch) is dict else batch
+            if all(isinstance(each, torch.Tensor) and each.device == device for each in values):
+                return type(batch)(batch)  # nearly every batch on a CPU: only its container is new
+        return self.send(batch, lambda tensor: put(tensor, device, non_blocking))
 
     def send(self, batch: Any, send: Callable[[torch.Tensor], torch.Tensor]) -> Any:
         """Return the batch with each tensor sent, and each other thing that can move moved."""
