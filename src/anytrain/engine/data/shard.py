@@ -238,7 +238,6 @@ class SkipBatchSampler(BatchSampler):
 
     @property
     def sampler(self) -> Any:
-        """The sampler of single indices below, where there is one."""
         return getattr(self.batch_sampler, "sampler", None)
 
     @sampler.setter

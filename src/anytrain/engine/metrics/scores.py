@@ -45,7 +45,6 @@ class _Growing(ABC):
         self._clear()
 
     def update(self, predictions: Any, labels: Any) -> None:
-        """Take one batch into account."""
         self._digest(self._arrivals.send(self._pair(_first(predictions), _first(labels))))
 
     def compute(self) -> dict[str, float]:
@@ -60,7 +59,6 @@ class _Growing(ABC):
         return self._scores()
 
     def reset(self) -> None:
-        """Forget every batch."""
         self._arrivals.last()
         self._num_samples = 0
         self._clear()

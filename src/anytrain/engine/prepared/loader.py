@@ -398,11 +398,9 @@ class PreparedLoader(DataLoader[Any]):
         return Dealt(self)  # kept, it would keep the loader from being freed at once
 
     def num_samples(self) -> int | None:
-        """Return how many samples an epoch's order has; None where nobody knows."""
         return self._dealt.num_samples()
 
     def place_of(self, state: Mapping[str, Any]) -> PlaceInRound:
-        """Return where a saved position is, counted in this loader's batches."""
         return self._dealt.place_of(state, drop_last=self._drop_last)
 
     @property

@@ -271,7 +271,6 @@ class PreparedScheduler:
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the scheduler's own state."""
         if self._rate is None:
             self.scheduler.load_state_dict(state_dict)
         else:

@@ -133,7 +133,6 @@ class Dealt:
 
     @property
     def total_batch_size(self) -> int:
-        """The number of samples of one batch over all ranks."""
         source: Any = self.source()
         if source is None or not hasattr(source, "batch_size"):
             source = self._loader.base_dataloader
@@ -146,7 +145,6 @@ class Dealt:
 
     @property
     def total_dataset_length(self) -> int:
-        """The number of samples over all ranks."""
         dataset: Any = self._loader.dataset
         return int(getattr(dataset, "total_dataset_length", None) or len(dataset))
 

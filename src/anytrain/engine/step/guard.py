@@ -90,17 +90,14 @@ class HostGuard:
         self._count = 0
 
     def veto(self, norm: torch.Tensor, *, is_whole: bool = False) -> None:
-        """Take a norm computed elsewhere into account."""
         is_first = self._veto is None
         self._is_whole = is_whole or (self._is_whole and not is_first)
         self._veto = norm if self._veto is None else self._veto + norm
 
     def forget(self) -> None:
-        """Drop the norms of an update that did not come."""
         self._veto = None
 
     def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
-        """Run the update where the gradient is finite."""
         if closure is not None:
             return self._update_by_closure(optimizer, closure)
         if self._is_bad(optimizer):
@@ -134,16 +131,13 @@ class HostGuard:
 
     @property
     def skipped(self) -> torch.Tensor:
-        """1 where the last update was skipped, else 0."""
         return self._found.new_full((), float(self._last))
 
     def was_skipped(self) -> bool:
-        """Whether the last update was skipped."""
         return self._last
 
     @property
     def num_skipped(self) -> int:
-        """How many updates were skipped so far."""
         return self._count
 
 
@@ -163,7 +157,6 @@ class DeviceGuard:
         self._veto = norm if self._veto is None else self._veto + norm
 
     def forget(self) -> None:
-        """Drop the norms of an update that did not come."""
         self._veto = None
 
     def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
@@ -196,7 +189,6 @@ class DeviceGuard:
 
     @property
     def skipped(self) -> torch.Tensor:
-        """1 where the last update was skipped, else 0."""
         return self._found
 
     def was_skipped(self) -> bool:
@@ -220,7 +212,6 @@ class ScaledGuard:
 
     @property
     def decides_on_device(self) -> bool:
-        """Whether reading `skipped` would be the first wait."""
         return self._inner.decides_on_device
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
@@ -234,7 +225,6 @@ class ScaledGuard:
         self._unscaled = used  # the next backward has another scale: it must be undone anew
 
     def veto(self, norm: torch.Tensor, *, is_whole: bool = False) -> None:
-        """Take a norm computed elsewhere into account."""
         self._inner.veto(norm, is_whole=is_whole)
 
     def forget(self) -> None:
@@ -271,16 +261,13 @@ class ScaledGuard:
 
     @property
     def skipped(self) -> torch.Tensor:
-        """1 where the last update was skipped, else 0."""
         return self._inner.skipped
 
     def was_skipped(self) -> bool:
-        """Whether the last update was skipped; may wait for the device."""
         return self._inner.was_skipped()
 
     @property
     def num_skipped(self) -> int:
-        """How many updates were skipped so far."""
         return self._inner.num_skipped
 
 

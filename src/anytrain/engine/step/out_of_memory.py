@@ -37,7 +37,6 @@ class FewerActivations:
         return True
 
     def gradients(self, step: Step, batch: Batch) -> torch.Tensor:
-        """Compute the gradients of a batch in as many attempts as it takes; return the loss."""
         while True:
             put_back = self.keep_rng()
             try:

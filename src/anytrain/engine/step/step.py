@@ -135,16 +135,13 @@ class TorchOps:
     """Whether gradients are zeroed in place: recordings of micro-batches add to them."""
 
     def passes(self) -> AbstractContextManager[None]:
-        """Return what the forward and backward passes run in."""
         return nullcontext()
 
     def update(self) -> None:
-        """Update the weights."""
         for optimizer in self.optimizers:
             optimizer.step()
 
     def schedule(self) -> None:
-        """Move the learning rates on."""
         for scheduler in self.schedulers:
             scheduler.step()
 
