@@ -16,7 +16,7 @@ from launching import run_command
 HERE = Path(__file__).parent
 TOOL = HERE.parents[1] / "tools" / "step_path.py"
 # HF on the same step: Accelerate 1.15 takes 9 files, 70 calls, 28 switches between files; Trainer
-# 5.22 takes 17 files, 166 calls, 80 switches. Here a sample's own seed is about 40 of the calls.
+# 5.22 takes 17 files, 166 calls, 80 switches.
 BUDGETS = {
     "accelerator": {"files": 5, "functions": 15, "calls": 16, "switches": 7},
     "trainer": {"files": 16, "functions": 54, "calls": 74, "switches": 36},
