@@ -16,6 +16,7 @@ from anytrain.engine.assemble.fast_room import RecordingOptions
 from anytrain.engine.assemble.run import Run
 from anytrain.engine.assemble.steps import parted, tell_step
 from anytrain.engine.optim.schedules import follows_metric
+from anytrain.engine.prepared.model import replace_forward
 from anytrain.engine.step.activations import is_compiled
 from anytrain.engine.step.guard import DeviceGuard
 from anytrain.engine.step.out_of_memory import FewerActivations
@@ -24,13 +25,14 @@ from anytrain.fast.purity.impurity import hooked, impurity, model_impurity
 from anytrain.fast.purity.lookups import settings
 from anytrain.fast.recorded.cuda_graph import CudaGraphs
 from anytrain.fast.recorded.payback import Payback, unlimited
+from anytrain.fast.recorded.phases import CALLS, Lanes, ModelShortening, RecordedModel
 from anytrain.fast.recorded.recordings import Outside, Recordings
 from anytrain.fast.recorded.step import RecordedStep
 from anytrain.fast.shortcuts import adam
 from anytrain.fast.shortcuts.attention import attend_quickly
 from anytrain.fast.shortcuts.shortcuts import Shortcuts, Shortening
 
-__all__ = ["attend_quickly", "record"]
+__all__ = ["attend_quickly", "record", "record_calls"]
 
 
 def record(run: Run, step: Step, options: RecordingOptions) -> None:
@@ -65,6 +67,51 @@ def record(run: Run, step: Step, options: RecordingOptions) -> None:
         step.fitting.changed = recordings.forget
 
 
+def record_calls(run: Run, model: nn.Module) -> None:
+    """Let a model's forward and backward be replayed in a user's own loop."""
+    session, forward = run.session, model.forward
+    looked_up: Callable[[], tuple[Any, ...]] = tuple
+    obstacle = _shared_obstacle(run)
+    if obstacle is None:
+        obstacle, looked_up = _read(model, ())
+    if obstacle is not None:
+        tell_step(session, "eager", obstacle)
+        return
+    tell_step(session, "eager", "the first calls run op by op; then they are recorded")
+    lanes = next((m.lanes for m in run.recorded_models), None)
+
+    def recordings(recorder: Any) -> Recordings:
+        return Recordings(
+            recorder,
+            model,
+            (),
+            partial(tell_step, session),
+            session.ledger.span("record"),
+            Payback(),
+            Outside(lambda: hooked(model), looked_up),
+            CALLS,
+        )
+
+    def shortening() -> ModelShortening:
+        exact = torch.are_deterministic_algorithms_enabled()
+        plain = session.precision.name == "bf16" and not any(map(is_compiled, model.modules()))
+        if exact or not plain:
+            return ModelShortening(None, ())
+        made = Shortcuts(model, None, 0.0, rounds=True, device=session.device)
+        return ModelShortening(made, ())
+
+    recorded = RecordedModel(
+        model,
+        forward,
+        lanes or Lanes(lambda: CudaGraphs(session.device)),
+        recordings,
+        shortening,
+        partial(tell_step, session),
+    )
+    run.recorded_models.append(recorded)
+    replace_forward(model, recorded)
+
+
 def _shortening(run: Run, model: nn.Module, options: RecordingOptions) -> Shortening:
     """Return what does parts of a recorded step in fewer kernels, where it computes the same."""
     session, optimizer = run.session, run.optimizers[0]
@@ -93,10 +140,17 @@ def _read(
         return f"your code could not be read: {type(error).__name__}: {error}", tuple
 
 
-def _obstacle(run: Run) -> str | None:
-    """Name what of a run's parts cannot be recorded; None where everything can."""
+def _shared_obstacle(run: Run) -> str | None:
     if run.session.world.size > 1:
         return "several processes: they share gradients while they are computed"
+    return None
+
+
+def _obstacle(run: Run) -> str | None:
+    """Name what of a run's parts cannot be recorded; None where everything can."""
+    shared = _shared_obstacle(run)
+    if shared is not None:
+        return shared
     for optimizer in run.optimizers:
         kind = type(optimizer.optimizer).__name__
         inner: Any = optimizer.optimizer

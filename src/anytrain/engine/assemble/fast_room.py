@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
+from torch import nn
 
 from anytrain.engine.step.step import Step
 
@@ -47,6 +48,9 @@ class FastRoom(Protocol):
     def record(self, run: Run, step: Step, options: RecordingOptions) -> None:
         """Let a step be recorded and replayed, or say in the plan what stands in the way."""
 
+    def record_calls(self, run: Run, model: nn.Module) -> None:
+        """Let a model's forward and backward be recorded, or say what stands in the way."""
+
     def attend_quickly(self, device: torch.device) -> AbstractContextManager[None]:
         """Let transformers' models attend over short texts by a faster kernel in the block."""
 
@@ -56,3 +60,13 @@ def fast_room() -> FastRoom | None:
     if find_spec("anytrain.fast") is None:
         return None
     return cast(FastRoom, import_module("anytrain.fast.room"))
+
+
+def record_calls(run: Run, model: nn.Module) -> None:
+    """Let the calls of a model in a user's own loop be replayed where somebody asks for that."""
+    session = run.session
+    if session.device.type != "cuda" or session.planned.step.value != "cuda_graph":
+        return
+    room = fast_room()
+    if room is not None:
+        room.record_calls(run, model)

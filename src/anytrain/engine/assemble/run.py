@@ -19,6 +19,7 @@ from anytrain.core.errors import BadInput
 from anytrain.core.notices import give_notice
 from anytrain.core.plan import Choice, with_memory
 from anytrain.engine import precision as precisions
+from anytrain.engine.assemble.fast_room import record_calls
 from anytrain.engine.assemble.loaders import (
     LoaderOptions,
     batch_size,
@@ -70,6 +71,8 @@ class Run:
         self._moved: dict[int, nn.Parameter] = {}
         self.losses: LossCurve | None = None
         """The curve of what goes through a user's own backward; None where nothing is recorded."""
+        self.recorded_models: list[Any] = []
+        """What replays the calls of models in a user's own loop."""
         self._is_closed = False
         """Whether what is prepared from here on is no part of the run."""
         self._until_end: ExitStack | None = None
@@ -81,12 +84,23 @@ class Run:
         weakref.finalize(self, self._until_end.close).atexit = False
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_until_end": None}  # what is replaced is this process's
+        return {
+            **vars(self),
+            "_until_end": None,
+            "recorded_models": [],
+        }  # what is replaced is this process's
 
     def end(self) -> None:
-        """Put back what was replaced."""
+        """Put back what was replaced, and let go of recordings."""
+        self.stop_recording()
         if self._until_end is not None:
             self._until_end.close()
+
+    def stop_recording(self) -> None:
+        """Let models run op by op, and let go of what was recorded of their calls."""
+        for recorded in self.recorded_models:
+            recorded.stop(None)
+        self.recorded_models.clear()
 
     def prepare(self, objects: tuple[Any, ...], placements: list[bool | None] | None) -> Any:
         """Return the objects prepared, in their order; what is nothing of ours passes through."""
@@ -148,7 +162,7 @@ class Run:
         if self._until_end is not None:
             self._until_end.enter_context(replacements(session))
         models.restore_forward(model)  # an earlier run may have had another precision
-        models.cast_forward(model, session.precision)
+        self._cast(model)
         prepared = model
         if not evaluation_mode:
             looks = {"find_unused_parameters": "auto"} if looks_for_unused else {}
@@ -157,6 +171,12 @@ class Run:
             prepared = models.compiled(prepared, self.options.compile)
         self._remember(self.models, prepared)
         return prepared
+
+    def _cast(self, model: nn.Module) -> None:
+        """Let a model compute in the run's precision, and in a user's own loop be recorded."""
+        models.cast_forward(model, self.session.precision)
+        if self._until_end is not None:
+            record_calls(self, model)
 
     def _check_model(self, model: nn.Module) -> None:
         """Refuse a model that its loader has put where it cannot train."""
@@ -296,7 +316,7 @@ class Run:
         session.precision = precisions.build(precision, session.device.type)
         for model in self.models:
             inner = self.unwrap(model, keep_forward=False, keep_compiled=False)
-            models.cast_forward(inner, session.precision)
+            self._cast(inner)
         for optimizer in self.optimizers:
             optimizer.guard = guard_for(optimizer.optimizer, session)
 
@@ -333,6 +353,7 @@ class Run:
         self.schedulers.clear()
         self.loaders.clear()
         self._moved.clear()
+        self.stop_recording()
         self._is_closed = False
         self.session.cursor.micro = 0
         self.session.cursor.sync = True

@@ -142,6 +142,7 @@ def build_own_step(
         ),
     )
     if step.take != step.run:
+        run.stop_recording()  # the step is recorded as a whole
         ops.reuses_gradients = lambda: run.session.cursor.accumulation.num_steps > 1
     return step
 

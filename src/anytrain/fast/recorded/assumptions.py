@@ -25,8 +25,12 @@ class Assumptions:
     Objects are kept and compared by identity, so that none can take another's place unseen.
     """
 
-    def __init__(self, model: nn.Module, optimizers: tuple[Any, ...]) -> None:
+    def __init__(
+        self, model: nn.Module, optimizers: tuple[Any, ...], *, owns_gradients: bool = True
+    ) -> None:
         self._parameters = list(model.parameters())
+        self._holders = self._parameters if owns_gradients else []
+        """Those whose gradients must be where they were."""
         self._tensors = [*self._parameters, *model.buffers()]
         self._kept: list[dict[str, Any]] = []
         self._empty: list[dict[str, Any]] = []
@@ -58,7 +62,7 @@ class Assumptions:
         return (
             [tensor.data_ptr() for tensor in self._tensors],
             [(p.requires_grad, p._backward_hooks, _after(p)) for p in self._parameters],
-            [None if (g := p.grad) is None else g.data_ptr() for p in self._parameters],
+            [None if (g := p.grad) is None else g.data_ptr() for p in self._holders],
             [(id(o.state), len(o.state), *_hook_counts(o)) for o in self._optimizers],
             [
                 value.data_ptr()

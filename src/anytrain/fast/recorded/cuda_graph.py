@@ -114,6 +114,25 @@ class CudaGraphs:
                 "a step with checkpointed blocks draws other random numbers when it is recorded"
             )
 
+    def place(self) -> tuple[int, int]:
+        """Return where the generator stands."""
+        return self._generator.initial_seed(), self._generator.get_offset()
+
+    @contextmanager
+    def drawing_again(self, place: tuple[int, int]) -> Iterator[None]:
+        """Let the block draw the numbers that were drawn from that place on."""
+        here = self.place()
+        self._stand(place)
+        try:
+            yield
+        finally:
+            self._stand(here)
+
+    def _stand(self, place: tuple[int, int]) -> None:
+        seed, offset = place
+        self._generator.manual_seed(seed)
+        self._generator.set_offset(offset)
+
     def is_current(self) -> bool:
         """Whether the generator still has the state that this one's recordings draw from."""
         return self._born == CudaGraphs.num_abandoned

@@ -70,7 +70,9 @@ class Recorder(Protocol):
 class Work(Protocol):
     """A step, as a recording sees it."""
 
-    shortening: Shortening
+    @property
+    def shortening(self) -> Shortening:
+        """What does parts of it in fewer kernels."""
 
     @property
     def is_whole(self) -> bool:
@@ -87,6 +89,16 @@ class Outside(NamedTuple):
     """Asked before each recording what stands in its way."""
     looked_up: Callable[[], tuple[Any, ...]] = tuple
     """Asked for the values that the user's code looks up, which a recording holds fast."""
+
+
+class Manner(NamedTuple):
+    """What is recorded, and what belongs to it."""
+
+    what: str = "a step"
+    takes_learnt: bool = False
+    """Whether inputs may want gradients."""
+    owns_gradients: bool = True
+    """Whether the parameters' gradients come and go inside of it."""
 
 
 @dataclass(slots=True)
@@ -117,7 +129,7 @@ class Recordings:
     as they were.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  all but three have an answer of their own
         self,
         recorder: Recorder,
         model: nn.Module,
@@ -126,7 +138,9 @@ class Recordings:
         span: AbstractContextManager[Any] | None = None,
         returns: Payback | None = None,
         outside: Outside | None = None,
+        manner: Manner | None = None,
     ) -> None:
+        self._manner = manner or Manner()
         self._recorder, self._model, self._optimizers = recorder, model, optimizers
         self._tell, self._span = tell, span or nullcontext()
         self._returns = returns or Payback()
@@ -164,7 +178,7 @@ class Recordings:
             return None
         self._shortening = work.shortening
         skeleton, tensors = take_apart(tree)
-        key = _key(skeleton, tensors, (kind, self._outside.looked_up()))
+        key = _key(skeleton, tensors, (kind, self._outside.looked_up()), self._manner.takes_learnt)
         self._current = kind, key
         if key is None:
             self.stop(
@@ -186,7 +200,7 @@ class Recordings:
         if self._known or is_first or self.stopped is not None:
             return None
         if self._must_watch(kind, key):
-            self._facts = Assumptions(self._model, self._optimizers)
+            self._facts = self._assumed()
         return None
 
     @contextmanager
@@ -231,6 +245,10 @@ class Recordings:
         self.stopped = because
         self.forget()
         self._tell("eager", because)
+
+    def _assumed(self) -> Assumptions:
+        owns = self._manner.owns_gradients
+        return Assumptions(self._model, self._optimizers, owns_gradients=owns)
 
     def _check_facts(self, kind: Hashable, key: Hashable) -> None:
         if self._recorder.problem is not None:
@@ -336,12 +354,13 @@ class Recordings:
         before.rewind()
         if not self._known:
             self._recorder.release()
-            self._facts = Assumptions(self._model, self._optimizers)
+            self._facts = self._assumed()
         self._known[key] = Recording(inputs, replay, outputs, chances)
         how = work.shortening.how()
         self._tell(
             "cuda_graph",
-            "a step is recorded once for each shape and replayed" + (f"; {how}" if how else ""),
+            f"{self._manner.what} is recorded once for each shape and replayed"
+            + (f"; {how}" if how else ""),
         )
         return self._known[key]
 
@@ -387,14 +406,18 @@ def _is_library(filename: str) -> bool:
     return is_installed(filename) or filename.startswith(_OWN)
 
 
-def _key(skeleton: Any, tensors: list[torch.Tensor], also: Hashable) -> Hashable | None:
+def _key(
+    skeleton: Any, tensors: list[torch.Tensor], also: Hashable, takes_learnt: bool = False
+) -> Hashable | None:
     """Return what two inputs must have in common to share a recording; None where none can."""
     try:
-        shape = (also, _frozen(skeleton), tuple((t.shape, t.dtype, t.device) for t in tensors))
+        facts = tuple((t.shape, t.dtype, t.device, t.requires_grad) for t in tensors)
+        shape = (also, _frozen(skeleton), facts)
         hash(shape)
     except TypeError:
         return None
-    is_plain = all(t.layout is torch.strided and not t.requires_grad for t in tensors)
+    is_plain = all(t.layout is torch.strided for t in tensors)
+    is_plain = is_plain and (takes_learnt or not any(t.requires_grad for t in tensors))
     return shape if is_plain and not any(map(_is_elsewhere, tensors)) else None
 
 

@@ -6,7 +6,6 @@ deterministic mode they are left out, and a recorded step is the eager one to th
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -31,7 +30,7 @@ class Shortcuts:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | None,
         max_norm: float,
         *,
         rounds: bool,
@@ -47,7 +46,7 @@ class Shortcuts:
         """Whether sums and copies are computed when they are read (see `later`), and layers that
         read the same are one."""
         self._adam: FusedAdam | None = None
-        self._made: list[tuple[FusedAdam, RoundedWeights | None]] = []
+        self._made: list[tuple[FusedAdam | None, RoundedWeights | None]] = []
         """What recordings read from as long as they are there."""
 
     @property
@@ -71,7 +70,8 @@ class Shortcuts:
 
         Of several micro-batches gradients are added up, which bfloat16 is too coarse for.
         """
-        self._adam = FusedAdam(self._kernels, self._optimizer)
+        own = self._optimizer
+        self._adam = None if own is None else FusedAdam(self._kernels, own)
         self._halves = self._rounded() if is_whole else None
         self._made.append((self._adam, self._halves))
 
@@ -97,17 +97,18 @@ class Shortcuts:
         """Return what the forward and backward passes run in."""
         return nullcontext() if self._halves is None else self._halves.used()
 
+    def gradient(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return a parameter's gradient, wherever the backward pass has left it."""
+        return parameter.grad if self._halves is None else self._halves.gradient(parameter)
+
     def measure(self) -> torch.Tensor:
         """Return the norm of the gradients."""
         assert self._adam is not None
-        find: Callable[[torch.Tensor], torch.Tensor | None] = (
-            (lambda parameter: parameter.grad) if self._halves is None else self._halves.gradient
-        )
         if not self._adam.knows_all() or (self._halves and not self._halves.knows(self._adam)):
             raise NoShortcut("a parameter has got its first gradient only now")
         found = []
         for parameter, _ in self._adam.parameters:
-            gradient = find(parameter)
+            gradient = self.gradient(parameter)
             if gradient is not None and not adam.can_read(gradient, parameter):
                 gradient = gradient.contiguous()
                 if not adam.can_read(gradient, parameter):
@@ -122,8 +123,8 @@ class Shortcuts:
 
     def settle(self) -> None:
         """Fill the tables in."""
-        assert self._adam is not None
-        self._adam.settle()
+        if self._adam is not None:
+            self._adam.settle()
 
     def simplify(self) -> bool:
         """Put nothing off from here on, and join no layers; False where none of it was done."""
