@@ -20,7 +20,7 @@ from anytrain.core.errors import BadInput, BadType, CheckpointError, NotFinite
 from anytrain.core.notices import give_notice
 from anytrain.doors.accelerator.options import DataLoaderConfiguration, ProjectConfiguration
 from anytrain.engine import checkpoint
-from anytrain.engine.assemble import run_state, timing
+from anytrain.engine.assemble import run_state, session as sessions
 from anytrain.engine.assemble.run import Run, num_skipped
 from anytrain.engine.assemble.step_boundary import BetweenSteps
 from anytrain.engine.checkpoint import huggingface
@@ -297,7 +297,7 @@ class Saving:
         found = self._run.session
         if self.project_configuration.project_dir is not None and not found.observer.is_watching:
             self._between.stop_on_signals(found, self._save_interrupted)
-            self._between.timesheet = timing.timesheet(
+            self._between.timesheet = sessions.timesheet(
                 found,
                 self.project_configuration.project_dir,
                 begin=lambda: {"step": self._restored or 0},
@@ -355,7 +355,7 @@ class Saving:
             "gradient_accumulation_steps": run.session.cursor.accumulation.num_steps,
             "dataloader_config": asdict(self.dataloader_config),
         }
-        facts = timing.start(run.session, model, sets)
+        facts = sessions.start_facts(run.session, model, sets)
         return {**facts, "arguments": origin.settings({**own, **self._project[1]})}
 
     def _save_interrupted(self) -> str:

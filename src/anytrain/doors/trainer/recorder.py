@@ -16,7 +16,7 @@ from anytrain.core.clock import OUTSIDE
 from anytrain.core.events import EventKind
 from anytrain.core.notices import give_notice
 from anytrain.doors.trainer.outputs import speed_metrics
-from anytrain.engine.assemble import timing as starting
+from anytrain.engine.assemble import session as sessions
 from anytrain.engine.assemble.session import Session
 from anytrain.engine.loop import Requests
 from anytrain.engine.recording import origin
@@ -119,7 +119,7 @@ class RunRecorder:
         named = args.run_name if args.run_name != args.output_dir else None
 
         def facts() -> dict[str, Any]:
-            found = starting.start(trainer._session, trainer.model, sets)
+            found = sessions.start_facts(trainer._session, trainer.model, sets)
             found["arguments"] = origin.settings(args.to_dict())
             return (
                 {**found, "used": dict(trainer._parts.saver.settled)}
@@ -252,7 +252,7 @@ class RunRecorder:
         ledger, first = trainer._session.ledger, trainer.state.global_step
         sheet = None
         if trainer.args.output_dir is not None:
-            sheet = starting.timesheet(
+            sheet = sessions.timesheet(
                 trainer._session,
                 trainer._get_output_dir(trainer._trial),
                 begin=lambda: {"step": first, **self._length()},
