@@ -300,9 +300,10 @@ class Saver:
         if has_adapters(target):
             load_adapters(target, str(folder))
         elif isinstance(saved, checkpoint.Loaded) and saved.num_models:
-            saved.load_model(target)
+            saved.load_model(target, load=self._trainer._session.strategy.load)
         else:
-            checkpoint.load_weights(target, huggingface.read_model(folder), source=str(folder))
+            weights, load = huggingface.read_model(folder), self._trainer._session.strategy.load
+            checkpoint.load_weights(target, weights, source=str(folder), load=load)
 
     def load_optimizers(self, checkpoint: str | os.PathLike[str] | None) -> None:
         """Put the optimizer and its schedule back, once both are made."""

@@ -80,32 +80,28 @@ _HOMES = {
     "verify": "catalog",
 }
 
-__all__ = [
-    "Loaded",
-    "Newest",
-    "PassedOver",
-    "Retention",
-    "SaveFailed",
-    "Saved",
-    "Snapshot",
-    "Store",
-    "Writer",
-    "check",
-    "check_fit",
-    "load",
-    "load_weights",
-    "model_state",
-    "save",
-    "verify",
-]
-
 if TYPE_CHECKING:
-    from anytrain.engine.checkpoint.catalog import Newest, PassedOver, Retention, verify
-    from anytrain.engine.checkpoint.encode import check
-    from anytrain.engine.checkpoint.model import check_fit, load_weights, model_state
-    from anytrain.engine.checkpoint.saving import Saved, SaveFailed
-    from anytrain.engine.checkpoint.snapshot import Snapshot
-    from anytrain.engine.checkpoint.store import Loaded, Store, Writer, load, save
+    from anytrain.engine.checkpoint.catalog import (
+        Newest as Newest,
+        PassedOver as PassedOver,
+        Retention as Retention,
+        verify as verify,
+    )
+    from anytrain.engine.checkpoint.encode import check as check
+    from anytrain.engine.checkpoint.model import (
+        check_fit as check_fit,
+        load_weights as load_weights,
+        model_state as model_state,
+    )
+    from anytrain.engine.checkpoint.saving import Saved as Saved, SaveFailed as SaveFailed
+    from anytrain.engine.checkpoint.snapshot import Snapshot as Snapshot
+    from anytrain.engine.checkpoint.store import (
+        Loaded as Loaded,
+        Store as Store,
+        Writer as Writer,
+        load as load,
+        save as save,
+    )
 
 
 def __getattr__(name: str) -> Any:

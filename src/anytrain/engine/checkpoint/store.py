@@ -74,7 +74,9 @@ class Store:
         Rank 0 looks, and every rank gets its answer.
         """
         here = world or Solo()
-        return here.broadcast_object(catalog.newest_whole(self.root) if here.rank == 0 else _none())
+        return here.broadcast_object(
+            catalog.newest_whole(self.root) if here.rank == 0 else Newest(None)
+        )
 
     def load(self, which: str | Newest, *, world: World | None = None) -> Loaded:
         """Return a whole checkpoint by its name or as found; raise CheckpointError otherwise."""
@@ -143,10 +145,6 @@ def load(path: str | os.PathLike[str], *, world: World | None = None) -> Loaded:
 def collective(world: World) -> Exchange:
     """Return an exchange among the ranks over the world's own collectives."""
     return lambda step, value: world.gather_object(value)
-
-
-def _none() -> Newest:
-    return Newest(None)
 
 
 def _checked(name: str) -> str:
