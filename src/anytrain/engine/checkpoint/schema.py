@@ -69,7 +69,6 @@ class Simple:
         return True
 
     def check(self, value: Any, where: str) -> None:
-        """Raise Misfit, naming the field, unless the value is of this kind."""
         if not self.holds(value):
             raise Misfit(f"{where or 'it'} is {shown(value)}, and must be {self}")
 
@@ -86,7 +85,6 @@ class Whole(Simple):
     most: int = MOST
 
     def holds(self, value: Any) -> bool:
-        """Whether the value is of this kind."""
         value = _plain(value)
         return type(value) is int and self.least <= value <= self.most
 
@@ -103,7 +101,6 @@ class Number(Simple):
     finite: bool = True
 
     def holds(self, value: Any) -> bool:
-        """Whether the value is of this kind."""
         value = _plain(value)
         if type(value) is int:
             return abs(value) < 2**1023 and self.least <= value <= self.most
@@ -125,7 +122,6 @@ class Text(Simple):
     known: tuple[str, ...] = ()
 
     def holds(self, value: Any) -> bool:
-        """Whether the value is of this kind."""
         return isinstance(value, str) and (not self.known or value in self.known)
 
     def __str__(self) -> str:
@@ -137,7 +133,6 @@ class Flag(Simple):
     """True or False."""
 
     def holds(self, value: Any) -> bool:
-        """Whether the value is of this kind."""
         return isinstance(value, bool)
 
     def __str__(self) -> str:
@@ -152,7 +147,6 @@ class Taken(Simple):
     take: Callable[[Any], object]
 
     def holds(self, value: Any) -> bool:
-        """Whether the value is of this kind."""
         try:
             self.take(value)
         except Exception:  # noqa: BLE001  # whatever it is, it was not taken

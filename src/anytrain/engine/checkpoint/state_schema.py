@@ -50,7 +50,6 @@ class Tensors(Simple):
     """Whether it holds floats, none of them NaN or infinite."""
 
     def holds(self, value: Any) -> bool:
-        """Whether the value is of this kind."""
         if not isinstance(value, torch.Tensor) or self.dtype not in (None, value.dtype):
             return False
         if self.floats and not _are_floats(value):
@@ -84,7 +83,6 @@ class Arrays(Simple):
     dtype: str
 
     def holds(self, value: Any) -> bool:
-        """Whether the value is of this kind."""
         is_one = isinstance(value, np.ndarray)
         return is_one and value.shape == self.shape and value.dtype == np.dtype(self.dtype)
 

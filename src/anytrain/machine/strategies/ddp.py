@@ -60,11 +60,9 @@ class DDP:
             return _replicate(model, self._device, options, self._world.carrier)
 
     def original(self, model: nn.Module) -> nn.Module:
-        """Return what was given to `place`."""
         return model.module if isinstance(model, DistributedDataParallel) else model
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[None]:
-        """Let gradients add up on each rank inside the block; nothing is sent."""
         if not isinstance(model, DistributedDataParallel):
             return nullcontext()
         block: AbstractContextManager[None] = model.no_sync()
@@ -72,7 +70,6 @@ class DDP:
 
     @contextmanager
     def share_next_backward(self, model: nn.Module) -> Iterator[None]:
-        """Average the gradients of the next backward, though its forward did not plan to."""
         if not isinstance(model, DistributedDataParallel):
             yield
             return
@@ -86,7 +83,6 @@ class DDP:
             replica.require_backward_grad_sync = before
 
     def end_backward(self, model: nn.Module) -> str | None:
-        """Complete a step's gradients where some may go unused; say what was learnt of it."""
         usage: Usage | None = vars(model).get("_usage")
         return None if usage is None else usage.end_backward(partial(self._world.reduce, op="sum"))
 
@@ -131,7 +127,6 @@ class DDP:
         )
 
     def join(self, models: Sequence[nn.Module]) -> AbstractContextManager[None]:
-        """Let ranks run out of batches at different times inside the block."""
         replicas: list[Joinable] = [m for m in models if isinstance(m, DistributedDataParallel)]
         if not replicas:
             return nullcontext()

@@ -79,11 +79,9 @@ class Solo:
         pass
 
     def place(self, model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
-        """Return the model itself."""
         return model
 
     def original(self, model: nn.Module) -> nn.Module:
-        """Return the model itself."""
         return model
 
     def accumulating(self, model: nn.Module) -> AbstractContextManager[None]:
@@ -102,22 +100,18 @@ class Solo:
         """Do nothing: the mean of one is itself."""
 
     def norm(self, gradients: Sequence[torch.Tensor], norm_type: float = 2.0) -> torch.Tensor:
-        """Return the norm of these gradients together."""
         return norm(gradients, norm_type)
 
     def end_update(self, model: nn.Module) -> None:
         """Do nothing: the update is all there is."""
 
     def parts(self, *held: nn.Module | Optimizer) -> Iterator[Part]:
-        """Yield everything, as a whole."""
         return whole_parts(held)
 
     def load(self, held: nn.Module | Optimizer, state: Mapping[str, Any]) -> None:
-        """Load the whole state."""
         load_whole(held, state)
 
     def forecast(self, facts: ModelFacts, options: Mapping[str, Any]) -> MemoryForecast:
-        """Return everything, once."""
         return MemoryForecast(facts.weight_bytes, facts.gradient_bytes, facts.optimizer_bytes)
 
     def join(self, models: Sequence[nn.Module]) -> AbstractContextManager[None]:
