@@ -16,7 +16,7 @@ from anytrain.core import environment as _environment
 _environment.enable_mps_fallback()
 if _environment.variable("ANYTRAIN_BEATS"):
     # A launcher of ours listens. As early as can be: it explains crashes before the first step.
-    from anytrain.machine.processes.faults import watch_rank as _watch_rank
+    from anytrain.machine.processes.stack_dumps import watch_rank as _watch_rank
 
     _watch_rank()
 

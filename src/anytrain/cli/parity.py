@@ -10,7 +10,7 @@ import typer
 
 from anytrain.cli.preflight import check_command, read_command
 from anytrain.core.errors import AnytrainError, BadInput
-from anytrain.machine.processes.faults import is_library
+from anytrain.machine.processes.stack_dumps import is_library
 
 COMMAND = typer.Argument(help="Python file that trains (or -m MODULE), and its own options.")
 PRECISION = typer.Option(None, "--precision", help="no, bf16 or fp16; by default the run's own.")

@@ -68,6 +68,6 @@ def test_a_folder_that_is_gone_only_means_that_nobody_listens(tmp_path):
 
 def test_processes_load_no_torch():
     rooms = "stalls error_hooks notes heartbeat spawn supervise crashes"
-    rooms += " child faults host_limits pickling exceptions"
+    rooms += " child stack_dumps host_limits pickling exceptions"
     imports = "\n".join(f"import anytrain.machine.processes.{room}" for room in rooms.split())
     run_script(f"{imports}\nimport sys; assert 'torch' not in sys.modules")

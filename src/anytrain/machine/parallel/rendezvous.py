@@ -27,7 +27,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from anytrain.core import environment
 from anytrain.core.environment import RankPlace
 from anytrain.core.errors import AnytrainError, BadInput, PeerLost
-from anytrain.machine.processes import faults, notes
+from anytrain.machine.processes import notes, stack_dumps
 from anytrain.machine.processes.heartbeat import name_ranks
 from anytrain.machine.processes.stalls import RESUME, say
 
@@ -363,7 +363,9 @@ class PeerProcesses:
     def look(self) -> None:
         """Take down who is there: one that was seen and is gone has ended."""
         if self.beats is not None:
-            self._seen.update({rank: [pid] for rank, pid in faults.processes(self.beats)})
+            self._seen.update(
+                {rank: [pid] for rank, pid in stack_dumps.known_processes(self.beats)}
+            )
         # These last: a rank that was started again has an earlier process in the folder.
         self._seen.update(_of_this_job())
 

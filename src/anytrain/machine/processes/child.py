@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from anytrain.core.errors import BadType, DiskFull
-from anytrain.machine.processes import exceptions, faults, notes, parent_death, pickling
+from anytrain.machine.processes import exceptions, notes, parent_death, pickling, stack_dumps
 from anytrain.machine.processes.error_hooks import ErrorHooks, is_peer_lost
 from anytrain.machine.processes.exceptions import PickledError
 
@@ -42,7 +42,7 @@ def main(folder: str, parcel: str, end: str, brings_value: str) -> NoReturn:
 
 def perform(unpack: Callable[[], Call], folder: str, rank: int, brings_value: bool) -> int:
     """Make the call and write down how it went; return the exit code."""
-    faults.watch_faults(folder, rank)
+    stack_dumps.dump_stacks(folder, rank)
     try:
         function, args = unpack()
         value = function(*args)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from anytrain.core.errors import PeerLost
-from anytrain.machine.processes import faults, host_limits, notes, supervise
+from anytrain.machine.processes import host_limits, notes, stack_dumps, supervise
 from anytrain.machine.processes.heartbeat import Beat, read_beat
 from anytrain.machine.processes.host_limits import MemoryMarks
 from anytrain.machine.processes.notes import Note
@@ -374,7 +374,7 @@ def _how(end: Ending) -> str:
 
 
 def _where(end: Ending) -> str:
-    frame = faults.own_frame(end.evidence.stack)
+    frame = stack_dumps.own_frame(end.evidence.stack)
     line = f", in {frame}" if frame is not None else ""
     if end.beat is not None:
         return f"{end.beat.where()}{line}"
@@ -395,8 +395,8 @@ def _stack(end: Ending) -> str:
     return f"\n    {ago:.1f} s before that was noticed, it was in:\n{_lines(seen.stack)}"
 
 
-def _lines(stack: Sequence[faults.Frame]) -> str:
-    return faults.describe(stack, indent="      ")
+def _lines(stack: Sequence[stack_dumps.Frame]) -> str:
+    return stack_dumps.describe(stack, indent="      ")
 
 
 def _left_alone(end: Ending, size: int, returned: Sequence[int]) -> PeerLost:

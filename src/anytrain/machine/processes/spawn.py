@@ -30,13 +30,13 @@ from anytrain.machine.processes import (
     child,
     crashes,
     exceptions,
-    faults,
     heartbeat,
     host_limits,
     notebook_cell,
     notes,
     parent_death,
     pickling,
+    stack_dumps,
     supervise,
 )
 
@@ -256,7 +256,7 @@ class _Attempt:
         """End the children at once, but for a checkpoint that they are about to save."""
         folder = self._folder
         notes.set_flag(folder, notes.INTERRUPTED)
-        begun = {pid for _, pid in faults.processes(folder)}
+        begun = {pid for _, pid in stack_dumps.known_processes(folder)}
         # One that has not come as far as our code would show Python's own end of an interrupt.
         supervise.end([m for m in self._members if m.pid not in begun], signal.SIGKILL, 0)
         is_deaf = signal.getsignal(signal.SIGINT) is signal.SIG_IGN  # so are its children, then
@@ -287,7 +287,7 @@ class _Attempt:
         is_lost = first.note is not None and first.note.kind == "peer lost"
         if pickled and is_lost and (returned or options.size > options.num_processes):
             seen = [
-                faults.Frame(file, line, name.rpartition(".")[2])
+                stack_dumps.Frame(file, line, name.rpartition(".")[2])
                 for file, name, _, line in reversed(pickled[0].frames)
             ]
             first = replace(first, evidence=replace(first.evidence, stack=tuple(seen)))
@@ -330,14 +330,14 @@ def _doing(folder: str, rank: int, member: supervise.Process) -> str:
     """Say where a rank is now."""
     if member.poll() is not None:
         return f"    rank {rank} had ended."
-    beat, seen = heartbeat.read_beat(folder, rank), faults.last_seen(folder, rank, member.pid)
+    beat, seen = heartbeat.read_beat(folder, rank), stack_dumps.last_seen(folder, rank, member.pid)
     where = "before its first step with anytrain" if beat is None else beat.where()
     own = () if seen is None else tuple(takewhile(_is_of_the_call, seen.stack))
-    stack = f", in\n{faults.describe(own, indent=' ' * 6)}" if own else ""
+    stack = f", in\n{stack_dumps.describe(own, indent=' ' * 6)}" if own else ""
     return f"    rank {rank} was {where}{stack}"
 
 
-def _is_of_the_call(frame: faults.Frame) -> bool:
+def _is_of_the_call(frame: stack_dumps.Frame) -> bool:
     return frame.file != child.__file__
 
 

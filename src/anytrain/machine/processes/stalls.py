@@ -24,7 +24,7 @@ from typing import Protocol
 import psutil
 
 from anytrain.core.errors import PeerLost
-from anytrain.machine.processes import faults, notes, parent_death
+from anytrain.machine.processes import notes, parent_death, stack_dumps
 from anytrain.machine.processes.heartbeat import Beat, Pulse, name_ranks, read_beat
 
 RESUME = "start the same command again; a script that calls load_state continues from its last save"
@@ -143,7 +143,7 @@ class RankWatch:
             self._place = place
             self._shifts += 1
         beat = self._pulse.beat()
-        stack = faults.describe(faults.main_stack())
+        stack = stack_dumps.describe(stack_dumps.main_stack())
         return replace(beat, moves=beat.moves + self._shifts, line=line, stack=stack)
 
     def _read(self, ranks: list[int]) -> None:
@@ -283,7 +283,7 @@ def main_thread_place() -> tuple[str, object]:
     if frame is None:
         return "", None
     place = (frame.f_code, frame.f_lasti)
-    while frame is not None and faults.is_library(frame.f_code.co_filename):
+    while frame is not None and stack_dumps.is_library(frame.f_code.co_filename):
         frame = frame.f_back
     if frame is None:
         return "", place

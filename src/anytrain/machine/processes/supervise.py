@@ -33,9 +33,9 @@ from typing import IO, Any, Protocol
 import psutil
 
 from anytrain.core import environment
-from anytrain.machine.processes import faults
-from anytrain.machine.processes.faults import Frame, Seen
+from anytrain.machine.processes import stack_dumps
 from anytrain.machine.processes.host_limits import Space, shared_memory
+from anytrain.machine.processes.stack_dumps import Frame, SeenStack
 
 GRACE_S = 600.0
 """How long a process may take to save its work after it was asked to stop; a second request ends
@@ -275,7 +275,7 @@ def _loading(processes: Sequence[Process], signum: int, beats: str | None) -> se
     """Return those that an interrupt would find importing, before anything of ours."""
     if beats is None or signum != signal.SIGINT:
         return set()
-    begun = {pid for _, pid in faults.processes(beats)}
+    begun = {pid for _, pid in stack_dumps.known_processes(beats)}
     return {each.pid for each in processes if each.pid not in begun and _is_young(each.pid)}
 
 
@@ -427,7 +427,7 @@ class Evidence:
 
     stack: tuple[Frame, ...] = ()
     """The Python stack of a native crash, innermost first."""
-    seen: Seen | None = None
+    seen: SeenStack | None = None
     """Where the main thread was when it was last looked at."""
     peak_bytes: int | None = None
     """The most memory that it, or a process that it started, was seen to have in use."""
@@ -503,13 +503,15 @@ def collect_evidence(folder: str | Path, rank: int, pid: int, code: int) -> Evid
     """Return what is known of a rank's end."""
     seen = _looks.get(pid, _Looks())
     # A rank that was started again has had several numbers: the latest counts.
-    known = {other: number for other, number in faults.processes(folder) if number in _looks}
+    known = {
+        other: number for other, number in stack_dumps.known_processes(folder) if number in _looks
+    }
     peers = {other: _looks[number].peak_bytes for other, number in known.items()}
     peers[rank] = seen.peak_bytes
     spaces = [space for space in (seen.shared, shared_memory()) if space is not None]
     return Evidence(
-        stack=faults.fault(folder, rank, pid, -code) if code < 0 else (),
-        seen=faults.last_seen(folder, rank, pid),
+        stack=stack_dumps.crash_stack(folder, rank, pid, -code) if code < 0 else (),
+        seen=stack_dumps.last_seen(folder, rank, pid),
         peak_bytes=seen.peak_bytes or None,
         peers=tuple((other, peak) for other, peak in sorted(peers.items()) if peak),
         address_limit_bytes=seen.address_limit_bytes,

@@ -63,7 +63,7 @@ class Frame(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SeenStack:
     """The main thread's stack, innermost first, and when it was looked at."""
 
     stack: tuple[Frame, ...]
@@ -74,7 +74,7 @@ _kept: dict[int, IO[bytes]] = {}
 """The file of this process: the fault handler knows its number alone, so it must stay open."""
 
 
-def watch_faults(folder: str, rank: int) -> None:
+def dump_stacks(folder: str, rank: int) -> None:
     """Leave this process's stack in the launcher's folder, whatever ends it.
 
     A fault handler that somebody has set up already keeps the file it writes to.
@@ -100,7 +100,7 @@ def watch_rank() -> None:
     # multiprocessing's processes are started with this word, and import the script again.
     if folder is not None and "--multiprocessing-fork" not in sys.orig_argv:
         rank = int(environment.variable("RANK") or 0)
-        watch_faults(folder, rank)
+        dump_stacks(folder, rank)
         _end_quietly(folder, rank)
 
 
@@ -117,7 +117,7 @@ def _end_quietly(folder: str, rank: int) -> None:
     sys.excepthook = show
 
 
-def fault(folder: str | Path, rank: int, pid: int, signum: int) -> tuple[Frame, ...]:
+def crash_stack(folder: str | Path, rank: int, pid: int, signum: int) -> tuple[Frame, ...]:
     """Return the stack that a crash with this signal left, innermost first; () if none."""
     try:
         text = _path(folder, rank, pid, "fault").read_text(errors="replace")
@@ -136,18 +136,18 @@ def fault(folder: str | Path, rank: int, pid: int, signum: int) -> tuple[Frame, 
     return stacks.get("current") or stacks.get(main) or ()
 
 
-def last_seen(folder: str | Path, rank: int, pid: int) -> Seen | None:
+def last_seen(folder: str | Path, rank: int, pid: int) -> SeenStack | None:
     """Return where the rank's main thread was when it was last looked at."""
     try:
         raw = _path(folder, rank, pid, "place").read_bytes()
         begin = 1 + raw[0] * _SLOT
         at, frames = json.loads(raw[begin : begin + _SLOT].rstrip(b"\0"))
-        return Seen(tuple(Frame(*frame) for frame in frames), float(at))
+        return SeenStack(tuple(Frame(*frame) for frame in frames), float(at))
     except (OSError, ValueError, TypeError, IndexError):
         return None
 
 
-def processes(folder: str | Path) -> list[tuple[int, int]]:
+def known_processes(folder: str | Path) -> list[tuple[int, int]]:
     """Return rank and number of every process that has been here, the latest last."""
     found = []
     for path in Path(folder).glob("rank-*.fault"):
