@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections import UserDict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from statistics import median
 from time import perf_counter
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from anytrain.core.clock import Ledger
-from anytrain.engine.data.trimming import Columns, PaddingTrim
+from anytrain.engine.data.trimming import MASK, Columns, PaddingTrim
 from anytrain.engine.tree import leaves, map_tensors
 from anytrain.machine.backends.base import Backend, Lane
 
@@ -252,7 +252,11 @@ class Prefetcher:
         if self.kept is not None:
             self.kept.add(batch)
         reached = None if self._reached is None else self._reached()
-        columns = None if self.trim is None else self.trim.measure(batch)
+        columns = (
+            self.trim.measure(batch)
+            if self.trim is not None and isinstance(batch, Mapping) and MASK in batch
+            else None
+        )
         arrive = None
         if self._lane is not None:
             with self._sending:

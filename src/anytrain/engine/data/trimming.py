@@ -15,7 +15,7 @@ import torch
 
 from anytrain.engine.objective import IGNORED
 
-_MASK = "attention_mask"
+MASK = "attention_mask"
 _LEVELS = 8
 _EVEN = 8
 """Lengths are eighths of the whole, and multiples of this."""
@@ -73,7 +73,7 @@ def used_columns(batch: Any) -> Columns | None:
     >>> used_columns({"input_ids": mask + 4, "attention_mask": mask})
     Columns(start=0, stop=24, width=64)
     """
-    mask = batch.get(_MASK) if isinstance(batch, Mapping) else None
+    mask = batch.get(MASK) if isinstance(batch, Mapping) else None
     if not isinstance(mask, torch.Tensor) or mask.ndim != 2 or mask.is_floating_point():
         return None
     if mask.device.type != "cpu" or mask.shape[1] < 2 * _EVEN:
@@ -112,7 +112,7 @@ def _labels_allow(batch: Mapping[str, Any], mask: torch.Tensor, columns: Columns
 
 def cut_columns(batch: Any, columns: Columns) -> Any:
     """Return the batch with these columns of all that has a value for each column."""
-    shape = batch[_MASK].shape
+    shape = batch[MASK].shape
     cut = copy.copy(batch)
     for name, value in list(batch.items()):
         if _is_by_column(value, shape):
