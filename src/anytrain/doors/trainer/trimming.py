@@ -80,7 +80,8 @@ def _stay_whole(trainer: Trainer) -> bool:
         return True
     if args.neftune_noise_alpha is not None:  # its noise is by the length
         return True
-    traces = session.end_step is not None or session.plan.step.value == "compiled"
+    traces = session.end_step is not None or session.graphs is not None
+    traces = traces or session.plan.step.value == "compiled"
     own = any(map(trainer._is_own, _READS))
     own = own or getattr(args, "predict_with_generate", False)
     return traces or own or session.observer.is_watching or meets_other_ranks(trainer.model)
