@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import json
 import os
 import random
@@ -285,6 +286,40 @@ def test_a_save_without_room_fails_before_it_writes(
     assert hidden(tmp_path) == []
     monkeypatch.undo()
     saved(store.save("late", run.snapshot(2)))
+
+
+def test_a_save_that_fits_is_made_on_a_small_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, run = Store(tmp_path), small_run()
+    monkeypatch.setattr(files, "free_bytes", lambda path: 1 << 18)
+    assert saved(store.save("small", run.snapshot(1))).num_bytes < 1 << 18
+
+
+def test_what_a_save_needs_is_what_it_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, run = Store(tmp_path), small_run()
+    size = saved(store.save("good", run.snapshot(1))).num_bytes
+    monkeypatch.setattr(files, "free_bytes", lambda path: 1000)
+    said = failed(store.save("late", run.snapshot(2))).why
+    assert said.endswith(f"and {tmp_path} has 1,000 left.")
+    told = int(said.split()[2].replace(",", ""))
+    assert 0.5 * size < told <= size
+
+
+def test_a_limit_on_the_size_of_files_is_not_called_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **more: object) -> None:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(files, "write_file", refuse)
+    outcome = failed(Store(tmp_path).save("large", small_run().snapshot(1)))
+    assert "No room" not in outcome.what
+    assert "File too large" in outcome.why
+    assert "ulimit -f" in outcome.fix
+    assert "free some space" not in outcome.fix
 
 
 def test_a_folder_that_cannot_be_written_is_a_failure_and_no_error(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ all of them give the same answer.
 
 from __future__ import annotations
 
+import errno
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +34,8 @@ Exchange: TypeAlias = Callable[[str, Any], list[Any]]
 
 FailureKind = Literal["space", "disk", "nonfinite", "occupied", "not-shared", "peer"]
 _Report: TypeAlias = dict[str, Any]
-_SPARE_BYTES = 1 << 20
+_MOST_SPARE_BYTES = 1 << 20
+"""The most that a disk keeps free beside a save's files, for the manifest and small writes."""
 _SEEN_WITHIN_S = 3.0
 
 
@@ -280,7 +282,7 @@ def _room(place: SavePlace, reports: Sequence[_Report], exchange: Exchange) -> _
             + "; ".join(f"rank {r}: {t['rank_parts']}" for r, t in enumerate(reports)),
             fix="register the same objects on every rank.",
         )
-    needed = sum(report["bytes"] for report in reports) + _SPARE_BYTES
+    needed = sum(report["bytes"] for report in reports)
     return _on_rank_0(place, "room", lambda: _enough(place, needed), exchange).get("failure")
 
 
@@ -289,9 +291,12 @@ def _enough(place: SavePlace, needed: int) -> _Report:
         free = files.free_bytes(place.root)
     except OSError as error:
         return {"failure": _disk_failure(place, error)}
-    if free >= needed:
+    spare = min(needed // 16, _MOST_SPARE_BYTES)
+    if free >= needed + spare:
         return {}
-    why = f"it needs {needed:,} bytes and {place.root} has {free:,} left."
+    why = f"it is {needed:,} bytes, and {place.root} has {free:,} left."
+    if free >= needed:
+        why = f"{why[:-1]}; {spare:,} of them are kept for the list of its files and the like."
     return {"failure": _space_failure(place, why)}
 
 
@@ -448,6 +453,15 @@ def _told(kind: FailureKind, what: str, why: str, fix: str) -> _Report:
 
 
 def _disk_failure(place: SavePlace, error: OSError | Damaged) -> _Report:
+    if isinstance(error, OSError) and error.errno == errno.EFBIG:
+        return _told(
+            "space",
+            f"The checkpoint {place.target} was not saved; the earlier ones are untouched.",
+            "a file of it is larger than this process, or the disk, lets a file become "
+            f"({error.strerror}).",
+            "raise the limit (`ulimit -f unlimited`), or save where such files can be; the next "
+            "save tries again.",
+        )
     if isinstance(error, OSError) and error.errno in files.NO_ROOM:
         return _space_failure(place, f"the disk said: {error.strerror}.")
     why = f"{error.file}: {error.why}" if isinstance(error, Damaged) else str(error)
