@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from anytrain.core.errors import BadInput, BadType, Notice
+from anytrain.doors.callbacks import TrainerCallback
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
 from equivalence import twins
@@ -260,6 +261,45 @@ def test_a_mistake_in_an_evaluation_costs_no_step(tmp_path: Path) -> None:
     trainer = build(tmp_path, Anything(), **given, compute_metrics=accuracy)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-3"))
     assert trainer.state.global_step == 6
+
+
+def test_a_metric_that_no_evaluation_gives_is_told_before_the_first_step(tmp_path: Path) -> None:
+    given = {"train_dataset": named("labels"), "eval_dataset": named("labels")}
+    given |= {"eval_strategy": "epoch", "metric_for_best_model": "accuracy"}
+    trainer = build(tmp_path, Anything(), **given)
+    with pytest.raises(KeyError, match=r"(?s)'eval_accuracy'.*without compute_metrics") as caught:
+        trainer.train()
+    assert trainer.state.global_step == 0
+    assert "compute_metrics" in caught.value.fix
+
+    class Own(TrainerCallback):
+        def on_evaluate(self, args: Any, state: Any, control: Any, **known: Any) -> None:
+            known["metrics"]["eval_accuracy"] = 0.5
+
+    own = build(tmp_path, Anything(), **given, callbacks=[Own()])
+    own.train()
+    assert own.state.best_metric == 0.5
+    for name in ("loss", "eval_loss", "eval_runtime", "eval_samples_per_second"):
+        build(tmp_path, Anything(), **{**given, "metric_for_best_model": name}).train()
+
+
+def test_a_metric_that_an_evaluation_lacked_says_why_and_how_to_go_on_apart(
+    tmp_path: Path,
+) -> None:
+    given = {"train_dataset": named("labels"), "eval_dataset": named("labels")}
+    given |= dict.fromkeys(("save_strategy", "eval_strategy"), "steps")
+    given |= dict.fromkeys(("save_steps", "eval_steps"), 1)
+    given |= {"metric_for_best_model": "f1", "compute_metrics": accuracy}
+    with pytest.raises(KeyError) as caught:
+        build(tmp_path, Anything(), **given).train()
+    assert caught.value.why.endswith("That was after step 1, whose checkpoint was saved.")
+    assert caught.value.fix.endswith("pass resume_from_checkpoint=True to go on from there.")
+
+
+def test_an_evaluation_of_nothing_is_told(tmp_path: Path) -> None:
+    given = {"train_dataset": named("labels"), "eval_dataset": [], "eval_strategy": "epoch"}
+    with pytest.warns(Notice, match="Nothing was evaluated: the data set of 'eval' is empty"):
+        build(tmp_path, Anything(), **given).train()
 
 
 class Told(Trainer):

@@ -25,6 +25,8 @@ from anytrain.engine.checkpoint.manifest import MANIFEST
 if TYPE_CHECKING:
     from anytrain.doors.trainer.trainer import Trainer
 
+_GIVES_METRICS = ("evaluate", "evaluation_loop", "log", "_evaluate", "_determine_best_metric")
+_ALWAYS_GIVEN = ("loss", "_runtime", "_per_second", "_time", "_num_input_tokens_seen", "epoch")
 _STEP = re.compile(rf"{PREFIX_CHECKPOINT_DIR}-(\d+)")
 
 
@@ -43,6 +45,22 @@ class Best:
     def metric_name(self) -> str | None:
         name = self._trainer.args.metric_for_best_model
         return name if name is None or name.startswith("eval_") else f"eval_{name}"
+
+    def check_metric(self) -> None:
+        """Refuse, before a step is made, to choose by a metric that no evaluation can give.
+
+        A subclass, a callback or compute_metrics may give any; without them there are few.
+        """
+        trainer, name = self._trainer, self.metric_name()
+        given = [trainer, *trainer.callback_handler.callbacks]
+        is_all_ours = all(type(each).__module__.startswith("anytrain.") for each in given)
+        is_own = any(trainer._is_own(method) for method in _GIVES_METRICS)
+        is_asked = trainer.args.eval_strategy != "no" and trainer.compute_metrics is None
+        follows = str(trainer.args.lr_scheduler_type).endswith("plateau")  # it says so itself
+        if name is None or not is_asked or not is_all_ours or is_own or follows:
+            return
+        if not name.endswith(_ALWAYS_GIVEN) and "_mem_" not in name:
+            raise CheckpointMetricMissing(name, None)
 
     def is_new(self, metrics: dict[str, float]) -> bool:
         """Whether this evaluation is the best so far, by metric_for_best_model."""
@@ -219,10 +237,13 @@ def _number(name: str, value: Any) -> float:
 class CheckpointMetricMissing(CheckpointError, KeyError):
     """metric_for_best_model names what no evaluation gives."""
 
-    def __init__(self, name: str, known: list[str], use: str = "find the best model by") -> None:
+    def __init__(
+        self, name: str, known: list[str] | None, use: str = "find the best model by"
+    ) -> None:
+        gave = "without compute_metrics an evaluation gives eval_loss and its times alone."
         super().__init__(
             f"Cannot {use} {name!r}.",
-            why=f"the evaluation gave {', '.join(known)}.",
+            why=gave if known is None else f"the evaluation gave {', '.join(known)}.",
             fix="let metric_for_best_model name one of these, or return it from compute_metrics.",
         )
 

@@ -176,8 +176,14 @@ class Evaluator:
                 predictions, labels, metrics = scores.result(kept)
                 loss = kept.loss.value(world)  # the host may not have read of the device before
             num_samples = sum(world.gather_object(kept.num_rows))
-            if description == "Evaluation" and num_samples and world.rank == 0:
-                scores.tell_missing(trainer.label_names, only_loss, loss is not None)
+            if description == "Evaluation" and world.rank == 0:
+                if num_samples:
+                    scores.tell_missing(trainer.label_names, only_loss, loss is not None)
+                else:
+                    give_notice(
+                        f"Nothing was evaluated: the data set of {metric_key_prefix!r} is empty.",
+                        stacklevel=4,
+                    )
         finally:
             give_back()
             scores.close()

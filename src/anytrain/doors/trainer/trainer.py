@@ -328,6 +328,7 @@ class Trainer(Described, OverridePoints, NamedArguments):
             shorten(self, observer)
             resume_from_checkpoint = trial = None  # it has a folder of its own
         self._refuse_idle()
+        self._parts.best.check_metric()
         self._memory.start()
         self._hp_search_setup(trial)
         self._follow_arguments()

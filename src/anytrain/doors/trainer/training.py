@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from anytrain.core.errors import BadInput, add_to_message
+from anytrain.core.errors import AnytrainError, BadInput, add_to_message
 from anytrain.core.events import EventKind
 from anytrain.core.notices import give_notice
 from anytrain.doors.callbacks import TrainerState
@@ -294,10 +294,16 @@ class TrainerJob:
             return
         with suppress(Exception):  # the evaluation's error is the one to tell
             trainer._save_checkpoint(trainer.model, trainer._trial, wait=True)
+            step = trainer.state.global_step
+            go_on = "resume_from_checkpoint=True to go on from there."
+            if isinstance(error, AnytrainError):
+                error.why += f" That was after step {step}, whose checkpoint was saved."
+                error.fix += f" Then pass {go_on}"
+                return
             add_to_message(
                 error,
-                f"anytrain: the evaluation failed after step {trainer.state.global_step}, whose "
-                "checkpoint was saved; pass resume_from_checkpoint=True to go on from there.",
+                f"anytrain: the evaluation failed after step {step}, whose checkpoint was saved; "
+                f"pass {go_on}",
             )
 
     def save(self) -> Requests:
