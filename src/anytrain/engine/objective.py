@@ -35,15 +35,40 @@ def call(model: nn.Module, inputs: Any) -> Any:
         return model(inputs)
     by_place = inputs if isinstance(inputs, (list, tuple)) else (inputs,)
     if any(isinstance(each, torch.Tensor) for each in by_place):
-        return model(*by_place)
+        try:
+            return model(*by_place)
+        except TypeError as error:
+            _check_places(model, inputs, error)
+            raise
     return _call_with_odd(model, inputs, by_place)
+
+
+def _check_places(model: nn.Module, inputs: Any, error: TypeError) -> None:
+    """Refuse a list of more entries than forward has arguments, or of fewer."""
+    inner = getattr(model, "module", model)
+    if not isinstance(inputs, (list, tuple)) or not inputs:
+        return
+    signature = inspect.signature(inner.forward)
+    try:
+        signature.bind(*inputs)
+    except TypeError:
+        raise BadInput(
+            f"Cannot run the model on this batch: the data_collator returned a "
+            f"{type(inputs).__name__} of {len(inputs)}, the first {_shape(inputs[0])}.",
+            why="the entries of a list are forward's arguments by their place, and "
+            f"{type(inner).__name__}.forward takes ({', '.join(signature.parameters)}).",
+            fix="let the data_collator return a dict of tensors, with the names that the model's "
+            "forward has.",
+        ) from error
 
 
 def _call_with_odd(model: nn.Module, inputs: Any, by_place: Sequence[Any]) -> Any:
     """Run the model on a batch of no tensors, which some take; of one that fails, say why."""
     try:
         return model(*by_place)
-    except (TypeError, AttributeError) as error:
+    except (TypeError, AttributeError, ValueError) as error:
+        if isinstance(error, TypeError):
+            _check_places(model, inputs, error)
         if not all(isinstance(leaf, _NO_TENSORS) for leaf in leaves(inputs)):
             raise  # an object of somebody's own may hold tensors
         shown = repr(inputs)

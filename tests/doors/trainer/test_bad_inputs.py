@@ -132,6 +132,10 @@ def nothing(samples: Any) -> None:
     return None
 
 
+def a_list(samples: Any) -> Any:
+    return [torch.tensor(sample["x"]) for sample in samples]
+
+
 def divides(prediction: Any) -> Any:
     return 1 / 0
 
@@ -326,6 +330,13 @@ CASES: dict[str, tuple[type[Exception], str, Any, Any, dict[str, Any]]] = {
         Features,
         alike(x=[1.0, 2, 3, 4], labels=0),
         {"data_collator": nothing},
+    ),
+    "a collator that returns a list": (
+        ValueError,
+        r"the data_collator returned a list of \d+, the first a tensor.*by their place",
+        Features,
+        alike(x=[1.0, 2, 3, 4], labels=0),
+        {"data_collator": a_list},
     ),
     "metrics that raise": (
         ZeroDivisionError,
