@@ -288,6 +288,23 @@ def test_a_script_that_does_not_resume_is_told_how(tmp_path: Path) -> None:
     assert "call resume() after prepare() to go on with that run" in ended.stderr
 
 
+def test_a_resume_says_from_where_and_nothing_where_there_is_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for step in (0, 2):
+        accelerator = Accelerator(cpu=True, project_dir=tmp_path)
+        prepared = accelerator.prepare(*parts())
+        assert accelerator.resume() is bool(step)
+        told = capfd.readouterr().err
+        if step:
+            assert f"anytrain: goes on from {saved} at step {step}\n" in told
+        else:
+            assert "goes on" not in told
+            train(accelerator, prepared, step + 2)
+            saved = accelerator.save_state(tmp_path / "state")
+        accelerator.end_training()
+
+
 def test_a_run_goes_on_from_the_newest_whatever_its_name(tmp_path: Path) -> None:
     numbered = ProjectConfiguration(automatic_checkpoint_naming=True)
     accelerator = Accelerator(cpu=True, project_dir=tmp_path, project_config=numbered)

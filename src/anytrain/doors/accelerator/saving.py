@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable
@@ -260,9 +261,16 @@ class Saving:
         if word == "false":
             return False
         if word in ("auto", "true", "latest"):
-            return self._load_newest(must_be_there=word != "auto")
-        self._load(asked)
-        return True
+            found = self._load_newest(must_be_there=word != "auto")
+        else:
+            self._load(asked)
+            found = Path(str(asked))
+        session = self._run.session
+        if found is not None and session.world.rank == 0 and not session.observer.is_watching:
+            step = session.cursor.updates
+            sys.stderr.write(f"anytrain: goes on from {found} at step {step}\n")
+            sys.stderr.flush()
+        return found is not None
 
     def _load_newest(
         self,
@@ -270,14 +278,15 @@ class Saving:
         map_location: str | None = None,
         *,
         must_be_there: bool = False,
-    ) -> bool:
+    ) -> Path | None:
+        """Load the newest whole checkpoint of the project; return where it is."""
         store, _ = self._store_for(None, saving=False)
         world = self._run.session.world
         numbered = store.newest_whole(world=world)
         named = checkpoint.Store(store.root.parent).newest_whole(world=world)
         if named.created_ns > numbered.created_ns:
             self._load(named.path, strict, map_location)
-            return True
+            return named.path
         if numbered.path is None and not must_be_there:
             self._looked_back = True
             _tell_damage(numbered)
@@ -285,7 +294,7 @@ class Saving:
             self._load(None, strict, map_location)
         if numbered.passed_over and self.project_configuration.automatic_checkpoint_naming:
             self._take_free_number()  # what is damaged stays, and is not written over
-        return numbered.path is not None
+        return numbered.path
 
     def _begin_saving(self) -> None:
         """Save and leave between two steps when a signal asks, where there is a place to save."""
