@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shlex
 import signal
 import subprocess
 import sys
@@ -35,7 +36,8 @@ def test_it_learns_shows_it_and_leaves_its_results(tmp_path: Path) -> None:
     assert "runs/demo/result.json" in told
     assert "right on pairs held out" in told, "the learning curve"
     assert "anytrain glue --model_name_or_path" in told, "how to go on"
-    assert "anytrain[text]" in told
+    assert f"{shlex.quote(sys.executable)} -m anytrain env" in told, "as it was started"
+    assert "pip install -e '.[text,report]'" in told
     assert "\x1b" not in told, "colours and bars are for terminals"
     SameMeaning().load_state_dict(load_file(tmp_path / "runs/demo/model.safetensors"))
     showed = json.loads((tmp_path / "runs/demo/evaluation.json").read_text())

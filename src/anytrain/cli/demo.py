@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from anytrain.cli.options import FromFile
+from anytrain.cli.options import FromFile, started_as
 from anytrain.core import environment
 
 if TYPE_CHECKING:
@@ -21,7 +21,8 @@ _NEXT = (
         "anytrain glue --model_name_or_path google-bert/bert-base-cased --task_name mrpc \\\n"
         "    --do_train --do_eval --max_seq_length 128 --per_device_train_batch_size 32 \\\n"
         "    --learning_rate 2e-5 --num_train_epochs 3 --output_dir runs/mrpc",
-        "the real thing: a pretrained BERT on a GLUE task (pip install 'anytrain[text]')",
+        "the real thing: a pretrained BERT on a GLUE task\n"
+        "      (needs pip install -e '.[text,report]' in the checkout)",
     ),
     ("anytrain env", "what this machine has, what a run gets, and why"),
     (
@@ -105,7 +106,7 @@ def _conclude(console: Console, finished: DemoResult, output: Path, took_s: floa
         console.print(_report(output))
     console.print("Next:")
     for command, what in _NEXT:
-        console.print(f"  {command}\n      {what}")
+        console.print(f"  {command.replace('anytrain', started_as(), 1)}\n      {what}")
 
 
 def _report(output: Path) -> str:
@@ -116,4 +117,5 @@ def _report(output: Path) -> str:
     try:
         return f"Report: {write(output)[0]}, to open in a browser"
     except BadInput:  # what draws its charts is an extra
-        return f"Report: pip install 'anytrain[report]', then anytrain report {output}"
+        install = "pip install -e '.[report]' in the checkout"
+        return f"Report: {install}, then {started_as()} report {output}"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,6 +73,21 @@ def options_in(path: Path, known: Mapping[str, str]) -> dict[str, Any]:
                 fix=f"did you mean {near}?" if near else "leave it out.",
             )
     return {known[str(name).replace("-", "_")]: value for name, value in found.items()}
+
+
+def started_as() -> str:
+    """Return the command that anytrain was started by, as it can be typed again."""
+    script = Path(sys.argv[0])
+    if script.name == "__main__.py":
+        return f"{_typed(sys.executable)} -m anytrain"
+    found = shutil.which(script.name)
+    return script.name if found and Path(found) == script.absolute() else _typed(str(script))
+
+
+def _typed(path: str) -> str:
+    """Return a program's path for a shell, below the current folder without that."""
+    here = Path.cwd()
+    return shlex.quote(os.path.relpath(path) if Path(path).is_relative_to(here) else path)
 
 
 def newest_run(

@@ -81,7 +81,7 @@ def _transformers() -> Any:
         raise BadInput(
             "Cannot load a model.",
             why="models and tokenizers come from the library transformers, which is not installed.",
-            fix="pip install 'anytrain[text]'.",
+            fix="pip install -e '.[text]' in the checkout of anytrain.",
         ) from None
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
