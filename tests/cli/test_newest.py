@@ -40,6 +40,15 @@ def test_the_newest_run_is_taken_and_named(here: Path, words: list[str]) -> None
     assert words != ["report"] or (here / "deep/three/report.html").is_file()
 
 
+def test_watch_once_takes_the_newest_of_a_folder_of_runs(here: Path) -> None:
+    done = asked("watch", "--once", "deep")
+    assert done.exit_code == 0, done.output
+    assert "anytrain: taking deep/three: the newest run of 2 below deep." in done.stderr
+    assert "deep-three:" in done.stdout
+    (here / "empty").mkdir()
+    assert "There is no record of a run in empty" in asked("watch", "--once", "empty").stderr
+
+
 def test_the_older_of_the_two_newest_is_what_the_newer_is_held_against(here: Path) -> None:
     done = asked("diff")
     assert done.exit_code == 0

@@ -42,17 +42,18 @@ def watch(
     """Follow a run by what it writes down: progress, loss, speed, time left, memory.
 
     The run is not touched: q or Ctrl-C leaves it alone. Before there is a record, it is waited
-    for; of a search, the newest trial is taken. The exit status is 0 when the run ends well, goes
-    on or you leave, and 1 when it failed or was killed.
+    for; of a search, the newest trial is taken, and with --once the newest of a folder of runs.
+    The exit status is 0 when the run ends well, goes on or you leave, and 1 when it failed, was
+    killed, or its end is in no checkpoint.
     """
     _check_options(once, web, opens or port is not None)
-    from anytrain.insight.report.run_folders import newest_trial
+    from anytrain.insight.report.run_folders import newest_below, newest_trial
 
     run = newest_run("watch") if run is None else newest_trial(run, say, "watch")
     if run.is_file():  # no run will ever be written there
         raise no_record(run, "")
     if once:
-        _print_once(run)
+        _print_once(newest_below(run, say))
         return
     try:
         with _ends_in_order():

@@ -149,6 +149,19 @@ class RunRecord:
             return "ended"
         return standing(start) if self.starts else "unknown"
 
+    @property
+    def unsaved(self) -> tuple[str, str] | None:
+        """Since when nothing that was learnt is in a checkpoint, and why; None: the end is saved.
+
+        Known of a Trainer's training that is over and whose last save failed.
+        """
+        began = _time(self.start)
+        for event in reversed(self.events):
+            if event.get("kind") in ("unsaved", "checkpoint") and _time(event) >= began:
+                is_it = event["kind"] == "unsaved"
+                return (str(event.get("since", "")), str(event.get("why", ""))) if is_it else None
+        return None
+
     def _look_at_run(self) -> bool:
         has_changed = self._run.look()
         if has_changed and self._run.value:  # a damaged one tells less than what was known

@@ -137,3 +137,12 @@ class Sheet:
             for row in self.rows
         )
         return f"<b>{escape(self.title)}</b><table><tbody>{body}</tbody></table>"
+
+
+def in_no_checkpoint(since: str) -> str:
+    """Return in words that a run's end was not saved.
+
+    >>> in_no_checkpoint("checkpoint-4")
+    'what was learnt since checkpoint-4 is in no checkpoint'
+    """
+    return f"what was learnt since {since} is in no checkpoint"

@@ -82,7 +82,11 @@ def why(run: Folder | None = None) -> Why:
     """
     folder = newest(1, 'anytrain.why("PATH")', has_times)[0] if run is None else Path(run)
     folder = newest_trial(folder, _say_nothing, "why")
-    return Why({"run": str(folder), **explain(records.counted(records.read(folder)))})
+    told = {"run": str(folder), **explain(records.counted(records.read(folder)))}
+    unsaved = records.open_run(folder).unsaved
+    if unsaved is not None:
+        told["unsaved"] = {"since": unsaved[0], "why": unsaved[1]}
+    return Why(told)
 
 
 def _say_nothing(text: str) -> None:

@@ -11,10 +11,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from typer.testing import CliRunner
 
 from anytrain import Accelerator
+from anytrain.cli.main import app
 from anytrain.core.errors import CheckpointError, Notice
 from anytrain.doors.callbacks import TrainerCallback
+from anytrain.doors.reading import write
 from anytrain.doors.trainer.saver import disk_errors
 from doors.trainer.lives import Signals
 from equivalence import twins
@@ -182,6 +185,32 @@ def test_an_end_that_is_in_no_checkpoint_is_told_while_it_can_be_saved(
     assert "No space left on device" in closing[0]
     ran.trainer.save_model(str(tmp_path / "elsewhere"))
     assert (tmp_path / "elsewhere" / "model.safetensors").is_file()
+
+
+def test_a_run_whose_end_is_in_no_checkpoint_does_not_look_like_a_success(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = FullDisk({2, 3}, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.warns(Notice):
+        twins.train(twins.OURS, tmp_path, **SAVES, disable_tqdm=False, processing_class=full)
+    words = "what was learnt since checkpoint-4 is in no checkpoint"
+    closing = " ".join("".join(capsys.readouterr()).split())
+    assert "not saved" in closing
+    assert "the last save failed (the disk said: No space left on device)" in closing
+    assert words in closing
+    watched = CliRunner().invoke(app, ["watch", "--once", str(tmp_path)])
+    assert watched.exit_code == 1
+    assert f"Training done, but {words}." in watched.stdout
+    told = CliRunner().invoke(app, ["why", str(tmp_path)]).stdout
+    assert words in told.splitlines()[0]
+    page = write(tmp_path)[0].read_text()
+    assert "finished, end not saved" in page
+    assert f", but {words}." in page
+    # the same run again, with room: its end is saved
+    twins.train(twins.OURS, tmp_path, **SAVES, resume=str(tmp_path / "checkpoint-4"))
+    watched = CliRunner().invoke(app, ["watch", "--once", str(tmp_path)])
+    assert watched.exit_code == 0
+    assert "is in no checkpoint" not in watched.stdout
 
 
 def test_a_checkpoint_of_a_branch_that_was_left_is_not_said_to_be_saved(

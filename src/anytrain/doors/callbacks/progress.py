@@ -145,7 +145,14 @@ class ProgressCallback(TrainerCallback):
             summary = summarize(args, state, time.monotonic() - self._began, self._began_at)
             told = {} if self._facts is None else self._facts()
             remark = told.get("remark", lambda: None)()
-            self._console.end(replace(summary, remark=remark, compiled=told.get("compiled")))
+            self._console.end(
+                replace(
+                    summary,
+                    remark=remark,
+                    compiled=told.get("compiled"),
+                    unsaved=told.get("unsaved"),
+                )
+            )
         self._is_training, self._console, self._facts = False, None, None
 
     def close(self) -> None:

@@ -237,6 +237,7 @@ class RunRecorder:
             "shares": session.ledger.shares,
             "remark": lambda: remark(self.timesheet),
             "compiled": None if session.graphs is None else session.graphs.summary(),
+            "unsaved": self._trainer._parts.saver.unsaved(),
         }
 
     def samples_per_step(self) -> int:

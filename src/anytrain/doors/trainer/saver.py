@@ -169,16 +169,24 @@ class Saver:
         finally:
             trainer._between.end()
 
-    def tell_unsaved(self) -> None:
-        """Say that the run's end is in no checkpoint, while its weights can still be saved."""
+    def unsaved(self) -> tuple[str, str] | None:
+        """Return since when nothing that was learnt is in a checkpoint, and why, if that is so."""
         failed = self._trainer._between.unsaved
         if failed is None or failed.kind == "nonfinite":  # such weights are nothing to save
-            return
+            return None
         last = self._trainer._between.saved or self._went_on_from
-        since = "the beginning" if last is None else last.name
+        return "the beginning" if last is None else last.name, failed.why
+
+    def tell_unsaved(self) -> None:
+        """Say that the run's end is in no checkpoint, while its weights can still be saved."""
+        found = self.unsaved()
+        if found is None:
+            return
+        since, why = found
+        self._trainer._parts.recorder.happened("unsaved", since=since, why=why)
         give_notice(
             f"The last save failed: what was learnt since {since} is in no checkpoint.\n"
-            f"  why: {failed.why}\n"
+            f"  why: {why}\n"
             "  fix: trainer.save_model(FOLDER), with a folder that can be written, saves the "
             "weights while this process is running.",
             stacklevel=2,

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from anytrain.core.text import in_no_checkpoint
+
 Pairs = list[tuple[str, str]]
 _SHORT = {"learning_rate": "lr"}
 _TIMES = ("_runtime", "_samples_per_second", "_steps_per_second")
@@ -81,6 +83,8 @@ class Summary:
     results: str | None = None
     """Where the results lie."""
     remark: str | None = None
+    unsaved: tuple[str, str] | None = None
+    """Since when nothing that was learnt is in a checkpoint, and why the last save failed."""
     compiled: str | None = None
     """Where the time went, if something but the steps took much of it."""
     since: int = 0
@@ -111,6 +115,7 @@ class Summary:
             name, value, step = self.best
             rows.append((f"best {name}", f"{number(value)}{_at(step)}"))
         told = {
+            "not saved": self._not_saved(),
             "best checkpoint": self.best_checkpoint,
             "results": self.results,
             "compiled": self.compiled,
@@ -121,6 +126,12 @@ class Summary:
     def _steps(self) -> str:
         cut_short = self.max_steps is not None and self.steps < self.max_steps
         return f"{self.steps} of {self.max_steps}" if cut_short else str(self.steps)
+
+    def _not_saved(self) -> str | None:
+        if self.unsaved is None:
+            return None
+        since, why = self.unsaved
+        return f"the last save failed ({why.rstrip('.')}); {in_no_checkpoint(since)}"
 
     def _lowest(self) -> str:
         if self.lowest_loss is None or self.lowest_loss[0] == self.loss:

@@ -8,6 +8,7 @@ from typing import Any
 
 from anytrain.core.documents import finite, mapping, whole
 from anytrain.core.records import Life, RunRecord
+from anytrain.core.text import in_no_checkpoint
 from anytrain.insight.pages.charts import Chart, Point, chart_grid, chart_page, number
 from anytrain.insight.pages.markup import (
     Content,
@@ -95,7 +96,10 @@ def summary(run: RunRecord, known: Figures) -> Section | None:
 
 def badge(run: RunRecord) -> Markup:
     """Return the run's state, in a word."""
-    return tag("span", run.state, class_=f"badge {_LOOKS.get(run.state, 'warning')}")
+    words, looks = run.state, _LOOKS.get(run.state, "warning")
+    if run.state == "finished" and run.unsaved is not None:
+        words, looks = "finished, end not saved", "warning"
+    return tag("span", words, class_=f"badge {looks}")
 
 
 def how_it_stands(run: RunRecord) -> str:
@@ -147,7 +151,9 @@ def _last_words(run: RunRecord) -> str:
     upto = f"step {number(position(run))}"
     when = f" ({moment(heard)})" if heard is not None else ""
     if run.state == "finished":
-        return f"The run finished at {upto}{when}."
+        unsaved = run.unsaved
+        but = "" if unsaved is None else f", but {in_no_checkpoint(text(unsaved[0]))}"
+        return f"The run finished at {upto}{when}{but}."
     if run.state == "running":
         return f"The run is still going; this is how it stood at {upto}{when}."
     if run.state == "killed":

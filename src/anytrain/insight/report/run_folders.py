@@ -40,6 +40,18 @@ def newest(
     return found
 
 
+def newest_below(folder: Path, say: Callable[[str], None]) -> Path:
+    """Return the newest run below a folder of runs, and say so; any other folder as it is."""
+    if records.is_run(folder) or not folder.is_dir():
+        return folder
+    found = _newest_first(folder)
+    if not found:
+        return folder
+    more = f" of {len(found)}" if len(found) > 1 else ""
+    say(one_line(f"anytrain: taking {found[0]}: the newest run{more} below {folder}."))
+    return found[0]
+
+
 def has_times(run: Path) -> bool:
     """Whether a folder holds the times of a run."""
     return (run / records.TIMESHEET).exists()
@@ -50,22 +62,22 @@ def named(runs: list[Path]) -> str:
     return " and ".join(one_line(each) if each.parts else "this folder" for each in runs)
 
 
-def _newest_first() -> list[Path]:
+def _newest_first(root: Path = Path()) -> list[Path]:
     """Return the folders with a run's record, by the time that was last written to it."""
-    last = {folder: time for folder in _folders() if (time := _written(folder)) is not None}
+    last = {folder: time for folder in _folders(root) if (time := _written(folder)) is not None}
     return sorted(last, key=lambda folder: (-last[folder], str(folder)))
 
 
-def _folders() -> Iterator[Path]:
-    """Yield the current folder and those below it that may hold runs, a few levels deep."""
-    level, count = [Path()], 0
+def _folders(root: Path) -> Iterator[Path]:
+    """Yield a folder and those below it that may hold runs, a few levels deep."""
+    level, count = [root], 0
     for _ in range(_DEPTH + 1):
         below = []
         for folder in level:
             count += 1
             if count > _MOST_FOLDERS:
                 raise BadInput(
-                    f"Cannot look for runs below {one_line(Path.cwd())}.",
+                    f"Cannot look for runs below {one_line(root.absolute())}.",
                     why=f"there are more than {_MOST_FOLDERS:,} folders.",
                     fix="name the run's folder, or go to one that holds runs.",
                 )

@@ -16,7 +16,7 @@ from typing import Any
 from anytrain.core.documents import real, whole
 from anytrain.core.errors import BadInput, Notice
 from anytrain.core.records import RunRecord, is_unasked, open_run
-from anytrain.core.text import amount, one_line
+from anytrain.core.text import amount, in_no_checkpoint, one_line
 from anytrain.engine.recording.console import Course, Display, PlainDisplay
 from anytrain.engine.recording.formatting import LogEntry, Summary, duration, entry, number
 from anytrain.engine.recording.terminal import Terminal
@@ -227,7 +227,7 @@ def follow(
         try:
             if _to_the_end(watch, wait, linger_s):
                 watch.view.end(summary(watch))
-                return run.state in _WELL
+                return _ended_well(run)
             return True
         finally:
             watch.view.close()
@@ -306,7 +306,11 @@ def present(run: RunRecord, width: int, is_ascii: bool) -> list[str]:
 
 def is_well(run: RunRecord) -> bool:
     """Whether a run goes on, or came to a good end."""
-    return run.state in (*ON_ITS_WAY, *_WELL)
+    return run.state in ON_ITS_WAY or _ended_well(run)
+
+
+def _ended_well(run: RunRecord) -> bool:
+    return run.state in _WELL and run.unsaved is None
 
 
 def standing(run: RunRecord) -> str:
@@ -322,10 +326,10 @@ def standing(run: RunRecord) -> str:
 
 def ending(run: RunRecord) -> str:
     """Return in words how a run ended."""
-    step = position(run)
-    last = heard(run)
+    step, last, unsaved = position(run), heard(run), run.unsaved
+    but = "" if unsaved is None else f", but {in_no_checkpoint(one_line(unsaved[0]))}"
     told = {
-        "finished": "Training done.",
+        "finished": f"Training done{but}.",
         "failed": f"The run failed at step {step}{_by(run)}.",
         "stopped": f"The run was stopped at step {step}.",
         "ended": f"The run's process ended at step {step}.",
@@ -346,7 +350,7 @@ def summary(watch: RunView) -> Summary:
     last = next((raw for raw in reversed(run.metrics) if "train_runtime" in raw), nothing)
     best = next((e for e in reversed(run.events) if e.get("kind") == "best"), nothing)
     value = real(best.get("value"))
-    life = run.life
+    life, unsaved = run.life, run.unsaved
     losses = _losses(run, watch.view.standing.loss)
     finite = [pair for pair in losses if math.isfinite(pair[0])]
     return Summary(
@@ -365,6 +369,7 @@ def summary(watch: RunView) -> Summary:
         best_checkpoint=one_line(best["path"]) if best.get("path") else None,
         results=str(run.folder),
         since=whole(life.began.get("step")) or 0,
+        unsaved=None if unsaved is None else (one_line(unsaved[0]), one_line(unsaved[1])),
         heading=None if run.state == "finished" else ending(run),
     )
 

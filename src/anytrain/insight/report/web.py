@@ -284,6 +284,8 @@ def told(followed: watch.RunView) -> dict[str, Any]:
     """Return how a run stands, in words and figures for the page."""
     run, view = followed.run, followed.view
     kind = run.state if run.state in (*watch.ON_ITS_WAY, "finished", "ended") else "broken"
+    if kind == "finished" and run.unsaved is not None:
+        kind = "broken"
     words = watch.standing(run)
     if view.standing.remark:
         kind, words = "silent", f"{words}; {view.standing.remark}"

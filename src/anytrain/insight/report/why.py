@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from anytrain.core.clock import NAMES
 from anytrain.core.records import Life, together
-from anytrain.core.text import amount, one_line, safe_console
+from anytrain.core.text import amount, in_no_checkpoint, one_line, safe_console
 from anytrain.insight.pages.markup import Markup, joined, tag
 
 if TYPE_CHECKING:
@@ -238,7 +238,9 @@ def heading(told: dict[str, Any]) -> str:
     times = over_starts(told["starts"])
     wall = f"{told['wall_seconds']:.1f} s"
     state = _heard(told) if told["state"] == "unknown" else told["state"]
-    return f"{told['run']}: {state} at step {told['step']}{of} after {wall}{times}"
+    unsaved = told.get("unsaved")
+    but = "" if unsaved is None else f", but {in_no_checkpoint(unsaved['since'])}"
+    return f"{told['run']}: {state} at step {told['step']}{of} after {wall}{times}{but}"
 
 
 def _heard(told: dict[str, Any]) -> str:
