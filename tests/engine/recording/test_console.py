@@ -328,6 +328,13 @@ def test_the_summary_of_a_resumed_run_says_what_its_time_is_of() -> None:
     assert "time" not in told and "samples/s" not in told
 
 
+def test_a_start_that_had_nothing_left_to_do_tells_no_speed() -> None:
+    nothing = Summary(
+        steps=9, max_steps=9, epochs=1.0, seconds=0.1, samples_per_second=0.0, since=9
+    )
+    assert dict(nothing.rows()) == {"steps": "9", "epochs": "1"}
+
+
 def test_a_narrow_terminal_gets_the_summary_as_lines() -> None:
     stream = io.StringIO()
     terminal = Terminal(stream, width=30)

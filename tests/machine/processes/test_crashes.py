@@ -177,6 +177,8 @@ def test_the_scripts_own_error_is_repeated_in_one_line():
     error = crashes.explain([own], 2, CALM, CALM)
     assert "failed with ValueError: bad at step 12" in error.what
     assert len(str(error).splitlines()) == 3
+    own = ending(code=1, note=note("error", "OutOfRange: Cannot compute step 3: it is 7 (0 to 1)."))
+    assert "it is 7 (0 to 1) at step 12" in crashes.explain([own], 2, CALM, CALM).what
 
 
 def test_an_error_whose_process_had_to_be_swept_away_is_still_its_own():

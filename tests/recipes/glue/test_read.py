@@ -94,6 +94,7 @@ BROKEN = {
     "train.txt": ("a\n", "kind of file"),
     "absent.csv": (None, "no such file"),
     "train.tsv": ("a\tb\nx\ny\nz\t1\n", "lines 2, 3 have another number"),
+    "one.tsv": ("a\tb\nx\ny\t1\n", "(?s)1 of 2 rows is broken.*line 2 has another number"),
     "empty.csv": ("a,b\n", "holds no rows"),
     "twice.csv": ("a,a\n1,2\n", "same name"),
     "quote.csv": ('a,b\n"x"y,1\n', "not a valid csv"),

@@ -103,10 +103,13 @@ class Summary:
     def rows(self) -> Pairs:
         """Return what is known, named."""
         of = f" since step {self.since}" if self.since else ""
-        rows = [("steps", self._steps()), (f"time{of}", duration(self.seconds))]
+        has_trained = not self.since or self.steps > self.since
+        rows = [("steps", self._steps())]
+        if has_trained:
+            rows.append((f"time{of}", duration(self.seconds)))
         if self.epochs is not None:
             rows.insert(1, ("epochs", number(self.epochs)))
-        if self.samples_per_second is not None:
+        if self.samples_per_second is not None and has_trained:
             rows.append((f"samples/s{of}", rate(self.samples_per_second)))
         if self.loss is not None:
             rows.append(("last loss", number(self.loss) + self._lowest()))

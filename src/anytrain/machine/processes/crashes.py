@@ -364,7 +364,8 @@ def _same_error(one: Ending, other: Ending) -> bool:
 
 def _how(end: Ending) -> str:
     if end.failed_by_itself:
-        return f"failed with {_first_line(end.words)}"
+        said = _first_line(end.words)  # one sentence with where it was
+        return f"failed with {said if said.endswith('...') else said.removesuffix('.')}"
     if end.code < 0:
         verb = "crashed with" if _signal_name(end.code) in _NATIVE else "was killed by"
         return f"{verb} {_signal_name(end.code)}"

@@ -248,10 +248,14 @@ def _judge_ragged(ragged: Sequence[int], num_whole: int, width: int, path: str) 
         return
     shown = ", ".join(map(str, ragged[:5])) + (", ..." if len(ragged) > 5 else "")
     if len(ragged) > _MOST_RAGGED * num_whole:
+        is_one = len(ragged) == 1
+        are = "is" if is_one else "are"
+        which = f"line {shown} has" if is_one else f"lines {shown} have"
         raise BadInput(
-            f"Cannot read {path!r}: {len(ragged)} of {num_whole + len(ragged)} rows are broken.",
-            why=f"the header names {width} columns, and lines {shown} have another number.",
-            fix="correct those lines. A tsv has no quoting: a tab always begins a new column.",
+            f"Cannot read {path!r}: {len(ragged)} of {num_whole + len(ragged)} rows {are} broken.",
+            why=f"the header names {width} columns, and {which} another number.",
+            fix=f"correct {'it' if is_one else 'them'}. A tsv has no quoting: a tab always begins "
+            "a new column.",
         )
     give_notice(
         f"{path}: {len(ragged)} of {num_whole + len(ragged)} rows do not have {width} columns and "
