@@ -149,7 +149,7 @@ def library() -> tuple[str, str]:
     raise BadInput(
         "Cannot draw the charts of this page.",
         why="uPlot, which draws them, comes from the package uplot-python, which is not installed.",
-        fix="pip install -e '.[report]' in the checkout of anytrain",
+        fix="pip install 'anytrain[report]'",
     )
 
 
