@@ -298,7 +298,7 @@ def test_a_metric_that_an_evaluation_lacked_says_why_and_how_to_go_on_apart(
 
 def test_an_evaluation_of_nothing_is_told(tmp_path: Path) -> None:
     given = {"train_dataset": named("labels"), "eval_dataset": [], "eval_strategy": "epoch"}
-    with pytest.warns(Notice, match="Nothing was evaluated: the data set of 'eval' is empty"):
+    with pytest.warns(Notice, match="Nothing was evaluated: the data set is empty"):
         build(tmp_path, Anything(), **given).train()
 
 

@@ -177,13 +177,7 @@ class Evaluator:
                 loss = kept.loss.value(world)  # the host may not have read of the device before
             num_samples = sum(world.gather_object(kept.num_rows))
             if description == "Evaluation" and world.rank == 0:
-                if num_samples:
-                    scores.tell_missing(trainer.label_names, only_loss, loss is not None)
-                else:
-                    give_notice(
-                        f"Nothing was evaluated: the data set of {metric_key_prefix!r} is empty.",
-                        stacklevel=4,
-                    )
+                scores.tell_missing(trainer.label_names, only_loss, loss is not None, num_samples)
         finally:
             give_back()
             scores.close()
@@ -377,11 +371,15 @@ class Scores:
             found = self._compute(EvalPrediction(logits, labels, inputs=inputs, losses=losses))
         return logits, labels, _named(found)
 
-    def tell_missing(self, label_names: list[str], only_loss: bool, has_loss: bool) -> None:
+    def tell_missing(
+        self, label_names: list[str], only_loss: bool, has_loss: bool, num_samples: int
+    ) -> None:
         """Say why an evaluation has no metrics, or nothing at all to tell."""
         known = ", ".join(label_names or ["labels"])
         fix = f"labels are looked for under {known}; name yours, as in label_names=['y']."
-        if self._compute is not None and not only_loss and not self._has_seen:
+        if not num_samples:
+            told = "Nothing was evaluated: the data set is empty."
+        elif self._compute is not None and not only_loss and not self._has_seen:
             told = f"compute_metrics was not called: no batch held predictions and labels; {fix}"
         elif self._compute is None and not has_loss:
             told = f"The evaluation found nothing: the model returned no loss; {fix}"
