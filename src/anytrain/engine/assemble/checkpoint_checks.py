@@ -62,16 +62,13 @@ def check_optimizers(run: Run, loaded: Loaded) -> None:
             )
     for number, optimizer in enumerate(run.optimizers):
         name, kind = name_of("optimizer", number), noted and noted[number]
-        needed = check_optimizer_kind(optimizer, loaded.outline(name), kind, loaded.path)
-        wanted = partial(state_schema.check_optimizer, optimizer.optimizer, needed=needed)
-        loaded.check(name, wanted)
+        outline, file = loaded.outline(name), str(loaded.manifest.parts[name])
+        _check_optimizer(optimizer, outline, kind, loaded.path, file)
     check_saved("scheduler", len(run.schedulers), loaded)
     for number, scheduler in enumerate(run.schedulers):
         name = name_of("scheduler", number)
-        state = loaded.part(name)
-        loaded.check(name, partial(state_schema.check_schedule, _inner(scheduler)))
-        file = str(loaded.manifest.parts[name])
-        _try_schedule(_inner(scheduler), state, loaded.path, file)
+        state, file = loaded.part(name), str(loaded.manifest.parts[name])
+        _check_schedule(scheduler, state, loaded.path, file)
 
 
 def check_values(optimizer: Any, state: Any, name: str, loaded: Loaded) -> None:
@@ -88,16 +85,25 @@ def _inner(scheduler: Any) -> Any:
 def check_hf_optimizers(run: Run, found: HFCheckpoint) -> None:
     """Raise CheckpointError where another library's optimizers and schedules do not fit."""
     for number, optimizer in enumerate(run.optimizers):
-        state = found.optimizers.get(number)
-        check_optimizer_kind(optimizer, state, None, found.path)
-        with blaming(found.path, name_of("optimizer", number)):
-            state_schema.check_optimizer(optimizer.optimizer, state)
+        state, file = found.optimizers.get(number), name_of("optimizer", number)
+        _check_optimizer(optimizer, state, None, found.path, file)
     for number, scheduler in enumerate(run.schedulers):
-        state = found.schedulers.get(number)
-        name = name_of("scheduler", number)
-        with blaming(found.path, name):
-            state_schema.check_schedule(_inner(scheduler), state)
-        _try_schedule(_inner(scheduler), state, found.path, name)
+        state, file = found.schedulers.get(number), name_of("scheduler", number)
+        _check_schedule(scheduler, state, found.path, file)
+
+
+def _check_optimizer(
+    optimizer: PreparedOptimizer, state: Any, noted: Any, path: Path, file: str
+) -> None:
+    needed = check_optimizer_kind(optimizer, state, noted, path)
+    with blaming(path, file):
+        state_schema.check_optimizer(optimizer.optimizer, state, needed)
+
+
+def _check_schedule(scheduler: Any, state: Any, path: Path, file: str) -> None:
+    with blaming(path, file):
+        state_schema.check_schedule(_inner(scheduler), state)
+    _try_schedule(_inner(scheduler), state, path, file)
 
 
 def check_hf_states(run: Run, found: HFCheckpoint) -> None:
