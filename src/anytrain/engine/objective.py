@@ -148,12 +148,16 @@ def some(loss: torch.Tensor, inputs: Any, *, shifted: bool = False) -> torch.Ten
     labels = inputs.get("labels") if isinstance(inputs, Mapping) else None
     if not isinstance(labels, torch.Tensor) or not labels.ndim or labels.is_floating_point():
         return loss  # its items are samples, and there is one
-    if labels.device.type == "cpu":  # the host can read at once if one is an item in any case
-        counted = labels[..., 1:] if labels.ndim > 1 else labels
-        if counted.numel() > 0 and counted.max().item() > IGNORED:
-            return loss
+    if labels.device.type == "cpu" and _has_counted(labels):
+        return loss
     own = num_items(inputs, shifted=shifted)
     return torch.where(torch.as_tensor(own) > 0, loss, 0.0)
+
+
+def _has_counted(labels: torch.Tensor) -> bool:
+    """Whether one of these labels, which the host can read at once, is an item in any case."""
+    counted = labels[..., 1:] if labels.ndim > 1 else labels
+    return counted.numel() > 0 and counted.max().item() > IGNORED
 
 
 def weighed(
