@@ -137,7 +137,7 @@ class OverwriteWithoutSwap(Overwrite):
     """The same name again, on a filesystem that cannot swap two names."""
 
     def patch(self) -> None:
-        files.exchange = lambda one, other: False
+        files.swap_names = lambda one, other: False
 
 
 class Retained(Scenario):
@@ -380,10 +380,10 @@ def main(base: Path, wanted: list[str]) -> None:
         if what == "random-behind":
             found[word] = at_random(folder, int(name), behind=True)
             continue
-        real = files.exchange
+        real = files.swap_names
         trial = Trial(SCENARIOS[name], folder)
         count = {"deaths": deaths, "no-space": no_space, "limit": small_limit}[what](trial)
-        files.exchange = real
+        files.swap_names = real
         found[word] = {"deaths": count, "wrong": trial.wrong, "log": trial.log}
     print(json.dumps(found))
 

@@ -7,7 +7,7 @@ an argument beats a launch option, which beats the environment, which beats the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from anytrain.core import patches
 from anytrain.core.errors import BadInput, Unsupported
@@ -16,7 +16,6 @@ from anytrain.core.nearest import unknown
 from anytrain.core.text import Sheet, size
 
 PRECISIONS = ("no", "bf16", "fp16")
-_FREE_STEPS = ("your own loop", "default")
 STRATEGIES = ("auto", "spmd")
 STEPS = ("auto", "eager", "cuda_graph")
 _ENOUGH = 1.1
@@ -39,6 +38,8 @@ class Choice:
 
     value: str
     because: str
+    is_free: bool = field(default=False, compare=False, repr=False)
+    """Whether nobody asked for it, so that a checkpoint or a recording may choose otherwise."""
 
     def __str__(self) -> str:
         return self.value
@@ -94,12 +95,12 @@ class Plan:
     @property
     def precision_is_free(self) -> bool:
         """Whether nobody asked for a precision, so that a checkpoint may bring its own."""
-        return self.precision.because.startswith(("default:", "auto:"))
+        return self.precision.is_free
 
     @property
     def step_is_free(self) -> bool:
         """Whether nobody asked for the way steps run, so that they may be recorded."""
-        return self.step.because in _FREE_STEPS
+        return self.step.is_free
 
     def reasons(self) -> Mapping[str, Choice]:
         """Return the choices by name, in the order they were made."""
@@ -216,20 +217,21 @@ def _precision(asked: Wish | None, machine: Capabilities) -> Choice:
     if found.value == "bf16" and not machine.narrowed_by:
         notes += _WHY_AUTOCAST.get(machine.backend, ())
     notes += [f"{name} {_NARROWS[name]}" for name in machine.narrowed_by]
-    return Choice(found.value, "; ".join(notes))
+    return Choice(found.value, "; ".join(notes), found.is_free)
 
 
 def _chosen_precision(asked: Wish | None, machine: Capabilities) -> Choice:
     if asked is None:
-        return Choice("no", "default: float32, as the peers do; ask for bf16 or auto")
+        return Choice("no", "default: float32, as the peers do; ask for bf16 or auto", is_free=True)
     if asked.value == "auto":
         if machine.bf16_gain is not None:
             return _measured_precision(machine.bf16_gain)
         if "bfloat16" in machine.slow_dtypes:
-            return Choice("no", f"auto: {machine.name} has no bfloat16 instructions, it is slower")
+            because = f"auto: {machine.name} has no bfloat16 instructions, it is slower"
+            return Choice("no", because, is_free=True)
         if "bfloat16" in machine.dtypes:
-            return Choice("bf16", f"auto: {machine.device} computes in bfloat16")
-        return Choice("no", f"auto: {machine.device} does not compute in bfloat16")
+            return Choice("bf16", f"auto: {machine.device} computes in bfloat16", is_free=True)
+        return Choice("no", f"auto: {machine.device} does not compute in bfloat16", is_free=True)
     value = "no" if asked.value == "fp32" else asked.value
     if _DTYPE_OF[value] not in machine.dtypes:
         raise _impossible(value, machine, f"it computes in {' and '.join(machine.dtypes)}")
@@ -242,8 +244,8 @@ def _measured_precision(gain: Gain) -> Choice:
     """Return bf16 where it gained enough to be worth its rounding."""
     told = f"bf16 is {gain.factor:.1f} times as fast as fp32 here, measured on {gain.day}"
     if gain.factor >= _ENOUGH:
-        return Choice("bf16", f"auto: {told}")
-    return Choice("no", f"auto: {told}, too small a gain to accept its rounding")
+        return Choice("bf16", f"auto: {told}", is_free=True)
+    return Choice("no", f"auto: {told}, too small a gain to accept its rounding", is_free=True)
 
 
 def _impossible(precision: str, machine: Capabilities, why: str) -> BadInput:
@@ -308,7 +310,7 @@ def _step(wishes: Wishes, machine: Capabilities, job: JobFacts) -> Choice:
                 fix="drop torch_compile or dynamo_backend.",
             )
         return Choice("compiled", f"{compiler.source}: torch.compile with {compiler.value.lower()}")
-    return Choice("eager", _FREE_STEPS[0] if job.own_loop else _FREE_STEPS[1])
+    return Choice("eager", "your own loop" if job.own_loop else "default", is_free=True)
 
 
 def _asked_step(asked: Wish, machine: Capabilities) -> Choice:

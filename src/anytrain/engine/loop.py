@@ -62,8 +62,7 @@ class Progress:
     this_epoch: int | None = None
     """The length of the current epoch, where that was begun with batches of another size."""
     surplus: int | None = None
-    """By how much the steps are more than they would be in this layout from the beginning, where
-    the run was begun in another one; None where it was not."""
+    """Extra steps, against a run that had this layout from its start; None if it never changed."""
     left_at: float | None = None
     """Where the epoch before was left, if it was left early and no step has followed."""
 

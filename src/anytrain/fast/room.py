@@ -24,8 +24,8 @@ from anytrain.engine.step.step import Step
 from anytrain.fast.purity.impurity import hooked, impurity, model_impurity
 from anytrain.fast.purity.lookups import settings
 from anytrain.fast.recorded.cuda_graph import CudaGraphs
+from anytrain.fast.recorded.model_calls import CALLS, ModelShortening, RecordedModel, RecorderSlots
 from anytrain.fast.recorded.payback import Payback, unlimited
-from anytrain.fast.recorded.phases import CALLS, Lanes, ModelShortening, RecordedModel
 from anytrain.fast.recorded.recordings import Outside, Recordings
 from anytrain.fast.recorded.step import RecordedStep
 from anytrain.fast.shortcuts import adam
@@ -78,7 +78,7 @@ def record_calls(run: Run, model: nn.Module) -> None:
         tell_step(session, "eager", obstacle)
         return
     tell_step(session, "eager", "the first calls run op by op; then they are recorded")
-    lanes = next((m.lanes for m in run.recorded_models), None)
+    slots = next((m.slots for m in run.recorded_models), None)
 
     def recordings(recorder: Any) -> Recordings:
         return Recordings(
@@ -103,7 +103,7 @@ def record_calls(run: Run, model: nn.Module) -> None:
     recorded = RecordedModel(
         model,
         forward,
-        lanes or Lanes(lambda: CudaGraphs(session.device)),
+        slots or RecorderSlots(lambda: CudaGraphs(session.device)),
         recordings,
         shortening,
         partial(tell_step, session),

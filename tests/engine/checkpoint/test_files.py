@@ -45,11 +45,11 @@ def test_two_folders_change_names_in_one_step(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "who").write_text(name)
-    if files.exchange(tmp_path / "a", tmp_path / "b"):
+    if files.swap_names(tmp_path / "a", tmp_path / "b"):
         assert (tmp_path / "a" / "who").read_text() == "b"
         assert (tmp_path / "b" / "who").read_text() == "a"
     with pytest.raises(FileNotFoundError):
-        files.exchange(tmp_path / "a", tmp_path / "nobody")
+        files.swap_names(tmp_path / "a", tmp_path / "nobody")
 
 
 def _planted(tmp_path: Path) -> Path:

@@ -129,7 +129,7 @@ def test_a_checkpoint_of_the_same_name_is_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_swap: bool
 ) -> None:
     if not can_swap:
-        monkeypatch.setattr(files, "exchange", lambda one, other: False)
+        monkeypatch.setattr(files, "swap_names", lambda one, other: False)
     store = Store(tmp_path)
     saved(store.save("same", small_run(1).snapshot(1, parts={"old": {"a": 1}})))
     saved(store.save("same", small_run(2).snapshot(2)))

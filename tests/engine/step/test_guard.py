@@ -129,7 +129,7 @@ def test_a_norm_that_overflows_is_not_finite_either() -> None:
         model, optimizer, _ = parts(guard())
         before = model.weight.detach().clone()
         model(torch.ones(1, 4)).sum().backward()
-        optimizer.guard.veto(torch.tensor(float("inf")))
+        optimizer.guard.note_norm(torch.tensor(float("inf")))
         optimizer.step()
         assert optimizer.step_was_skipped
         assert torch.equal(before, model.weight)
@@ -242,7 +242,7 @@ def test_a_norm_of_all_gradients_decides(kind: str, norm: float) -> None:
     model, optimizer, _ = parts(guard)
     model(torch.ones(1, 4)).sum().backward()
     before = model.weight.clone()
-    guard.veto(torch.tensor(norm), is_whole=True)
+    guard.note_norm(torch.tensor(norm), covers_all=True)
     optimizer.step()
     assert guard.was_skipped() is (norm != 1.0)
     assert torch.equal(before, model.weight) is (norm != 1.0)
@@ -253,14 +253,14 @@ def test_a_norm_of_all_gradients_decides(kind: str, norm: float) -> None:
 def test_a_norm_of_all_gradients_speaks_for_one_update(kind: str, earlier: str) -> None:
     guard = GUARDS[kind]()
     model, optimizer, _ = parts(guard)
-    guard.veto(torch.tensor(1.0), is_whole=True)
+    guard.note_norm(torch.tensor(1.0), covers_all=True)
     if earlier == "used":
         model(torch.ones(1, 4)).sum().backward()
         optimizer.step()
     else:
         guard.forget()
     model(torch.full((1, 4), torch.nan)).sum().backward()
-    guard.veto(torch.tensor(1.0))  # of some of the gradients
+    guard.note_norm(torch.tensor(1.0))  # of some of the gradients
     optimizer.step()
     assert guard.was_skipped()
 

@@ -21,7 +21,7 @@ class Guard:
         self.vetoes: list[float] = []
         self.skipped = torch.zeros(())
 
-    def veto(self, held: torch.Tensor) -> None:
+    def note_norm(self, held: torch.Tensor) -> None:
         self.vetoes.append(float(held))
 
 

@@ -86,7 +86,7 @@ class Prepared:
     def zero_grad(self, set_to_none: bool = True) -> None:
         self.optimizer.zero_grad(set_to_none)
 
-    def veto(self, value: Any) -> None:
+    def note_norm(self, value: Any) -> None:
         pass
 
     count_update = decide = lambda self: None

@@ -43,7 +43,7 @@ from anytrain.doors.accelerator.unsupported import UnsupportedMembers, refuse_pl
 from anytrain.doors.described import NOWHERE, Described, run_facts, sheet
 from anytrain.engine import collect
 from anytrain.engine.assemble import current
-from anytrain.engine.assemble.run import Run, holders, num_skipped, unscale, veto
+from anytrain.engine.assemble.run import Run, holders, note_norm, num_skipped, unscale
 from anytrain.engine.assemble.session import Session, session
 from anytrain.engine.prepared.optimizer import PreparedOptimizer
 from anytrain.engine.prepared.rebuild import skip_first_batches
@@ -438,7 +438,7 @@ class Accelerator(
         grads = [p.grad for p in found if p.grad is not None]
         norm = self._session.strategy.norm(grads, norm_type)
         torch.nn.utils.clip_grads_with_norm_(found, max_norm, norm)
-        veto(owners, norm)
+        note_norm(owners, norm)
         return norm
 
     def clip_grad_value_(
@@ -455,7 +455,7 @@ class Accelerator(
         self.unscale_gradients(owners)
         grads = [p.grad for p in found if p.grad is not None]
         if grads:
-            veto(owners, self._session.strategy.norm(grads, float("inf")))
+            note_norm(owners, self._session.strategy.norm(grads, float("inf")))
         torch.nn.utils.clip_grad_value_(found, clip_value)
 
     def autocast(

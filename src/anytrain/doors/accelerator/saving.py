@@ -102,7 +102,7 @@ class Saving:
             self.finish_saving()
             if blocking:
                 outcome = store.save(name, self._take, world=world)
-                if self._between.told(outcome):
+                if self._between.note_outcome(outcome):
                     return os.fspath(store.root / name)
             else:
                 self._between.begin_save(self._writer_for(store), name, self._take)
@@ -126,7 +126,7 @@ class Saving:
         store, name = self._store_for(output_dir, saving=True)
         with found.ledger.span("save"):
             self.finish_saving()
-            if not self._between.told(store.save(name, self._take)):
+            if not self._between.note_outcome(store.save(name, self._take)):
                 self.project_configuration.iteration += 1
         return os.fspath(store.root / name)
 

@@ -210,10 +210,10 @@ class Saver:
         wait = wait or trainer._is_own("_save_checkpoint")
         if wait or world.broadcast_object(self._given is not None) or not trainer.args.async_save:
             try:
-                saved = trainer._between.told(store.save(name, self._take, world=world))
+                failed = trainer._between.note_outcome(store.save(name, self._take, world=world))
             finally:
                 _put_back(self._given, store.root / name)
-            if saved:
+            if failed:
                 trainer._parts.best.settle(store.root)
             return
         writer = trainer._between.writer

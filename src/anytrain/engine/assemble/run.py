@@ -442,7 +442,7 @@ def num_skipped(optimizers: list[PreparedOptimizer]) -> int:
     return sum(optimizer.guard.num_skipped for optimizer in optimizers)
 
 
-def veto(optimizers: list[PreparedOptimizer], norm: torch.Tensor) -> None:
+def note_norm(optimizers: list[PreparedOptimizer], norm: torch.Tensor) -> None:
     """Let every guard of these know a gradient norm."""
     for optimizer in optimizers:
-        optimizer.guard.veto(norm)
+        optimizer.guard.note_norm(norm)

@@ -91,7 +91,7 @@ class BetweenSteps:
         if self.losses is not None:
             self.losses.note()
         if self.writer is not None:
-            self.told(self.writer.poll())
+            self.note_outcome(self.writer.poll())
         self.next_look = self._next_look()  # before the signals: one that comes now sets it to 0
         if self.interrupts is not None:
             try:
@@ -156,10 +156,10 @@ class BetweenSteps:
         """Wait until a save behind the loop is committed, and tell if it failed."""
         if self.writer is not None:
             for outcome in self.writer.finish():
-                self.told(outcome)
+                self.note_outcome(outcome)
 
-    def told(self, outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
-        """Put a save on record, and give notice of one that failed; return whether it did."""
+    def note_outcome(self, outcome: checkpoint.Saved | checkpoint.SaveFailed | None) -> bool:
+        """Record a save, or warn that it failed; return True if it failed."""
         if isinstance(outcome, checkpoint.SaveFailed):
             self.unsaved = outcome
             give_notice(str(outcome), stacklevel=3)

@@ -95,9 +95,9 @@ def rename(source: Path, target: Path) -> None:
     os.rename(source, target)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def swap_names(one: Path, other: Path) -> bool:
     """Swap two names in one step; False where the system or the filesystem cannot."""
-    function, arguments = _exchange_call(os.fsencode(one), os.fsencode(other))
+    function, arguments = _swap_call(os.fsencode(one), os.fsencode(other))
     if function is None:
         return False
     if function(*arguments) == 0:
@@ -378,7 +378,7 @@ def _fingerprint(descriptor: int) -> Fingerprint:
     return Fingerprint(total, digest.hexdigest())
 
 
-def _exchange_call(
+def _swap_call(
     one: bytes, other: bytes
 ) -> tuple[ctypes._NamedFuncPointer | None, tuple[object, ...]]:
     """Return the system's call for it, which Python does not offer, and its arguments."""

@@ -1,8 +1,8 @@
 """One save: a hidden folder, its files, the manifest, one rename.
 
-The order is the trick. Data files, each on the disk before the next step; then the manifest;
-then one rename to the final name. Whoever dies on the way leaves a hidden folder and the
-earlier checkpoints as they were.
+The order is the trick. The other ranks bring their files to the disk first; then rank 0 its own
+and the manifest, together; then one rename to the final name. Whoever dies on the way leaves a
+hidden folder and the earlier checkpoints as they were.
 
 Every rank takes every step, and the ranks exchange how each step went before the next, so that
 all of them give the same answer.
@@ -398,7 +398,7 @@ def _put_in_place(job: Job) -> Path | None:
     if not target.is_dir() or not any(target.iterdir()):
         files.rename(folder, target)
         return None
-    if files.exchange(folder, target):
+    if files.swap_names(folder, target):
         return folder
     aside = target.with_name(locks.hidden_name(target.name, "replaced"))
     files.rename(target, aside)

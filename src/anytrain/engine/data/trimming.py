@@ -17,8 +17,9 @@ from anytrain.engine.objective import IGNORED
 
 MASK = "attention_mask"
 _LEVELS = 8
+"""How many lengths there are: eighths of the whole."""
 _EVEN = 8
-"""Lengths are eighths of the whole, and multiples of this."""
+"""Lengths are multiples of this."""
 _TOLD_BY = 8
 """A trial needs an eighth of the columns, at least, to show that nothing reads them."""
 Trial = Callable[[Any, Any], str | None]
@@ -91,7 +92,7 @@ def used_columns(batch: Any) -> Columns | None:
 
 
 def _rounded(first: int, last: int, width: int) -> Columns:
-    """Return columns from `first` to before `last`, and some more, as many as one of a few."""
+    """Widen the columns from `first` to before `last` to the next allowed width."""
     level = -(-width // _LEVELS)
     level += -level % _EVEN
     wanted = min(-(-(last - first) // level) * level, width)

@@ -32,8 +32,11 @@ class Guard(Protocol):
     def update(self, optimizer: torch.optim.Optimizer, closure: Closure) -> Any:
         """Run the update where the gradient is finite."""
 
-    def veto(self, norm: torch.Tensor, *, is_whole: bool = False) -> None:
-        """Take a norm computed elsewhere into account; one that is whole has seen all gradients."""
+    def note_norm(self, norm: torch.Tensor, *, covers_all: bool = False) -> None:
+        """Remember a gradient norm: the next update is skipped if it is not finite.
+
+        One that `covers_all` has seen every gradient, so the guard need not look at them.
+        """
 
     def forget(self) -> None:
         """Drop the norms of an update that did not come."""
@@ -89,9 +92,9 @@ class HostGuard:
         self._last = False
         self._count = 0
 
-    def veto(self, norm: torch.Tensor, *, is_whole: bool = False) -> None:
+    def note_norm(self, norm: torch.Tensor, *, covers_all: bool = False) -> None:
         is_first = self._veto is None
-        self._is_whole = is_whole or (self._is_whole and not is_first)
+        self._is_whole = covers_all or (self._is_whole and not is_first)
         self._veto = norm if self._veto is None else self._veto + norm
 
     def forget(self) -> None:
@@ -152,7 +155,7 @@ class DeviceGuard:
         self._total = torch.zeros((), device=device)
         self._veto: torch.Tensor | None = None
 
-    def veto(self, norm: torch.Tensor, *, is_whole: bool = False) -> None:
+    def note_norm(self, norm: torch.Tensor, *, covers_all: bool = False) -> None:
         """Take a norm computed elsewhere into account; the gradients are looked at anyway."""
         self._veto = norm if self._veto is None else self._veto + norm
 
@@ -221,11 +224,11 @@ class ScaledGuard:
             return
         mark_nonfinite(gradients(optimizer), self._scratch, used.reciprocal().reshape(()))
         # What overflowed must count even if clipping by value makes it finite again.
-        self._inner.veto(torch.where(self._scratch > 0, float("inf"), 0.0))
+        self._inner.note_norm(torch.where(self._scratch > 0, float("inf"), 0.0))
         self._unscaled = used  # the next backward has another scale: it must be undone anew
 
-    def veto(self, norm: torch.Tensor, *, is_whole: bool = False) -> None:
-        self._inner.veto(norm, is_whole=is_whole)
+    def note_norm(self, norm: torch.Tensor, *, covers_all: bool = False) -> None:
+        self._inner.note_norm(norm, covers_all=covers_all)
 
     def forget(self) -> None:
         """Drop the norms and scales of an update that did not come."""
@@ -311,12 +314,12 @@ class Judge:
         if self._reads:
             self._lost = not math.isfinite(loss.item())  # read on the CPU, which waits for nothing
             if self._lost:
-                guard.veto(loss)
+                guard.note_norm(loss)
         else:
             self._lost = self._reduce((~torch.isfinite(loss)).float())
-            guard.veto(torch.where(self._lost > 0, float("inf"), 0.0))
+            guard.note_norm(torch.where(self._lost > 0, float("inf"), 0.0))
         if self.held is not None:
-            guard.veto(self.held)
+            guard.note_norm(self.held)
 
     def verdict(self) -> torch.Tensor | bool:
         """Return 1 for a bad step, else 0, once the update is through."""
@@ -447,7 +450,7 @@ class Clip:
         if isinstance(guard, ScaledGuard):
             guard.unscale(self._optimizer.optimizer)
         norm = bound(found, self._max_norm, self._measure, can_read=self._can_read)
-        guard.veto(norm, is_whole=self._sees_all)
+        guard.note_norm(norm, covers_all=self._sees_all)
         return norm
 
 

@@ -95,7 +95,7 @@ class Manner(NamedTuple):
     """What is recorded, and what belongs to it."""
 
     what: str = "a step"
-    takes_learnt: bool = False
+    takes_differentiable: bool = False
     """Whether inputs may want gradients."""
     owns_gradients: bool = True
     """Whether the parameters' gradients come and go inside of it."""
@@ -178,7 +178,9 @@ class Recordings:
             return None
         self._shortening = work.shortening
         skeleton, tensors = take_apart(tree)
-        key = _key(skeleton, tensors, (kind, self._outside.looked_up()), self._manner.takes_learnt)
+        key = _key(
+            skeleton, tensors, (kind, self._outside.looked_up()), self._manner.takes_differentiable
+        )
         self._current = kind, key
         if key is None:
             self.stop(
@@ -407,7 +409,7 @@ def _is_library(filename: str) -> bool:
 
 
 def _key(
-    skeleton: Any, tensors: list[torch.Tensor], also: Hashable, takes_learnt: bool = False
+    skeleton: Any, tensors: list[torch.Tensor], also: Hashable, takes_differentiable: bool = False
 ) -> Hashable | None:
     """Return what two inputs must have in common to share a recording; None where none can."""
     try:
@@ -417,7 +419,7 @@ def _key(
     except TypeError:
         return None
     is_plain = all(t.layout is torch.strided for t in tensors)
-    is_plain = is_plain and (takes_learnt or not any(t.requires_grad for t in tensors))
+    is_plain = is_plain and (takes_differentiable or not any(t.requires_grad for t in tensors))
     return shape if is_plain and not any(map(_is_elsewhere, tensors)) else None
 
 

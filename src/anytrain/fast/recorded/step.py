@@ -35,7 +35,7 @@ class RecordedOps:
         if self.shortcuts is None:
             return self.plain.clip()
         norm = self.shortcuts.measure()
-        self.plain.optimizers[0].guard.veto(norm)
+        self.plain.optimizers[0].guard.note_norm(norm)
         return norm if self.plain.measures else None
 
     def update(self) -> None:

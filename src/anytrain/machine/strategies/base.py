@@ -38,7 +38,7 @@ class Strategy(Protocol):
 
     @property
     def name(self) -> str:
-        """The word in the plan and on the command line: solo, ddp, spmd, local_sgd."""
+        """Its name in the table and in the plan."""
 
     def place(self, model: nn.Module, options: Mapping[str, Any]) -> nn.Module:
         """Return the model as the ranks train it, with rank 0's weights on all of them.
@@ -65,7 +65,7 @@ class Strategy(Protocol):
         """Return the norm of the whole gradient, of which these are what lies on this rank."""
 
     def end_update(self, model: nn.Module) -> None:
-        """Share what ranks have learnt apart, once an update is through."""
+        """Share what ranks have learnt apart, after an update; HF's `LocalSGD` calls it."""
 
     def parts(self, *held: nn.Module | Optimizer) -> Iterator[Part]:
         """Yield what lies on this rank of models and optimizers, each tensor once."""

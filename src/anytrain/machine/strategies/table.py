@@ -1,4 +1,9 @@
-"""The strategies by name. To add one: a file here, a row below, and its words in core/plan.py."""
+"""The strategies by name.
+
+To add one: a file here, a row below, and in core/plan.py when it is chosen and why. One that splits
+tensors among ranks also needs the files of checkpoints to hold parts (engine/checkpoint/snapshot.py
+refuses such parts by name).
+"""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ The user's lines run between the two, op by op. What a forward returns are copie
 long as somebody keeps them; gradients are in each parameter's `.grad`, as after any backward.
 
 A forward whose backward has not come yet keeps its activations in the memory of its recording. So
-the next forward takes another lane: the recordings of one lane share memory, those of two never.
+the next forward takes another slot: the recordings of one slot share memory, those of two never.
 
 INVARIANT: outputs, gradients and random numbers are those of the same calls op by op.
 """
@@ -34,7 +34,7 @@ MOST_PENDING = 4
 _MOST_FREEZINGS = 4
 """Sets of frozen parameters that a model is recorded with: a GAN's two turns have two."""
 _PLAIN = (str, int, float, bool, type(None))
-CALLS = Manner("a model's forward and backward", takes_learnt=True, owns_gradients=False)
+CALLS = Manner("a model's forward and backward", takes_differentiable=True, owns_gradients=False)
 _OWN_REFERENCES = 3
 """To a gradient that nobody keeps: the table's, a loop's, and that of whoever counts them."""
 
@@ -56,8 +56,8 @@ class Pending:
         self.is_done = False
 
 
-class Lane:
-    """The recorder of the forwards that so many others are pending before."""
+class RecorderSlot:
+    """One recorder and its memory: busy from a forward until its backward is done."""
 
     def __init__(self, recorder: PhaseRecorder) -> None:
         self.recorder = recorder
@@ -70,25 +70,25 @@ class Lane:
         return pending is None or pending.is_done
 
     def take(self) -> Pending:
-        """Keep the lane until the forward's backward is through, or nobody can ask for it."""
+        """Keep the slot until the forward's backward is through, or nobody can ask for it."""
         pending = Pending()
         self._pending = weakref.ref(pending)
         return pending
 
 
-class Lanes:
-    """The lanes of a run, which all of its models share."""
+class RecorderSlots:
+    """The slots of a run, which all of its models share."""
 
     def __init__(self, make: Callable[[], PhaseRecorder]) -> None:
         self._make = make
-        self._lanes: list[Lane] = []
+        self._slots: list[RecorderSlot] = []
 
-    def free(self) -> Lane | None:
-        """Return the first lane that is free; None where too many forwards are pending."""
-        found = next((lane for lane in self._lanes if lane.is_free), None)
-        if found is None and len(self._lanes) < MOST_PENDING:
-            found = Lane(self._make())
-            self._lanes.append(found)
+    def free(self) -> RecorderSlot | None:
+        """Return the first slot that is free; None where too many forwards are pending."""
+        found = next((slot for slot in self._slots if slot.is_free), None)
+        if found is None and len(self._slots) < MOST_PENDING:
+            found = RecorderSlot(self._make())
+            self._slots.append(found)
         return found
 
 
@@ -174,25 +174,25 @@ class ModelShortening(Shortening):
 
 
 class Variant:
-    """A model's recordings in one lane, with one set of frozen parameters."""
+    """A model's recordings in one slot, with one set of frozen parameters."""
 
     is_whole = True
 
     def __init__(
         self,
         model: RecordedModel,
-        lane: Lane,
+        slot: RecorderSlot,
         make: Callable[[Recorder], Recordings],
         shortening: ModelShortening,
     ) -> None:
-        self._model, self.lane, self.shortening = model, lane, shortening
+        self._model, self.slot, self.shortening = model, slot, shortening
         shortening.knows_use = lambda: self.kind in self.used
         self.recordings = make(_BothWays(self))
         self.used: dict[Hashable, set[int]] = {}
         """The outputs that got gradients when calls of a kind ran op by op."""
         self.kind: Hashable = None
         """Of the call at hand."""
-        self.learnt: list[bool] = []
+        self.needs_grad: list[bool] = []
         """Which of its inputs want a gradient."""
         self._inputs: list[torch.Tensor] = []
         self._made: list[torch.Tensor] = []
@@ -201,7 +201,8 @@ class Variant:
         """Run the forward on these inputs, to be recorded."""
         given, tensors = take_apart(tree)
         self._inputs = [
-            tensor.requires_grad_(wants) for tensor, wants in zip(tensors, self.learnt, strict=True)
+            tensor.requires_grad_(wants)
+            for tensor, wants in zip(tensors, self.needs_grad, strict=True)
         ]
         with self.shortening.passes():
             args, kwargs = put_together(given, tensors)
@@ -217,7 +218,7 @@ class Variant:
             raise RuntimeError("blocks that are checkpointed compute their forward twice")
         for parameter in self._model.parameters:
             self._model.gradients.of(parameter)
-        recorder = self.lane.recorder
+        recorder = self.slot.recorder
         replay, (skeleton, made) = recorder.record(forward, draws)
         wanted = [n for n in sorted(self.used[self.kind]) if made[n].requires_grad]
         sent = {n: torch.zeros_like(made[n], requires_grad=False) for n in wanted}
@@ -261,7 +262,7 @@ class Variant:
 
     def observed(self, outputs: Any) -> Any:
         """Return what a call has given op by op, so that its backward shows what it asks for."""
-        pending, kind = self.lane.take(), self.kind
+        pending, kind = self.slot.take(), self.kind
         skeleton, tensors = opened(outputs)
 
         def seen(place: int, gradient: torch.Tensor) -> None:
@@ -286,13 +287,13 @@ class RecordedModel:
         self,
         model: nn.Module,
         forward: Callable[..., Any],
-        lanes: Lanes,
+        slots: RecorderSlots,
         make: Callable[[Recorder], Recordings],
         shorten: Callable[[], ModelShortening],
         tell: Callable[[str, str], None],
     ) -> None:
         self.model, self.forward = model, forward
-        self.lanes, self._make, self._shorten, self._tell = lanes, make, shorten, tell
+        self.slots, self._make, self._shorten, self._tell = slots, make, shorten, tell
         self.parameters = list(model.parameters())
         self._anchor = torch.zeros((), requires_grad=True)
         """What ties outputs to the graph of gradients: the parameters are no inputs of it."""
@@ -308,7 +309,7 @@ class RecordedModel:
             return self.forward(*args, **kwargs)
         given = args, kwargs
         variant.kind = _kind(kwargs)
-        variant.learnt = [tensor.requires_grad for tensor in take_apart(given)[1]]
+        variant.needs_grad = [tensor.requires_grad for tensor in take_apart(given)[1]]
         found = variant.recordings.find(variant, given, variant.kind)
         if variant.recordings.stopped is not None:
             self.stop(None)
@@ -334,17 +335,17 @@ class RecordedModel:
         )
 
     def _variant(self) -> Variant | None:
-        lane = self.lanes.free()
-        if lane is None:
+        slot = self.slots.free()
+        if slot is None:
             self.stop(f"the outputs of more than {MOST_PENDING} forwards wait for their backward")
             return None
         frozen = tuple(parameter.requires_grad for parameter in self.parameters)
-        key = id(lane), frozen
+        key = id(slot), frozen
         if key not in self._variants:
             if len(self._variants) >= MOST_PENDING * _MOST_FREEZINGS:
                 self.stop("parameters are frozen in ever other sets")
                 return None
-            self._variants[key] = Variant(self, lane, self._make, self._shorten())
+            self._variants[key] = Variant(self, slot, self._make, self._shorten())
         return self._variants[key]
 
     def problem_of_backward(self) -> str | None:
@@ -387,7 +388,7 @@ class Call:
         self._model, self._given = model, given
         self._recording, self._tensors = found
         self.halves: Halves = self._recording.outputs
-        self._recorder, self._pending = variant.lane.recorder, variant.lane.take()
+        self._recorder, self._pending = variant.slot.recorder, variant.slot.take()
         self._place = self._recorder.place()
 
     def forward(self) -> list[torch.Tensor]:
@@ -436,7 +437,7 @@ class _BothWays:
     """A recorder of forwards that records each one's backward with it."""
 
     def __init__(self, variant: Variant) -> None:
-        self._variant, self._inner = variant, variant.lane.recorder
+        self._variant, self._inner = variant, variant.slot.recorder
 
     def record(self, work: Callable[[], Any], draws: Draws | None) -> Any:
         """Return what replays the forward, and where it and its backward lie."""

@@ -16,8 +16,8 @@ from torch import nn
 
 from anytrain.fast.purity.impurity import hooked
 from anytrain.fast.recorded import recordings
+from anytrain.fast.recorded.model_calls import CALLS, ModelShortening, RecordedModel, RecorderSlots
 from anytrain.fast.recorded.payback import Payback, unlimited
-from anytrain.fast.recorded.phases import CALLS, Lanes, ModelShortening, RecordedModel
 from anytrain.fast.recorded.recordings import Outside, Recordings
 from rerun_recorder import Again
 
@@ -46,7 +46,7 @@ class Bench:
         self.call = RecordedModel(
             self.model,
             self.model.forward,
-            Lanes(self._recorder),
+            RecorderSlots(self._recorder),
             lambda recorder: Recordings(
                 recorder,
                 self.model,
@@ -192,7 +192,7 @@ def test_two_forwards_before_one_backward() -> None:
     assert bench.num_replayed == 16
 
 
-def test_outputs_of_which_nobody_asks_a_gradient_leave_their_lane() -> None:
+def test_outputs_of_which_nobody_asks_a_gradient_leave_their_slot() -> None:
     bench = Bench()
 
     def step(call: Any, model: Any) -> Any:
