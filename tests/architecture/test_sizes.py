@@ -10,6 +10,8 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src" / "anytrain"
 FILE_BUDGET = 400
 FUNCTION_BUDGET = 50
+# Of the whole tree, where features stay as they are both may only fall: 400 and 64,000 are the goal.
+MOST_FILES, MOST_LINES = 417, 82_600
 # path, or path::function -> (lines allowed, "date: why"). Keep it short.
 ALLOWED: dict[str, tuple[int, str]] = {}
 _NO_CODE = {
@@ -73,6 +75,13 @@ def test_files_and_functions_keep_their_budget() -> None:
         if lines > ALLOWED.get(name, (budget, ""))[0]
     }
     assert not over, "split these, or write a dated reason into ALLOWED"
+
+
+def test_the_tree_keeps_its_budget() -> None:
+    files = list(SRC.rglob("*.py"))
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in files)
+    assert len(files) <= MOST_FILES, "a file earns its place when somebody would look for it"
+    assert lines <= MOST_LINES, "delete what does not pay before something is added"
 
 
 def test_the_allow_list_holds_nothing_that_has_become_small() -> None:
