@@ -10,7 +10,7 @@ from pathlib import Path
 SRC = Path(__file__).parents[2] / "src" / "anytrain"
 FILE_BUDGET = 400
 FUNCTION_BUDGET = 50
-# Of the whole tree, where features stay as they are both may only fall: 400 and 64,000 are the goal.
+# Of the whole tree: both may only fall while features stay. The goal is 400 and 64,000.
 MOST_FILES, MOST_LINES = 417, 82_600
 # path, or path::function -> (lines allowed, "date: why"). Keep it short.
 ALLOWED: dict[str, tuple[int, str]] = {}

@@ -328,9 +328,10 @@ def evaluate(job: EvaluationLoop) -> Predictions:
 def _predicted(job: EvaluationLoop, batch: Any, rows: int | None) -> tuple[Any, ...]:
     """Return what comes of a batch's own rows: its loss, logits, labels and kept inputs.
 
-    A batch that has more rows is predicted as it is, and what comes of them cut off; last comes how
-    many are to be kept where that is left to the host. Where something comes out that has no row
-    for each of the batch's, the own ones are predicted alone.
+    The last entry is how many rows the caller still has to keep, on the host; None where the rest
+    is cut off here already. A batch with surplus rows is predicted whole and the surplus cut off,
+    unless an output does not have one row for each of the batch: then its own rows are predicted
+    by themselves.
     """
     loss, logits, labels, inputs = job.predict(batch)
     if rows == 0 or job.keeps_repeats:

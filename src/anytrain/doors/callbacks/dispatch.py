@@ -35,7 +35,7 @@ from anytrain.doors.callbacks.progress import ProgressCallback
 _METHODS: dict[EventKind, str] = {kind: f"on_{kind}" for kind in EVENT_KINDS}
 _KINDS = {method: kind for kind, method in _METHODS.items()}
 _VALUES: Mapping[EventKind, str] = {"log": "logs", "evaluate": "metrics", "predict": "metrics"}
-"""What an event has besides, by the name that callbacks are given it under."""
+"""The keyword under which callbacks get the values that come with an event."""
 _CLEARED: Mapping[EventKind, tuple[str, ...]] = {
     "train_begin": ("should_training_stop",),
     "epoch_begin": ("should_epoch_stop",),
@@ -68,6 +68,7 @@ class TrainerControl(ExportableState):
         """Return the flags as they stand."""
         return {"args": dataclasses.asdict(self), "attributes": {}}
 
+    # HF's Trainer calls these; the dispatcher clears flags by its table.
     def _new_training(self) -> None:
         self.should_training_stop = False
 
@@ -316,7 +317,7 @@ class Callbacks(TrainerCallback):
         return [one for one in everyone if isinstance(one, ExportableState)]
 
     def restore(self, stored: Mapping[str, Any]) -> None:
-        """Put callbacks of the same class names back into the states that were saved.
+        """Replace callbacks by ones made from the states that were saved, as HF does when asked.
 
         Each is replaced, at its place in the order, by a new one that its `from_state` makes.
         """

@@ -229,12 +229,6 @@ class Steps:
             type(self._trainer).compute_loss is not OverridePoints.compute_loss and self.is_scaled()
         )
 
-    def release_cache(self) -> None:
-        trainer = self._trainer
-        every = trainer.args.torch_empty_cache_steps
-        if every is not None and trainer.state.global_step % every == 0:
-            trainer._session.backend.release()
-
     # -- losses and gradients that are not finite ----------------------------------------------
 
     def answer_bad_steps(self, reading: Reading | None = None) -> None:

@@ -183,7 +183,7 @@ class Prefetcher:
         """Whether nothing follows the batch that was handed out last."""
 
     def fill(self) -> None:
-        """Read as far as a walk has read that stands between two batches."""
+        """Read as many batches ahead as there are while a loop works on one."""
         while len(self._coming) < self._depth and not self._is_read:
             self._read()
 

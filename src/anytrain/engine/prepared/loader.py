@@ -50,15 +50,22 @@ class PreparedLoader(DataLoader[Any]):
     iteration: int
     _drop_last: bool
     _position: Position | None
+    """After the batch that was handed out last; None before the first."""
     _reading: tuple[int, int]
     _turned: int | None
     _at_start: dict[str, Any] | None
+    """The generators' states when this epoch's order was drawn."""
     _resume: dict[str, Any] | None
+    """A restored position, until the walk that takes it up begins."""
     _seed: int | None
+    """What the seeds of samples are made from; None where none are."""
     _stream: dict[str, Any] | None
+    """Where the stream stood after the batch that was handed out last."""
     _dealer: Any
+    """The sampler of the rest of an epoch that is taken up in its middle; None in a whole one."""
     _dispatched: Any
     _skip: int | None
+    """How many batches the next walk passes over."""
 
     def __init__(
         self, base: DataLoader[Any], walk: Walk, drop_last: bool, seed: int | None = None
