@@ -43,7 +43,7 @@ OPERATIONS = (
     "sync",
     "sync_folder",
     "rename",
-    "exchange",
+    "swap_names",
     "link",
     "unlink",
     "remove_folder",
@@ -191,11 +191,11 @@ class Trial:
         commits = [
             i
             for i, line in enumerate(log)
-            if line.split("\t")[0] in ("rename", "exchange") and line.split("\t")[2] == target
+            if line.split("\t")[0] in ("rename", "swap_names") and line.split("\t")[2] == target
         ]
         if isinstance(self.scenario, OverwriteWithoutSwap):
             commits = commits[-1:]
-        (self.commit,) = [i for i in commits if not log[i].startswith("exchange")] or commits[:1]
+        (self.commit,) = [i for i in commits if not log[i].startswith("swap_names")] or commits[:1]
         self.wrong: list[str] = []
 
     def fresh(self, name: str) -> Path:

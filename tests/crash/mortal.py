@@ -222,7 +222,7 @@ class Run:
         if self.options.full_disk:
             free = shutil.disk_usage(self.options.folder).free
             kept = self.options.folder / "taken"
-            kept.write_bytes(bytes(max(0, free - 300_000)) if taken else b"")
+            kept.write_bytes(bytes(max(0, free - 12_000)) if taken else b"")
         else:
             most = 2000 if taken else resource.RLIM_INFINITY
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))

@@ -7,7 +7,8 @@ an argument beats a launch option, which beats the environment, which beats the 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 from anytrain.core import patches
 from anytrain.core.errors import BadInput, Unsupported
@@ -38,11 +39,17 @@ class Choice:
 
     value: str
     because: str
-    is_free: bool = field(default=False, compare=False, repr=False)
-    """Whether nobody asked for it, so that a checkpoint or a recording may choose otherwise."""
+    is_free: ClassVar[bool] = False
 
     def __str__(self) -> str:
         return self.value
+
+
+class FreeChoice(Choice):
+    """One that nobody asked for: a checkpoint or a recording may choose otherwise."""
+
+    __slots__ = ()
+    is_free = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,21 +224,21 @@ def _precision(asked: Wish | None, machine: Capabilities) -> Choice:
     if found.value == "bf16" and not machine.narrowed_by:
         notes += _WHY_AUTOCAST.get(machine.backend, ())
     notes += [f"{name} {_NARROWS[name]}" for name in machine.narrowed_by]
-    return Choice(found.value, "; ".join(notes), found.is_free)
+    return replace(found, because="; ".join(notes))
 
 
 def _chosen_precision(asked: Wish | None, machine: Capabilities) -> Choice:
     if asked is None:
-        return Choice("no", "default: float32, as the peers do; ask for bf16 or auto", is_free=True)
+        return FreeChoice("no", "default: float32, as the peers do; ask for bf16 or auto")
     if asked.value == "auto":
         if machine.bf16_gain is not None:
             return _measured_precision(machine.bf16_gain)
         if "bfloat16" in machine.slow_dtypes:
             because = f"auto: {machine.name} has no bfloat16 instructions, it is slower"
-            return Choice("no", because, is_free=True)
+            return FreeChoice("no", because)
         if "bfloat16" in machine.dtypes:
-            return Choice("bf16", f"auto: {machine.device} computes in bfloat16", is_free=True)
-        return Choice("no", f"auto: {machine.device} does not compute in bfloat16", is_free=True)
+            return FreeChoice("bf16", f"auto: {machine.device} computes in bfloat16")
+        return FreeChoice("no", f"auto: {machine.device} does not compute in bfloat16")
     value = "no" if asked.value == "fp32" else asked.value
     if _DTYPE_OF[value] not in machine.dtypes:
         raise _impossible(value, machine, f"it computes in {' and '.join(machine.dtypes)}")
@@ -244,8 +251,8 @@ def _measured_precision(gain: Gain) -> Choice:
     """Return bf16 where it gained enough to be worth its rounding."""
     told = f"bf16 is {gain.factor:.1f} times as fast as fp32 here, measured on {gain.day}"
     if gain.factor >= _ENOUGH:
-        return Choice("bf16", f"auto: {told}", is_free=True)
-    return Choice("no", f"auto: {told}, too small a gain to accept its rounding", is_free=True)
+        return FreeChoice("bf16", f"auto: {told}")
+    return FreeChoice("no", f"auto: {told}, too small a gain to accept its rounding")
 
 
 def _impossible(precision: str, machine: Capabilities, why: str) -> BadInput:
@@ -310,7 +317,7 @@ def _step(wishes: Wishes, machine: Capabilities, job: JobFacts) -> Choice:
                 fix="drop torch_compile or dynamo_backend.",
             )
         return Choice("compiled", f"{compiler.source}: torch.compile with {compiler.value.lower()}")
-    return Choice("eager", "your own loop" if job.own_loop else "default", is_free=True)
+    return FreeChoice("eager", "your own loop" if job.own_loop else "default")
 
 
 def _asked_step(asked: Wish, machine: Capabilities) -> Choice:

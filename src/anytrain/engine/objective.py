@@ -27,6 +27,10 @@ _NO_TENSORS = (type(None), str, bytes, int, float)
 _SHIFTING = ("ForCausalLM", "ForConditionalGeneration")
 
 
+class OtherArguments(BadInput, TypeError):
+    """A list of as many entries as a model's forward does not take."""
+
+
 def call(model: nn.Module, inputs: Any) -> Any:
     """Run the model on a batch: a mapping by name, a list or tuple by place, else as it is."""
     if isinstance(inputs, Mapping):
@@ -52,11 +56,12 @@ def _check_places(model: nn.Module, inputs: Any, error: TypeError) -> None:
     try:
         signature.bind(*inputs)
     except TypeError:
-        raise BadInput(
+        raise OtherArguments(
             f"Cannot run the model on this batch: the data_collator returned a "
             f"{type(inputs).__name__} of {len(inputs)}, the first {_shape(inputs[0])}.",
-            why="the entries of a list are forward's arguments by their place, and "
-            f"{type(inner).__name__}.forward takes ({', '.join(signature.parameters)}).",
+            why="the entries of a list are forward's arguments by their place (positional "
+            f"arguments), and {type(inner).__name__}.forward takes "
+            f"({', '.join(signature.parameters)}).",
             fix="let the data_collator return a dict of tensors, with the names that the model's "
             "forward has.",
         ) from error

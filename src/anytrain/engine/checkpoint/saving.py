@@ -34,8 +34,8 @@ Exchange: TypeAlias = Callable[[str, Any], list[Any]]
 
 FailureKind = Literal["space", "disk", "nonfinite", "occupied", "not-shared", "peer"]
 _Report: TypeAlias = dict[str, Any]
-_MOST_SPARE_BYTES = 1 << 20
-"""The most that a disk keeps free beside a save's files, for the manifest and small writes."""
+_LEAST_SPARE_BYTES, _MOST_SPARE_BYTES = 1 << 14, 1 << 20
+"""What is kept free beside a save's files, for the manifest and small writes."""
 _SEEN_WITHIN_S = 3.0
 
 
@@ -291,7 +291,7 @@ def _enough(place: SavePlace, needed: int) -> _Report:
         free = files.free_bytes(place.root)
     except OSError as error:
         return {"failure": _disk_failure(place, error)}
-    spare = min(needed // 16, _MOST_SPARE_BYTES)
+    spare = min(max(needed // 16, _LEAST_SPARE_BYTES), _MOST_SPARE_BYTES)
     if free >= needed + spare:
         return {}
     why = f"it is {needed:,} bytes, and {place.root} has {free:,} left."

@@ -491,28 +491,27 @@ class _Object:
 
 
 def opened(tree: Any) -> tuple[Any, list[torch.Tensor]]:
-    """Return a model's outputs with slots in place of all tensors, those of objects too."""
+    """Return a model's outputs with slots in place of all tensors, those of objects too.
+
+    Unlike `take_apart`, which leaves objects of a class of their own as they are.
+    """
     tensors: list[torch.Tensor] = []
+    return _opened(tree, tensors), tensors
 
-    def leaf(value: Any) -> Any:
-        if isinstance(value, _PLAIN):
-            return value
-        held = getattr(value, "__dict__", None)
-        if held is None or isinstance(value, type):
-            return value
-        return _Object(type(value), walk(held))
 
-    def walk(part: Any) -> Any:
-        if isinstance(part, torch.Tensor):
-            tensors.append(part)
-            return Slot(len(tensors) - 1)
-        if isinstance(part, Mapping):
-            return _like(part, {key: walk(value) for key, value in part.items()})
-        if isinstance(part, (list, tuple)):
-            return _like(part, [walk(value) for value in part])
-        return leaf(part)
-
-    return walk(tree), tensors
+def _opened(part: Any, tensors: list[torch.Tensor]) -> Any:
+    # No closure: one that calls itself would hold the tensors until garbage is collected.
+    if isinstance(part, torch.Tensor):
+        tensors.append(part)
+        return Slot(len(tensors) - 1)
+    if isinstance(part, Mapping):
+        return _like(part, {key: _opened(value, tensors) for key, value in part.items()})
+    if isinstance(part, (list, tuple)):
+        return _like(part, [_opened(value, tensors) for value in part])
+    held = getattr(part, "__dict__", None)
+    if isinstance(part, (*_PLAIN, type)) or held is None:
+        return part
+    return _Object(type(part), _opened(held, tensors))
 
 
 def closed(skeleton: Any, tensors: Sequence[torch.Tensor]) -> Any:
