@@ -152,6 +152,13 @@ def test_code_of_the_users_sees_batches_as_they_are(tmp_path: Path) -> None:
     assert set(seen.training) == {LENGTH}
 
 
+def test_a_model_that_the_user_has_compiled_keeps_its_one_shape(tmp_path: Path) -> None:
+    model = bert()
+    model.bert.compile(backend="eager")
+    _, seen = train(tmp_path, model, rows(), max_steps=1)
+    assert set(seen.training) == {LENGTH}
+
+
 def test_evaluation_is_the_same_with_less_to_compute(tmp_path: Path) -> None:
     found = {}
     for cuts in (True, False):

@@ -18,6 +18,7 @@ from anytrain.engine.data.trimming import PaddingTrim
 from anytrain.engine.prepared.loader import PreparedLoader
 from anytrain.engine.prepared.model import meets_other_ranks
 from anytrain.engine.step import ranges
+from anytrain.engine.step.activations import is_compiled
 from anytrain.engine.tree import batch_size, leaves, take_rows
 
 if TYPE_CHECKING:
@@ -81,10 +82,18 @@ def _stay_whole(trainer: Trainer) -> bool:
     if args.neftune_noise_alpha is not None:  # its noise is by the length
         return True
     traces = session.end_step is not None or session.graphs is not None
-    traces = traces or session.plan.step.value == "compiled"
+    compiles = session.plan.step.value == "compiled" or any(
+        map(is_compiled, trainer.model.modules())
+    )
     own = any(map(trainer._is_own, _READS))
     own = own or getattr(args, "predict_with_generate", False)
-    return traces or own or session.observer.is_watching or meets_other_ranks(trainer.model)
+    return (
+        traces
+        or compiles
+        or own
+        or session.observer.is_watching
+        or meets_other_ranks(trainer.model)
+    )
 
 
 def _trial(
