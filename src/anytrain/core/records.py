@@ -153,7 +153,7 @@ class RunRecord:
     def unsaved(self) -> tuple[str, str] | None:
         """Since when nothing that was learnt is in a checkpoint, and why; None: the end is saved.
 
-        Known of a Trainer's training that is over and whose last save failed.
+        Known where the last save failed.
         """
         began = _time(self.start)
         for event in reversed(self.events):

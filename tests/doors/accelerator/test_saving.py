@@ -13,8 +13,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import needs
 from anytrain import Accelerator, ProjectConfiguration, set_seed
+from anytrain.core import records
 from anytrain.core.errors import CheckpointError, Notice
+from anytrain.engine.checkpoint import files
 from launching import child_environment, launch, run_command, run_script
+
+ANYTRAIN = (sys.executable, "-m", "anytrain")
 
 
 def parts() -> tuple:
@@ -496,3 +500,21 @@ def test_a_resumed_run_takes_the_precision_of_its_checkpoint(tmp_path: Path) -> 
     assert "checkpoint half" in second.plan.precision.because
     assert torch.equal(model(torch.ones(1, 2)), again(torch.ones(1, 2)))
     assert second.state.mixed_precision == "bf16"
+
+
+def test_a_save_that_failed_is_on_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    naming = ProjectConfiguration(automatic_checkpoint_naming=True)
+    accelerator = Accelerator(cpu=True, project_dir=tmp_path, project_config=naming)
+    prepared = accelerator.prepare(*parts())
+    train(accelerator, prepared, 2)
+    accelerator.save_state()
+    monkeypatch.setattr(files, "free_bytes", lambda path: 0)
+    train(accelerator, prepared, 2)
+    with pytest.warns(Notice, match="No room to save the checkpoint"):
+        accelerator.save_state()
+    accelerator.end_training()
+    unsaved = records.open_run(tmp_path).unsaved
+    assert unsaved is not None and unsaved[0] == "checkpoint_0"
+    assert run_command([*ANYTRAIN, "watch", "--once", tmp_path], check=False).returncode == 1
+    why = run_command([*ANYTRAIN, "why", tmp_path]).stdout
+    assert "checkpoint_0 is in no checkpoint" in " ".join(why.split())

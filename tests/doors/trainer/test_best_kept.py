@@ -13,6 +13,7 @@ from torch import nn
 from anytrain.core.errors import BadType, Notice
 from anytrain.doors.trainer import Trainer
 from anytrain.doors.training_args import TrainingArguments
+from anytrain.engine.checkpoint import files
 from anytrain.engine.checkpoint.manifest import read
 
 
@@ -192,3 +193,21 @@ def test_scores_that_are_all_nan_are_told_as_such(tmp_path: Path) -> None:
     asked = {"eval_strategy": "epoch", "save_strategy": "epoch", "load_best_model_at_end": True}
     with pytest.warns(Notice, match="found no best model: every eval_score was NaN"):
         trained(tmp_path, [nan, nan], **asked)
+
+
+def test_the_best_model_is_kept_in_memory_where_it_could_not_be_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fill(path: Any) -> int:
+        return 0 if (tmp_path / "checkpoint-3").exists() else 2**40
+
+    monkeypatch.setattr(files, "free_bytes", fill)
+    with pytest.warns(Notice, match="the one in memory is kept"):
+        trainer = trained(
+            tmp_path, [0.1, 0.9], eval_strategy="epoch", save_strategy="epoch",
+            load_best_model_at_end=True, greater_is_better=True,
+        )  # fmt: skip
+    assert kept(tmp_path) == [3]
+    whole = trained(tmp_path / "whole", [0.1, 0.9], eval_strategy="epoch", save_strategy="no")
+    assert torch.equal(trainer.model.at, whole.model.at)
+    assert trainer.state.best_model_checkpoint is None

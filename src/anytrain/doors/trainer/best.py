@@ -178,6 +178,13 @@ class Best:
                 "as the last step left it."
             )
             return
+        if self._is_in_memory(best):
+            _tell(
+                f"The best model, of step {state.best_global_step}, is in no checkpoint: the one "
+                "in memory is kept, and none is loaded. trainer.save_model(FOLDER) saves it."
+            )
+            state.best_model_checkpoint = None
+            return
         state.best_model_checkpoint = best
         if Path(best).name != f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}":
             _tell(
@@ -185,6 +192,13 @@ class Best:
                 f"those that were is loaded: {best}."
             )
         trainer._parts.saver.load_weights(best)
+
+    def _is_in_memory(self, best: str) -> bool:
+        """Whether the last step is the best, and its save failed: no saved model is as good."""
+        state = self._trainer.state
+        is_last = state.best_global_step == state.global_step
+        was_saved = Path(best).name == f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}"
+        return is_last and not was_saved and self._trainer._between.unsaved is not None
 
     def _why_no_best(self) -> str:
         name = self.metric_name()

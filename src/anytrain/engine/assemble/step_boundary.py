@@ -162,6 +162,9 @@ class BetweenSteps:
         """Record a save, or warn that it failed; return True if it failed."""
         if isinstance(outcome, checkpoint.SaveFailed):
             self.unsaved = outcome
+            if self.record is not None and outcome.kind != "nonfinite":
+                since = "the beginning" if self.saved is None else self.saved.name
+                self.record.tell("unsaved", since=since, why=outcome.why)
             give_notice(str(outcome), stacklevel=3)
             return True
         if outcome is not None:

@@ -332,7 +332,7 @@ def ending(run: RunRecord) -> str:
         "finished": f"Training done{but}.",
         "failed": f"The run failed at step {step}{_by(run)}.",
         "stopped": f"The run was stopped at step {step}.",
-        "ended": f"The run's process ended at step {step}.",
+        "ended": f"The run's process ended at step {step}{but}.",
         "killed": f"The run was killed after step {step}"
         + ("." if last is None else f"; last heard {_ago(last)}."),
     }

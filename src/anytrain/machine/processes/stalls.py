@@ -27,7 +27,10 @@ from anytrain.core.errors import PeerLost
 from anytrain.machine.processes import notes, parent_death, stack_dumps
 from anytrain.machine.processes.heartbeat import Beat, Pulse, name_ranks, read_beat
 
-RESUME = "start the same command again; a script that calls load_state continues from its last save"
+RESUME = (
+    "start the same command again: a loop goes on by resume() or load_state(), a Trainer with "
+    "--resume_from_checkpoint True"
+)
 _BUSY_CPU_S = 0.05
 """In a second; on a host with more work than cores, one that computes gets little more."""
 _OPENING_S = 30.0
