@@ -218,13 +218,15 @@ def _walk(
         before.seconds += now - ledger.since
         ledger.running, ledger.since = computing, now
         computing.uses += 1
-        done = step(batch)
-        meter.add(done.loss, done.grad_norm, done.rate, done.bad, done.is_summed)
-        if end_step is not None:
-            end_step()
-        now = perf_counter()
-        computing.seconds += now - ledger.since
-        ledger.running, ledger.since = before, now
+        try:
+            done = step(batch)
+            meter.add(done.loss, done.grad_norm, done.rate, done.bad, done.is_summed)
+            if end_step is not None:
+                end_step()
+        finally:
+            now = perf_counter()
+            computing.seconds += now - ledger.since
+            ledger.running, ledger.since = before, now
         progress.left_at = None
         progress.step += 1
         progress.batch += len(batch.micro)

@@ -77,7 +77,8 @@ def record_calls(run: Run, model: nn.Module) -> None:
     if obstacle is not None:
         tell_step(session, "eager", obstacle)
         return
-    tell_step(session, "eager", "the first calls run op by op; then they are recorded")
+    because = "the first calls run op by op; then they are recorded"
+    session.revise("step", "eager", because, session.cursor.updates)
     slots = next((m.slots for m in run.recorded_models), None)
 
     def recordings(recorder: Any) -> Recordings:

@@ -311,6 +311,7 @@ class Run:
     def compute_in(self, precision: str, because: str) -> None:
         """Change the precision of what is prepared, as a resumed run's checkpoint asks."""
         session = self.session
+        self.stop_recording()
         guard = session.planned.guard  # what fp16 has made of it is the guards' to say again
         session.plan = replace(session.plan, precision=Choice(precision, because), guard=guard)
         session.precision = precisions.build(precision, session.device.type)

@@ -98,8 +98,9 @@ class Session:
 
     def revise(self, choice: str, value: str, because: str, step: int = 0) -> None:
         """Move one of the plan's choices, and keep a record of it; the same again is no news."""
-        if getattr(self.plan, choice) != (moved := Choice(value, because)):
-            self.plan = replace(self.plan, **{choice: moved})
+        now: Choice = getattr(self.plan, choice)
+        if (now.value, now.because) != (value, because):
+            self.plan = replace(self.plan, **{choice: Choice(value, because)})
             self.revisions.append(Revision(choice, value, because, step))
 
 

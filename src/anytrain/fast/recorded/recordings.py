@@ -129,7 +129,7 @@ class Recordings:
     as they were.
     """
 
-    def __init__(  # noqa: PLR0913  all but three have an answer of their own
+    def __init__(  # noqa: PLR0913  the last four have answers of their own
         self,
         recorder: Recorder,
         model: nn.Module,
