@@ -18,10 +18,13 @@ from anytrain.recipes.glue import job
 
 
 def trainer(task: BenchTask) -> Trained:
-    """Train with the Trainer; with buckets, as `anytrain glue` does, also in what it draws."""
-    more: dict[str, Any] = {}
+    """Train with the Trainer; with buckets, as `anytrain glue` does, also in what it draws.
+
+    Padded to one length it computes all of it, as the peers that it is compared with do.
+    """
+    more: dict[str, Any] = {"trim_padding": task.padding != "max"}
     if task.padding == "buckets":
-        more = {"length_buckets": "auto", "around": _quick}
+        more |= {"length_buckets": "auto", "around": _quick}
     made, loss = peers.train(
         task, Trainer, TrainingArguments, TrainerCallback, precision=_spelt(task), **more
     )
