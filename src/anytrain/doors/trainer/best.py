@@ -41,6 +41,8 @@ class Best:
         """A best checkpoint that is being written."""
         self._left: Mapping[Path, tuple[int, int]] = {}
         """Checkpoints of a branch that was left: of later steps than this run began with."""
+        self._stays = False
+        """Whether the best weights are in no checkpoint, so that those in memory stay."""
 
     def metric_name(self) -> str | None:
         name = self._trainer.args.metric_for_best_model
@@ -158,8 +160,9 @@ class Best:
         root = Path(trainer._get_output_dir(trainer._trial))
         self.settle(root)
         if trainer.args.load_best_model_at_end and not trainer._session.observer.is_watching:
+            self._stays = False
             trainer._load_best_model()
-            loaded = trainer.state.best_model_checkpoint
+            loaded = None if self._stays else trainer.state.best_model_checkpoint
             trainer._parts.recorder.weights_of = None if loaded is None else Path(loaded).name
         if trainer.args.save_total_limit == 1 and trainer.args.should_save:
             self._remove_all_but_best(root)
@@ -178,14 +181,15 @@ class Best:
                 "as the last step left it."
             )
             return
-        if self._is_in_memory(best):
-            _tell(
-                f"The best model, of step {state.best_global_step}, is in no checkpoint: the one "
-                "in memory is kept, and none is loaded. trainer.save_model(FOLDER) saves it."
-            )
-            state.best_model_checkpoint = None
-            return
         state.best_model_checkpoint = best
+        if self._is_in_memory(best):
+            self._stays = True
+            _tell(
+                f"The best model, of step {state.best_global_step}, was not saved. It is the one "
+                "in memory, and stays there: trainer.save_model(FOLDER) saves it. The best of "
+                f"those that were saved is {best}."
+            )
+            return
         if Path(best).name != f"{PREFIX_CHECKPOINT_DIR}-{state.best_global_step}":
             _tell(
                 f"The best model, of step {state.best_global_step}, was not saved. The best of "
